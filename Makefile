@@ -1,5 +1,5 @@
-# The verbs of this house. Each one works from a fresh clone: whatever needs the environment makes it first.
-# `make up ARGS="--port 9000 --nodes 2"` passes options on to `hearth up`.
+# Developer commands. Each one works in a fresh clone: the environment is created first if a command needs it.
+# `make up ARGS="--port 9000 --nodes 2"` passes options to `hearth up`.
 
 PYTHON ?= python3
 SYSTEM_TORCH ?=
@@ -8,29 +8,30 @@ ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
-# One stamp per kind of environment, so that asking for the other kind makes it anew and nothing else does.
+# One stamp file per kind of environment: only a change of SYSTEM_TORCH creates the environment again.
 STAMP := $(VENV)/.setup$(if $(filter 1,$(SYSTEM_TORCH)),-system-torch)
 CLIENTS := .venv-clients/.setup
 TRITON := .cache/triton/.setup
-PACKAGES := gateway documents engine variants service_identity weight_files catalog tenants storage telemetry cli migrations
+PACKAGES := gateway documents engine variants service_identity weight_files catalog tenants storage telemetry local_platform worker_runtime cli migrations
 CHECKED := $(PACKAGES) bench scripts spark tests
 PYTEST := $(BIN)/python -m pytest
-# What needs no store, no model and no process of its own.
+# Tests that need no store, no model and no child process.
 FAST_TESTS := tests/test_floor_plan.py tests/test_docs.py tests/test_lock.py tests/test_packages.py tests/telemetry \
   tests/engine/protocol tests/engine/scheduling $(addprefix tests/engine/test_,$(addsuffix .py,block_manager scheduler sequence)) \
   $(addprefix tests/gateway/,http/test_json_body.py test_placement.py test_routing.py) \
   $(addprefix tests/catalog/test_,$(addsuffix .py,card manifest pricing safetensors_header schemas)) \
-  $(addprefix tests/cli/test_,$(addsuffix .py,data_dir output readiness up_options)) tests/scripts
+  $(addprefix tests/cli/test_,$(addsuffix .py,output up_options)) \
+  $(addprefix tests/local_platform/test_,$(addsuffix .py,data_dir readiness)) tests/scripts
 
 BENCHES := constrained first_token http_streams lora prefix_ttft engine_cpu gateway_cpu host_step
 
 .PHONY: help setup up check test test-full test-gpu figures bench docs lock spark clean
 .DEFAULT_GOAL := help
 
-help:  ## say what there is
+help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
 
-setup: $(STAMP)  ## make .venv and install everything (SYSTEM_TORCH=1: use this machine's own torch)
+setup: $(STAMP)  ## create .venv and install everything (SYSTEM_TORCH=1: use the torch of this machine)
 
 $(STAMP): pyproject.toml requirements.lock scripts/setup.sh
 	@PYTHON="$(PYTHON)" SYSTEM_TORCH="$(SYSTEM_TORCH)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" sh scripts/setup.sh
@@ -41,26 +42,26 @@ $(CLIENTS): requirements-clients.lock scripts/clients.sh
 $(TRITON): scripts/triton.sh | $(STAMP)
 	-@sh scripts/triton.sh
 
-up: $(STAMP)  ## start the whole platform on embedded defaults and print a curl that answers
+up: $(STAMP)  ## start the whole platform with embedded stores and print example calls
 	@$(BIN)/hearth up $(ARGS)
 
-check: $(STAMP)  ## format, lint, types, floor plan, fast tests: under a minute
+check: $(STAMP)  ## format, lint, types, import rules, fast tests: under a minute
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/mypy
 	$(PYTEST) -q $(wildcard $(FAST_TESTS)) -m "not full and not gpu"
 
-test: $(STAMP)  ## every test that needs no GPU and no patience
+test: $(STAMP)  ## all tests that need no GPU and are not long
 	@$(BIN)/python -m scripts.run_tests --in-two "not full and not gpu" $(ARGS)
 
-test-full: $(STAMP) $(CLIENTS) $(TRITON)  ## kill campaigns, clients of other languages and houses, browsers, long runs
+test-full: $(STAMP) $(CLIENTS) $(TRITON)  ## kill campaigns, official clients, browsers, long tests
 	@$(BIN)/python -m scripts.fetch_node_clients
 	@$(BIN)/python -m scripts.run_tests "full and not gpu" $(ARGS)
 
-test-gpu: $(STAMP)  ## what needs a CUDA device
+test-gpu: $(STAMP)  ## tests that need a CUDA device
 	@$(BIN)/python -m scripts.run_tests "gpu" $(ARGS)
 
-figures: $(STAMP)  ## measure what is promised (ARGS="P6 T4": those), for docs/promises.md and `hearth evidence`
+figures: $(STAMP)  ## measure the figures of docs/promises.md (ARGS="P6 T4": only these)
 	$(BIN)/python -m scripts.measure_promises $(ARGS)
 	$(BIN)/python -m scripts.write_docs
 
@@ -68,14 +69,14 @@ bench: $(STAMP)  ## run the benchmarks of bench/ one after the other
 	@for bench in $(BENCHES); do echo "== bench.$$bench"; $(BIN)/python -m bench.$$bench || exit 1; done
 	@echo "== bench.fork_to_ready"; $(BIN)/python -m bench.fork_to_ready catalog/builtin/spark
 
-docs: $(STAMP)  ## write the pages of docs/ that are made from the code
+docs: $(STAMP)  ## write the generated pages of docs/
 	$(BIN)/python -m scripts.write_docs
 
-lock: $(STAMP)  ## write requirements.lock from what .venv holds
+lock: $(STAMP)  ## write requirements.lock from the versions in .venv
 	$(BIN)/python -m scripts.write_lock
 
 spark: $(STAMP)  ## train the built-in chat model from its generator
 	$(BIN)/python -m spark.train $(ARGS)
 
-clean:  ## remove the environment and every cache (not .hearth, which holds a platform's data)
+clean:  ## remove the environment and all caches (not .hearth, the data of a platform)
 	rm -rf $(VENV) .venv-clients .cache tests/clients/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

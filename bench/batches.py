@@ -1,10 +1,11 @@
-"""A queued batch of embeddings calls against the same calls made directly at 16 connections. Goal: 0.90 x or more.
+"""Compare a queued batch of embedding calls with the same calls made directly over 16 connections. Goal: 0.90 × or
+more.
 
     python -m bench.batches [--calls 1000] [--connections 16] [--words 20] [--rounds 3]
 
-A whole platform with the built-in embedder; every call is one text. Direct: a bare client on kept connections, until
-the last answer is here. Batch: from queueing it until the whole answer is here, asked for every 50 ms. Rounds take
-turns in a shuffled order.
+Runs a whole platform with the built-in embedding model; every call embeds one text. "Direct" uses keep-alive
+connections and ends with the last response. "Batch" is the time from queueing until the complete result is received,
+polling every 50 ms. Rounds alternate in random order.
 """
 
 from __future__ import annotations
@@ -18,27 +19,27 @@ import time
 from typing import Any
 
 from bench.http_streams import prompts
-from bench.platform_under_test import Door, machine, platform
+from bench.platform_under_test import PlatformAddress, machine, platform
 
 POLL_S = 0.05
 
 
 class Client:
-    """One kept connection that sends a body and reads an answer with a length, or in chunks."""
+    """A keep-alive connection that sends a body and reads a response with a content length or in chunks."""
 
-    def __init__(self, door: Door, path: str) -> None:
-        self._door = door
+    def __init__(self, platform_address: PlatformAddress, path: str) -> None:
+        self._platform = platform_address
         self._path = path
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
 
     async def open(self) -> Client:
-        host, port = self._door.base_url.split("/")[2].split(":")
+        host, port = self._platform.base_url.split("/")[2].split(":")
         self._reader, self._writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
         return self
 
     async def post(self, body: bytes, query: str = "") -> bytes:
-        head = f"POST {self._path}{query} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._door.api_token}\r\n"
+        head = f"POST {self._path}{query} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._platform.api_token}\r\n"
         self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
         told = (await self._reader.readuntil(b"\r\n\r\n")).lower()
         if b"transfer-encoding: chunked" in told:
@@ -62,7 +63,7 @@ class Client:
 
 
 async def direct(clients: list[Client], texts: list[str]) -> float:
-    """Calls a second."""
+    """Return calls per second over direct connections."""
     bodies = iter([json.dumps({"text": text}).encode() for text in texts])
 
     async def work(client: Client) -> None:
@@ -75,7 +76,7 @@ async def direct(clients: list[Client], texts: list[str]) -> float:
 
 
 async def queued(client: Client, texts: list[str]) -> float:
-    """Calls a second."""
+    """Return calls per second of one queued batch."""
     started = time.perf_counter()
     body = json.dumps({"requests": [{"text": text} for text in texts]}).encode()
     batch_id = json.loads(await client.post(body, "?queueRequest=true"))["result"]["request_id"]
@@ -90,9 +91,11 @@ async def queued(client: Client, texts: list[str]) -> float:
     return len(texts) / took
 
 
-async def measure(door: Door, num_calls: int, num_connections: int, num_words: int, num_rounds: int) -> dict[str, Any]:
-    path = f"/client/v4/accounts/{door.account_id}/ai/run/@cf/hearth/minilm"
-    clients = [await Client(door, path).open() for _ in range(num_connections)]
+async def measure(
+    platform_address: PlatformAddress, num_calls: int, num_connections: int, num_words: int, num_rounds: int
+) -> dict[str, Any]:
+    path = f"/client/v4/accounts/{platform_address.account_id}/ai/run/@cf/hearth/minilm"
+    clients = [await Client(platform_address, path).open() for _ in range(num_connections)]
     figures: dict[str, list[float]] = {"direct": [], "batch": []}
     await direct(clients, prompts(4 * num_connections, num_words, 0))
     for number in range(1, num_rounds + 1):
@@ -116,8 +119,10 @@ def main() -> None:
     parser.add_argument("--words", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with platform() as door:
-        report = asyncio.run(measure(door, options.calls, options.connections, options.words, options.rounds))
+    with platform() as platform_address:
+        report = asyncio.run(
+            measure(platform_address, options.calls, options.connections, options.words, options.rounds)
+        )
     print(json.dumps(machine() | report, indent=2))
 
 

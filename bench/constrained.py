@@ -1,16 +1,17 @@
-"""What constraints cost, with the built-in model: `python -m bench.constrained` prints JSON.
+"""Measure the cost of structured output with the built-in model. Prints JSON.
 
     python -m bench.constrained [--model spark] [--streams 16] [--requests 64] [--repeats 5] [--threads 1] [--schemas 8]
 
-"throughput": closed loop of `--streams` requests, each with a schema of its own from the functions of `data/tools`, or
-all together with `--schemas` of them, as programs ask that have a few; beside it the same prompts without constraints,
-each made to run for as many tokens as its constrained twin. The two take turns of 16 steps, so that both see the same
-machine; the loss is the median of the pairs' ratios of tokens per second, and beside it of tokens per second of the
-engine's thread. Compiling is part of it: each run has a new engine. Garbage is collected between the runs and not in
-them, as a rank does. `--model m110` is the shape of 110 M parameters in bfloat16, with random weights (and so no habit
-of writing JSON: most of what it draws is refused) and the built-in tokenizer.
-"compile": milliseconds to compile each of those schemas, and for the front's whole check of one never seen. "met": of
-200 requests drawn from `data/structured` and `data/tools` that the compiler takes, how many answers meet their schema.
+"throughput": a closed loop of `--streams` concurrent requests. Each request has its own schema from `data/tools`, or
+all requests share `--schemas` of them. The same prompts run without constraints for the same number of tokens. Both
+runs alternate every 16 steps so that they see the same machine. The loss is the median of the pairs' ratios of tokens
+per second, by wall clock and by CPU time of the engine's thread. Compilation is included: each run has a new engine.
+Garbage is collected between runs, as in a rank. `--model m110` is a random bfloat16 model of 110 M parameters with the
+built-in tokenizer; it does not tend to write JSON, so most of its draws are rejected.
+
+"compile": milliseconds to compile each schema, and for the front's complete check of an unknown one. "met": how many of
+200 requests from `data/structured` and `data/tools` that the compiler accepts give a matching response;
+"unclosed": how many were cut off by the token limit.
 HEARTH_TEST_DATA names the data folder.
 """
 
@@ -41,20 +42,21 @@ from bench.engine_cpu import RANDOM_SHAPES
 from bench.published_schemas import function_schemas, suite_schemas
 from engine.config import EngineConfig
 from engine.loop import Engine
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.report import FINISHES, StepReport
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
+from engine.structured.check_worker import refusal_of
 from engine.structured.checker import ConstraintChecker
 from engine.structured.compile import compile_matcher
-from engine.structured.token_view import TokenView, read_token_view
-from engine.structured.worker import judge
+from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.tokenizer import Tokenizer
 
 SPARK = Path(__file__).parents[1] / "catalog/builtin/spark"
 MAX_TOKENS = 256
 NAMESPACE = b"n" * 32
-SLICE = 16  # steps that the two of a pair take in turns
+SLICE = 16  # steps that each run of a pair takes before the other continues
 
 Request = tuple[str, Constraint | None, Sampling]
 
@@ -68,14 +70,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model_dir = SPARK if arguments.model == "spark" else random_model(Path(folder))
         runner = Runner(EngineConfig(model_dir=model_dir, num_threads=arguments.threads))
-    view = read_token_view(SPARK, runner.vocab_size, runner.eos_token_ids)
-    functions = [schema for schema in function_schemas(data) if not judge(constraint_of(schema), view)]
+    view = read_vocabulary(SPARK, runner.vocab_size, runner.eos_token_ids)
+    functions = [schema for schema in function_schemas(data) if not refusal_of(constraint_of(schema), view)]
     results: dict[str, Any] = {"load_average": os.getloadavg(), "num_schemas": len(functions)}
     results["compile"] = measure_compiling(functions, view) | asyncio.run(measure_checking(functions[:200]))
     loop = Loop(runner, arguments.streams, arguments.threads)
     results["throughput"] = compare(loop, functions, arguments.requests, arguments.schemas, arguments.repeats)
-    suite = [schema for schema in suite_schemas(data) if not judge(constraint_of(schema), view)]
-    results["met"] = count_met(loop, suite + functions, 200)
+    suite = [schema for schema in suite_schemas(data) if not refusal_of(constraint_of(schema), view)]
+    results["met"] = count_matching(loop, suite + functions, 200)
     json.dump(results, sys.stdout)
     print()
 
@@ -92,7 +94,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def random_model(folder: Path) -> Path:
-    """The shape m110 with the built-in model's vocabulary."""
+    """Return the folder of a random model of shape m110 with the built-in model's vocabulary."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -106,10 +108,12 @@ def constraint_of(schema: dict[str, Any]) -> Constraint:
     return Constraint("json_schema", json.dumps(schema))
 
 
-class Course:
-    """Requests kept at a fixed number in flight by an engine of their own, some steps at a time. `seconds` and
-    `cpu_seconds` (of this thread) are those of its steps; `tokens` and `ends` are of each request, end tokens left
-    out."""
+class ConstrainedRun:
+    """A fixed number of concurrent requests in an engine of their own, advanced some steps at a time.
+
+    `seconds` and `cpu_seconds` (of this thread) cover the steps. `tokens` and `ends` are per request, without end
+    tokens.
+    """
 
     def __init__(self, engine: Engine, sequences: list[SequenceRequest], num_streams: int) -> None:
         self._engine = engine
@@ -129,10 +133,10 @@ class Course:
     def num_tokens(self) -> int:
         return sum(map(len, self.tokens))
 
-    def go(self, num_steps: float = math.inf) -> None:
-        """On by so many steps, and while a matcher is waited for: what compiling costs is part of it."""
+    def advance(self, num_steps: float = math.inf) -> None:
+        """Run `num_steps` steps. Waiting for a grammar matcher counts, because compilation is part of the cost."""
         started, cpu_started, step = time.perf_counter(), time.thread_time(), 0
-        while not self.is_over and (step < num_steps or self._engine.matchers.is_preparing):
+        while not self.is_over and (step < num_steps or self._engine.matchers.is_compiling):
             while self._waiting and self._num_open < self._num_streams:
                 self._engine.add(self._waiting.pop())
                 self._num_open += 1
@@ -153,7 +157,7 @@ class Course:
 
 
 class Loop:
-    """Makes courses, each with a fresh engine; two at a time."""
+    """Create runs, each with a fresh engine. At most two exist at a time."""
 
     def __init__(self, runner: Runner, num_streams: int, num_threads: int) -> None:
         self._runner = runner
@@ -162,18 +166,18 @@ class Loop:
             model_dir=SPARK, num_threads=num_threads, max_sequences=num_streams, is_prefix_cache_enabled=False
         )
         self._tokenizer = Tokenizer(SPARK)
-        self._next_id = 1  # the runner remembers sequences by their ids
+        self._next_id = 1  # the runner remembers sequences by id
 
-    def course(self, requests: list[Request], half: int) -> Course:
-        """One that has this half of the runner's blocks, 0 or 1, so that another may have the other."""
+    def start_run(self, requests: list[Request], half: int) -> ConstrainedRun:
+        """Create a run that uses one half (0 or 1) of the runner's blocks."""
         engine = Engine(self._runner, self._config)
-        engine.matchers.warm().result()
+        engine.matchers.warm_up().result()
         halves = [engine.blocks.allocate(self._runner.num_blocks // 2) for _ in range(2)]
         engine.blocks.release(halves[half])
         first = self._next_id
         self._next_id += len(requests)
         sequences = [self._sequence(first + index, *request) for index, request in enumerate(requests)]
-        return Course(engine, sequences, self._num_streams)
+        return ConstrainedRun(engine, sequences, self._num_streams)
 
     def decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids)
@@ -189,7 +193,7 @@ class Loop:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """As in a rank, which collects while it waits."""
+    """Disable garbage collection, as in a rank, which collects only while it waits."""
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -200,13 +204,13 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def prompt_for(schema: dict[str, Any]) -> str:
-    return f"Answer with JSON that fits this: {json.dumps(schema)[:400]}"
+    return f"StreamResult with JSON that fits this: {json.dumps(schema)[:400]}"
 
 
 def compare(
     loop: Loop, schemas: list[dict[str, Any]], num_requests: int, num_schemas: int, repeats: int
 ) -> dict[str, Any]:
-    losses: list[tuple[float, float]] = []  # of wall-clock, of the thread's CPU
+    losses: list[tuple[float, float]] = []  # by wall clock; by the thread's CPU time
     rates: list[tuple[int, int]] = []
     for repeat in range(repeats + 1):
         different = random.Random(repeat).sample(schemas, min(num_schemas or num_requests, len(schemas)))
@@ -215,25 +219,30 @@ def compare(
         requests: list[Request] = [
             (prompt_for(one), constraint_of(one), how) for one, how in zip(drawn, sampling, strict=True)
         ]
-        told = loop.course(requests, 0)
-        told.go()
+        first = loop.start_run(requests, 0)
+        first.advance()
         free_requests: list[Request] = [
-            (prompt, None, replace(how, max_tokens=max(1, len(said)), ignore_eos=True))
-            for (prompt, _, how), said in zip(requests, told.tokens, strict=True)
+            (prompt, None, replace(how, max_tokens=max(1, len(tokens)), ignore_eos=True))
+            for (prompt, _, how), tokens in zip(requests, first.tokens, strict=True)
         ]
-        held, free = loop.course(requests, 0), loop.course(free_requests, 1)
+        constrained, free = loop.start_run(requests, 0), loop.start_run(free_requests, 1)
         with no_garbage_collection():
-            while not (held.is_over and free.is_over):
-                for course in (held, free) if repeat % 2 else (free, held):
-                    course.go(SLICE)
-        assert held.tokens == told.tokens
-        if repeat:  # the first pair warms up
-            share = held.num_tokens / free.num_tokens  # an answer without a token has a twin with one
-            losses.append((1 - share * free.seconds / held.seconds, 1 - share * free.cpu_seconds / held.cpu_seconds))
-            rates.append((round(held.num_tokens / held.seconds), round(free.num_tokens / free.seconds)))
+            while not (constrained.is_over and free.is_over):
+                for run in (constrained, free) if repeat % 2 else (free, constrained):
+                    run.advance(SLICE)
+        assert constrained.tokens == first.tokens
+        if repeat:  # the first pair is a warm-up
+            # A response without tokens is compared with a run of one token.
+            share = (
+                constrained.num_tokens / free.num_tokens
+            )  # a response without tokens is compared with a run of one token
+            losses.append(
+                (1 - share * free.seconds / constrained.seconds, 1 - share * free.cpu_seconds / constrained.cpu_seconds)
+            )
+            rates.append((round(constrained.num_tokens / constrained.seconds), round(free.num_tokens / free.seconds)))
     wall, cpu = np.array(losses).T
     return {
-        "constrained_tokens_s": [held for held, _ in rates],
+        "constrained_tokens_s": [constrained for constrained, _ in rates],
         "free_tokens_s": [free for _, free in rates],
         "loss": _percentile(wall, 50),
         "loss_quartiles": [_percentile(wall, 25), _percentile(wall, 75)],
@@ -243,7 +252,7 @@ def compare(
     }
 
 
-def measure_compiling(schemas: list[dict[str, Any]], view: TokenView) -> dict[str, float]:
+def measure_compiling(schemas: list[dict[str, Any]], view: Vocabulary) -> dict[str, float]:
     times = []
     for schema in schemas:
         started = time.perf_counter()
@@ -253,11 +262,11 @@ def measure_compiling(schemas: list[dict[str, Any]], view: TokenView) -> dict[st
 
 
 async def measure_checking(schemas: list[dict[str, Any]]) -> dict[str, float]:
-    """What a request waits for the front to check a schema that its tenant never sent before."""
+    """Measure how long a request waits for the front to check a schema that its tenant has not sent before."""
     checker = ConstraintChecker(SPARK, 4096, (0, 2))
     times = []
     try:
-        await checker.check(Constraint("json_object"), NAMESPACE)  # the worker is up
+        await checker.check(Constraint("json_object"), NAMESPACE)  # starts the worker
         for schema in schemas:
             started = time.perf_counter()
             await checker.check(constraint_of(schema), NAMESPACE)
@@ -267,25 +276,27 @@ async def measure_checking(schemas: list[dict[str, Any]]) -> dict[str, float]:
     return {"check_p50_ms": _percentile(times, 50), "check_p95_ms": _percentile(times, 95)}
 
 
-def count_met(loop: Loop, schemas: list[dict[str, Any]], num_requests: int) -> dict[str, Any]:
-    """At temperatures 0, 0.6 and 1, in turns."""
+def count_matching(loop: Loop, schemas: list[dict[str, Any]], num_requests: int) -> dict[str, Any]:
+    """Count responses that match their schema, at temperatures 0, 0.6 and 1."""
     drawn = random.Random(7).sample(schemas, min(num_requests, len(schemas)))
     sampling = [
         Sampling(max_tokens=MAX_TOKENS, temperature=(0.0, 0.6, 1.0)[seed % 3], seed=seed) for seed in range(len(drawn))
     ]
-    course = loop.course(
+    run = loop.start_run(
         [(prompt_for(schema), constraint_of(schema), how) for schema, how in zip(drawn, sampling, strict=True)], 0
     )
-    course.go()
+    run.advance()
     failures = [
-        {"schema": schema, "text": loop.decode(said), "end": end}
-        for schema, said, end in zip(drawn, course.tokens, course.ends, strict=True)
-        if not is_met(schema, loop.decode(said))
+        {"schema": schema, "text": loop.decode(tokens), "end": end}
+        for schema, tokens, end in zip(drawn, run.tokens, run.ends, strict=True)
+        if end != "unclosed" and not matches_schema(schema, loop.decode(tokens))
     ]
-    return {"asked": len(drawn), "met": len(drawn) - len(failures), "failures": failures[:5]}
+    unclosed = run.ends.count("unclosed")
+    met = len(drawn) - len(failures) - unclosed
+    return {"asked": len(drawn), "met": met, "unclosed": unclosed, "failures": failures[:5]}
 
 
-def is_met(schema: dict[str, Any], text: str) -> bool:
+def matches_schema(schema: dict[str, Any], text: str) -> bool:
     try:
         return jsonschema_rs.is_valid(schema, json.loads(text))
     except ValueError:

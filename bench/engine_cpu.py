@@ -1,17 +1,17 @@
-"""Speed of the engine on this CPU beside other engines, taking turns.
+"""Compare the engine's speed on this CPU with other engines, taking turns.
 
     python -m bench.engine_cpu [--threads 1] [--repeats 3] [--models spark,stories260K,m15] [--temperature 0]
                                [--peers PYTHON] [--vllm PYTHON] [--only NAMES]
 
-128 tokens in, 128 out, end tokens ignored. `dec1` is one stream, `agg16` sixteen at once with their prefill, `pre512`
-the tokens a second of one prompt of 512 until its first token, `warm2048` how long 2,048 tokens take to theirs when all
-but the last are in the prefix cache, as a part of the cold time. Ours is the whole Engine (scheduler, forward, sampler,
-commit), without prefix cache but for `warm2048`; `hearth_torch` is the same without compiled kernels, and
-`transformers` is `generate` with its default cache. `--peers` is the Python of an environment with
-`bench/peers/requirements.txt`, `--vllm` that of one with `bench/peers/vllm.txt`: their engines then take part greedily,
-each in a process of its own, with the same weights and prompts. Figures are the best of the repeats; absolute values
-mean something only on an idle machine, ratios nearly always. `same_first` counts the streams of `agg16` whose first
-token is ours.
+128 tokens in, 128 out, end tokens ignored. `dec1` is one stream; `agg16` is sixteen concurrent streams including
+prefill; `pre512` is tokens per second of a 512-token prompt until its first token; `warm2048` is the time to first
+token of a 2,048-token prompt whose prefix is cached, relative to a cold one. `hearth` is the whole Engine (scheduler,
+forward pass, sampler, commit), without prefix cache except for `warm2048`; `hearth_torch` is the same without compiled
+kernels; `transformers` is `generate` with its default cache. `--peers` is the Python interpreter of an environment with
+`bench/peers/requirements.txt`, `--vllm` that of one with `bench/peers/vllm.txt`: those engines run greedily in their
+own processes with the same weights and prompts. Figures are the best of the repeats. Absolute values are meaningful
+only on an idle machine, ratios nearly always. `same_first` counts the streams of `agg16` whose first
+token equals that of Hearth.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from engine.config import EngineConfig
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.native.operators import find_native_kernels
 from engine.loop import Engine
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 
@@ -50,7 +50,7 @@ class Scenario:
 
     @property
     def num_counted(self) -> int:
-        """Tokens that its speed counts: those that come out, or go in where only one comes out."""
+        """Number of tokens that the speed counts: generated tokens, or prompt tokens if only one token is generated."""
         return self.num_streams * (self.num_out if self.num_out > 1 else self.num_in)
 
 
@@ -76,7 +76,7 @@ RANDOM_SHAPES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }  # fmt: skip
-# Runs a scenario: seconds, and the first token of each stream.
+# Runs a scenario and returns seconds and the first token of each stream.
 Contender = Callable[[Scenario], tuple[float, list[int]]]
 
 
@@ -102,12 +102,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--peers", help="Python of the peers' environment")
     parser.add_argument("--vllm", help="Python of vLLM's environment")
-    parser.add_argument("--only", help="contenders, comma separated, ours among them; all otherwise")
+    parser.add_argument("--only", help="comma-separated contenders, including hearth; default: all")
     return parser.parse_args()
 
 
 def find_model(name: str, folder: Path) -> Path:
-    """The real weights where we have them, else random ones of that shape, in bfloat16."""
+    """Return the folder of real weights if they exist, otherwise of random bfloat16 weights of that shape."""
     if name == "stories260K":
         return Path(os.environ.get("HEARTH_TEST_DATA", "../shared/data")) / "models" / name
     if name == "spark" and (SPARK / "model.safetensors").exists():
@@ -122,7 +122,7 @@ def find_model(name: str, folder: Path) -> Path:
 
 
 def compare(name: str, model_dir: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Tokens per second of each contender in each scenario, and our ratio to the others."""
+    """Return tokens per second of each contender in each scenario, and our ratio to the others."""
     with ExitStack() as stack:
         contenders, versions = make_contenders(model_dir, arguments, stack)
         results = [measure(name, scenario, contenders, arguments.repeats) for scenario in SCENARIOS]
@@ -137,7 +137,7 @@ def compare(name: str, model_dir: Path, arguments: argparse.Namespace) -> list[d
 def make_contenders(
     model_dir: Path, arguments: argparse.Namespace, stack: ExitStack
 ) -> tuple[dict[str, Contender], dict[str, str]]:
-    """Everyone who takes part, ours first, and the versions of the peers."""
+    """Return all contenders, Hearth first, and the versions of the peers."""
     only = arguments.only.split(",") if arguments.only else None
     threads, temperature = arguments.threads, arguments.temperature
     made: dict[str, Callable[[], Contender]] = {
@@ -164,11 +164,11 @@ def measure(name: str, scenario_name: str, contenders: dict[str, Contender], rep
     for repeat in range(repeats + 1):
         for contender, generate in contenders.items():
             seconds, first[contender] = generate(scenario)
-            if repeat:  # the first round warms up
+            if repeat:  # the first round is a warm-up
                 best[contender] = max(best[contender], scenario.num_counted / seconds)
-    ours = best["hearth"]
+    hearth_tokens_per_s = best["hearth"]
     row = {"model": name, "scenario": scenario_name, **{key: round(value, 1) for key, value in best.items()}}
-    row |= {f"ratio_{key}": round(ours / value, 2) for key, value in best.items() if key != "hearth"}
+    row |= {f"ratio_{key}": round(hearth_tokens_per_s / value, 2) for key, value in best.items() if key != "hearth"}
     if scenario.num_streams > 1:
         pairs = {key: zip(first["hearth"], tokens, strict=True) for key, tokens in first.items()}
         row["same_first"] = {key: sum(a == b for a, b in pair) for key, pair in pairs.items()}
@@ -194,7 +194,7 @@ def hearth(model_dir: Path, num_threads: int, temperature: float, *, is_native: 
 def run(
     engine: Engine, given: np.ndarray[Any, np.dtype[np.int64]], sampling: Sampling, ids: Iterator[int]
 ) -> list[int]:
-    """All prompts to their ends. The first token of each."""
+    """Run all prompts to their ends and return the first token of each."""
     first: dict[int, int] = {}
     mine = [next(ids) for _ in given]
     for sequence_id, prompt in zip(mine, given, strict=True):
@@ -211,7 +211,7 @@ def run(
 
 
 def measure_warm(name: str, model_dir: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One prompt of 2,048 tokens, then the same again: medians of the time to the first token."""
+    """Run a prompt of 2,048 tokens twice and return the median times to first token."""
     config = EngineConfig(model_dir=model_dir, num_threads=arguments.threads, kv_memory_bytes=1 << 30)
     runner, ids = Runner(config), iter(range(1 << 30))
     seconds: dict[str, list[float]] = {"cold": [], "warm": []}
@@ -253,7 +253,7 @@ def transformers(model_dir: Path, dtype: torch.dtype, temperature: float) -> Con
 def open_peer(
     python: str, engine: str, kind: str, model_dir: Path, num_threads: int
 ) -> Iterator[tuple[Contender, str]]:
-    """An engine of the other environment in a process of its own, and its version."""
+    """Start an engine of another environment in its own process; yield the contender and its version."""
     command = [python, str(PEERS / f"with_{engine}.py"), str(model_dir), kind, str(num_threads)]
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OMP_NUM_THREADS")}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
@@ -281,7 +281,7 @@ def open_peer(
 
 
 def prompts(scenario: Scenario, vocab_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """int64 [streams, tokens], the same every time."""
+    """Return the same prompts every time: int64 [streams, tokens]."""
     return np.random.default_rng(0).integers(3, vocab_size, (scenario.num_streams, scenario.num_in))
 
 

@@ -1,12 +1,11 @@
-"""Streams against an OpenAI-compatible server that runs already: tokens/s, time to first token, time between tokens.
+"""Load an OpenAI-compatible server with streams: tokens/s, time to first token, time between tokens.
 
     python -m engine serve MODEL_DIR --port 8000 &
     python -m bench.engine_serve --url http://127.0.0.1:8000 [--streams 16] [--requests 64] [--prompt-tokens 128]
 
-Closed loop: a stream that ends is followed by the next request until all are done. Any server with /v1/completions
-does, vLLM's too, so that two can be measured by one client. The client reads its sockets itself: with the load on the
-machine that is measured, a comfortable HTTP library would be part of the figure. Prompts are random, so that no prefix
-cache helps; with `--vocab-size` they are token ids and exactly as long as asked.
+Closed loop: when a stream ends, the next request starts. Works with any server that has /v1/completions, including
+vLLM. The client reads its sockets itself, because an HTTP library would use much of a small machine's CPU. Prompts are
+random, so prefix caches have no effect; with `--vocab-size` they are token ids of the exact length.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ DONE = b"data: [DONE]"
 
 
 @dataclass
-class Answer:
-    """What one stream was: when its chunks came, in seconds since it was asked for, and its usage."""
+class StreamResult:
+    """The result of one stream: seconds at which its chunks arrived, and its usage."""
 
     chunk_s: list[float] = field(default_factory=list)
     prompt_tokens: int = 0
@@ -41,7 +40,7 @@ class Answer:
 
 
 class StreamReader:
-    """Finds the chunks in the bytes of a stream, wherever they are split. Chunks of usage are not counted."""
+    """Find the chunks in the bytes of a stream, wherever they are split. Usage chunks are not counted."""
 
     def __init__(self) -> None:
         self.is_done = False
@@ -49,7 +48,8 @@ class StreamReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> int:
-        """How many chunks with a choice ended in `data`. Raises ValueError for an error in the stream."""
+        """Return the number of chunks with a choice that ended in `data`. Raises ValueError for an error in the
+        stream."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         count = 0
@@ -66,12 +66,12 @@ class StreamReader:
         return count
 
 
-async def ask(url: urllib.parse.SplitResult, body: dict[str, Any], headers: str) -> Answer:
-    """One stream to its end. Raises ValueError when it is not a whole one."""
+async def ask(url: urllib.parse.SplitResult, body: dict[str, Any], headers: str) -> StreamResult:
+    """Read one stream to its end. Raises ValueError if the stream is incomplete."""
     content = json.dumps(body).encode()
     head = f"POST {url.path}/v1/completions HTTP/1.1\r\nhost: {url.netloc}\r\nconnection: close\r\n{headers}"
     head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    answer, stream = Answer(), StreamReader()
+    answer, stream = StreamResult(), StreamReader()
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection(url.hostname, url.port or 80)
     try:
@@ -93,7 +93,7 @@ async def ask(url: urllib.parse.SplitResult, body: dict[str, Any], headers: str)
 
 
 def bodies(options: argparse.Namespace, seed: int) -> Iterator[dict[str, Any]]:
-    """Requests without end, each with a prompt of its own."""
+    """Yield an endless sequence of requests, each with its own prompt."""
     choose = random.Random(seed)
     while True:
         prompt: Any
@@ -114,31 +114,31 @@ def bodies(options: argparse.Namespace, seed: int) -> Iterator[dict[str, Any]]:
         }
 
 
-async def run(options: argparse.Namespace, num_requests: int, seed: int) -> tuple[list[Answer], float]:
-    """All answers, and how long they took together."""
+async def run(options: argparse.Namespace, num_requests: int, seed: int) -> tuple[list[StreamResult], float]:
+    """Return all results and the total time in seconds."""
     url = urllib.parse.urlsplit(options.url)
     headers = f"authorization: Bearer {options.api_key}\r\n" if options.api_key else ""
     waiting = itertools.islice(bodies(options, seed), num_requests)
-    answers: list[Answer] = []
+    answers: list[StreamResult] = []
 
-    async def one_after_the_other() -> None:
+    async def run_sequentially() -> None:
         for body in waiting:
             answers.append(await ask(url, body, headers))
 
     started = time.perf_counter()
-    await asyncio.gather(*(one_after_the_other() for _ in range(min(options.streams, num_requests))))
+    await asyncio.gather(*(run_sequentially() for _ in range(min(options.streams, num_requests))))
     return answers, time.perf_counter() - started
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
-    """p50, p90, p99 and the largest, in milliseconds."""
+    """Return p50, p90, p99 and the maximum in milliseconds."""
     ordered = sorted(values) or [0.0]
     at = {f"p{share}": ordered[min(len(ordered) - 1, len(ordered) * share // 100)] for share in (50, 90, 99)}
     return {name: round(value * 1000, 2) for name, value in (at | {"max": ordered[-1]}).items()}
 
 
-def figures(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
-    """What is reported of a run. ITL is the time between two chunks, TPOT the mean time per token after the first."""
+def figures(answers: Sequence[StreamResult], seconds: float) -> dict[str, Any]:
+    """Return the figures of a run. ITL is the time between two chunks, TPOT the mean time per token after the first."""
     num_generated = sum(answer.completion_tokens for answer in answers)
     num_prompt = sum(answer.prompt_tokens for answer in answers)
     gaps = [late - early for answer in answers for early, late in itertools.pairwise(answer.chunk_s)]
@@ -158,7 +158,7 @@ def figures(answers: Sequence[Answer], seconds: float) -> dict[str, Any]:
 
 
 def served_model(url: str, api_key: str) -> str:
-    """The first model that the server lists."""
+    """Return the first model that the server lists."""
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     with urllib.request.urlopen(urllib.request.Request(f"{url}/v1/models", headers=headers), timeout=10) as response:
         return str(json.load(response)["data"][0]["id"])
@@ -180,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.url = options.url.rstrip("/")
     options.requests = options.requests or 4 * options.streams
     options.model = options.model or served_model(options.url, options.api_key)
-    asyncio.run(run(options, min(2, options.requests), seed=0))  # warm, not counted
+    asyncio.run(run(options, min(2, options.requests), seed=0))  # warm-up, not counted
     asked = {name: value for name, value in vars(options).items() if name != "api_key"}
     for number in range(1, options.rounds + 1):
         answers, seconds = asyncio.run(run(options, options.requests, seed=number))

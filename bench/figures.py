@@ -1,7 +1,7 @@
 """What tests and benches measure of the promises: a line each, in the file that HEARTH_FIGURES names.
 
 `make figures` (`scripts/measure_promises.py`) gathers them. Where HEARTH_FIGURES names no file nothing is written: not
-every run is to be evidence. Knows promises by their id in `cli/promises.toml`.
+every run is to be evidence. Knows promises by their id in `scripts/promises.toml`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def record(promise: str, figure: str, command: str) -> None:
-    """Note what was measured, and by what, if that is wanted."""
+    """Record a measured figure and the command that measured it, if HEARTH_FIGURES names a file."""
     path = os.environ.get("HEARTH_FIGURES", "")
     if path:
         with Path(path).open("a") as file:
@@ -22,7 +22,7 @@ def record(promise: str, figure: str, command: str) -> None:
 
 
 def line(promise: str, figure: str, command: str) -> dict[str, str]:
-    """A figure with when, and of which commit."""
+    """Return a figure with its time and commit."""
     at = datetime.now(UTC).isoformat(timespec="seconds")
     return {"promise": promise, "figure": figure, "command": command, "at": at, "commit": _commit()}
 

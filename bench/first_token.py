@@ -1,9 +1,9 @@
-"""`make up` with dependencies installed -> first token through HTTP, in seconds. Goal: 5 s or less.
+"""Measure the seconds from `make up` (dependencies installed) to the first token over HTTP. Goal: 5 s or less.
 
     python -m bench.first_token [--rounds 3]
 
-Each round uses an empty data folder (migrations and first account included) and asks as soon as the command's own
-dev.json appears; a second line times a restart on the same folder.
+Each round uses an empty data folder, so migrations and the first account are included, and sends a request as soon as
+dev.json exists. A second line times a restart on the same folder.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from bench.platform_under_test import free_port, machine
 
 
 def seconds_to_first_token(home: Path) -> float:
-    """From starting `make up` to the first streamed token, on data folder `home`."""
+    """Return the seconds from starting `make up` on data folder `home` to the first streamed token."""
     port = free_port()
     started = time.perf_counter()
     command = ["make", "--no-print-directory", "up", f"ARGS=--data {home} --port {port}"]

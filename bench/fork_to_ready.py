@@ -1,7 +1,9 @@
-"""How long a replica takes to stand: `python -m bench.fork_to_ready MODEL_DIR` prints JSON, milliseconds.
+"""Measure how long a replica takes to be ready, in milliseconds. Prints JSON.
 
-"cold" starts the warm parent too (it imports torch); "warm" is fork, load and first token from a warm one; "fork" a
-child that only answers.
+    python -m bench.fork_to_ready MODEL_DIR
+
+"cold" includes starting the zygote, which imports torch; "warm" is fork, load and first token from a running zygote;
+"fork" is a child that only responds.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Sampling
-from engine.ranks.replica import Replica, SequenceOutput
+from engine.protocol.sampling import Sampling
+from engine.ranks.output import SequenceOutput
+from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
 
 
 async def first_token_ms(zygote: Zygote, model_dir: Path) -> float:
-    """From asking for a rank to its first token, and its end."""
+    """Return the milliseconds from requesting a rank to its first token."""
     started = time.perf_counter()
     replica = await Replica.start(zygote, EngineConfig(model_dir=model_dir), "bench", print)
     ended = asyncio.Event()
@@ -42,7 +45,7 @@ async def first_token_ms(zygote: Zygote, model_dir: Path) -> float:
 
 
 def answer(connection: socket.socket, _arguments: bytes) -> None:
-    """What the child of `fork_ms` does."""
+    """Respond to `fork_ms` from the child process."""
     connection.sendall(b"here")
 
 

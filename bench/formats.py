@@ -1,12 +1,12 @@
-"""One model in bf16, int8 and int4, side by side in one process, taking turns: speed, memory and what loading leaves.
+"""Compare one model in bf16, int8 and int4 in one process, taking turns: speed, memory and size.
 
     python -m bench.formats [--threads 1] [--repeats 3] [--model m110] [--formats int8,int4] [--group-size 32]
         [--torch] [--keep FOLDER]
 
-128 tokens in, 128 out, end tokens ignored. `dec1` is one stream, `agg16` sixteen at once with their prefill, `pre512`
-the prefill of 512 tokens. Figures are the best of the repeats; ratios are to bf16. `resident_mb` is what loading a
-format added to a process that had loaded nothing else. `--torch` leaves out the compiled kernels; `--keep` makes the
-models once, for further runs.
+128 tokens in, 128 out, end tokens ignored. `dec1` is one stream, `agg16` sixteen concurrent streams including prefill,
+`pre512` the prefill of 512 tokens. Figures are the best of the repeats; ratios are relative to bf16. `resident_mb` is
+the memory that loading a format adds to a fresh process. `--torch` disables the compiled kernels; `--keep` stores the
+models for further runs.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def make_folders(arguments: argparse.Namespace, folder: Path) -> dict[str, Path]:
-    """bf16 first."""
+    """Create the model folder of each format, bf16 first."""
     is_there = (folder / arguments.model / "config.json").is_file()
     folders = {"bf16": folder / arguments.model if is_there else find_model(arguments.model, folder)}
     for name in arguments.formats.split(","):
@@ -77,7 +77,7 @@ def make_folders(arguments: argparse.Namespace, folder: Path) -> dict[str, Path]
 
 
 def measure(folders: dict[str, Path], arguments: argparse.Namespace) -> list[dict[str, object]]:
-    """Tokens per second of each format in each scenario."""
+    """Return tokens per second of each format in each scenario."""
     configs = {name: config_of(path, arguments.threads) for name, path in folders.items()}
     kernels = CpuKernels() if arguments.torch else find_native_kernels() or CpuKernels()
     runners = {name: Runner(config, kernels) for name, config in configs.items()}
@@ -97,8 +97,8 @@ def measure(folders: dict[str, Path], arguments: argparse.Namespace) -> list[dic
 
 
 def resident_mb(folder: Path, num_threads: int) -> float:
-    """What a process of its own holds more once it has loaded the model and run one step."""
-    os.environ.update(PASSIVE_THREADS)  # as ranks have it
+    """Return the memory that a fresh process gains by loading the model and running one step, in MB."""
+    os.environ.update(PASSIVE_THREADS)  # as in ranks
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return round(pool.apply(_load_and_weigh, (folder, num_threads)), 1)
 

@@ -1,14 +1,13 @@
-"""The gateway beside LiteLLM and Portkey, on the same mock, in one run: CPU per call, calls/s, added latency.
+"""Compare the gateway with LiteLLM and Portkey over the same mock upstream: CPU per call, calls/s, added latency.
 
     python -m bench.gateway [--litellm PYTHON] [--portkey FOLDER] [--seconds 3] [--rounds 1] [--kinds …]
 
-PYTHON is the interpreter of an environment that holds `litellm[proxy]`, FOLDER one where `npm install
-@portkey-ai/gateway` was run (needs `node`); without them only ours is measured, and the mock itself. Chat completions,
-whole and in streams of 64 chunks 10 ms apart, at 1, 32 and 200 connections. Streams begin one after the other, spread
-over the length of one, and go on as they end; `at_once` they all begin in the same moment, again and again. The server
-has one core, everything else the others. Ours runs with everything on: authentication, limits in Redis, catalog,
-routing, metering, access log; LiteLLM with a key and no database, Portkey without a key. CPU is the server's own, all
-threads. Prints JSON.
+PYTHON is the interpreter of an environment with `litellm[proxy]`, FOLDER one in which `npm install @portkey-ai/gateway`
+was run (needs `node`). Without them, only Hearth and the mock are measured. Chat completions, whole and in streams of
+64 chunks every 10 ms, at 1, 32 and 200 connections. Streams start evenly spread over the length of one stream; with
+`at_once` they all start together. The server has one core, everything else the others. Hearth runs with authentication,
+limits in Redis, catalog, routing, metering and access log; LiteLLM with a key and no database; Portkey without a key.
+CPU is the server's own time in all threads. Prints JSON.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from typing import Any, ClassVar
 
 import uvloop
 
-from bench.gateway_cpu import CHUNK_GAP_S, CHUNKS, PROMPT, Beats, cpu_seconds, rss_mb
+from bench.gateway_cpu import CHUNK_GAP_S, CHUNKS, PROMPT, StreamClocks, cpu_seconds, rss_mb
 from bench.platform_under_test import free_port, machine
 from storage.migrate import migrate
 from tests.gateway.process import PARROT
@@ -72,9 +71,9 @@ _LAST = _chunk({}, "stop") + b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 
 
 class Upstream(asyncio.Protocol):
-    """An OpenAI server that answers at once, or streams, each stream on a beat of its own."""
+    """An OpenAI server that responds immediately, or streams with an individual clock per stream."""
 
-    beats: ClassVar[Beats[Upstream]]
+    beats: ClassVar[StreamClocks[Upstream]]
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport: asyncio.Transport = transport  # type: ignore[assignment]
@@ -97,13 +96,13 @@ class Upstream(asyncio.Protocol):
 
     @staticmethod
     def due(streams: dict[Upstream, int]) -> None:
-        """One chunk for each; with the last its end."""
+        """Send one chunk to each stream, and the end with the last one."""
         for side, num_sent in streams.items():
             side._transport.write(_NEXT + _LAST if num_sent + 1 == CHUNKS else _NEXT)
 
 
 def _length_in(head: bytes) -> int:
-    """The content-length that a head says; 0 for none."""
+    """Return the content length in a response head, or 0."""
     for line in head.lower().split(b"\r\n"):
         if line.startswith(b"content-length:"):
             return int(line[15:])
@@ -111,28 +110,28 @@ def _length_in(head: bytes) -> int:
 
 
 def upstream_process(port: int) -> None:
-    """Until killed."""
+    """Run until killed."""
 
     async def run() -> None:
-        Upstream.beats = Beats(Upstream.due)
+        Upstream.beats = StreamClocks(Upstream.due)
         await asyncio.get_running_loop().create_server(Upstream, "127.0.0.1", port)
         await Upstream.beats.run()
 
     uvloop.run(run())
 
 
-class AnswerReader:
-    """Bytes of one answer after another on a connection -> where each ends, and how many events it had."""
+class ResponseReader:
+    """Split the bytes of a connection into responses and count the events of each."""
 
     def __init__(self) -> None:
         self._data = b""
-        self._left: int | None = None  # bytes of the body still to come; None in chunks
+        self._left: int | None = None  # remaining bytes of the body; None for chunked bodies
         self._has_head = False
         self.status = 0
         self.num_events = 0
 
     def feed(self, data: bytes) -> bool:
-        """Whether the answer ends with this."""
+        """Return True if the response ends in `data`."""
         self._data += data
         if not self._has_head:
             head, end, rest = self._data.partition(b"\r\n\r\n")
@@ -150,7 +149,7 @@ class AnswerReader:
             return self._ended(self._left <= 0)
         self.num_events += self._data.count(b"data: ")
         has_ended = self._data.endswith(b"0\r\n\r\n")
-        self._data = self._data[-5:]  # what may be cut here: of a `data: ` no more, of the end all of it
+        self._data = self._data[-5:]  # keeps the longest marker that may be split between two reads
         return self._ended(has_ended)
 
     def _ended(self, has_ended: bool) -> bool:
@@ -160,11 +159,11 @@ class AnswerReader:
 
 
 class Caller(asyncio.Protocol):
-    """One keep-alive connection that sends the same request again and again."""
+    """A keep-alive connection that repeats the same request."""
 
     def __init__(self, request: bytes) -> None:
         self._request = request
-        self._reader = AnswerReader()
+        self._reader = ResponseReader()
         self._answered: asyncio.Future[None] | None = None
         self.transport: asyncio.Transport
         self.first_s = 0.0
@@ -192,7 +191,7 @@ class Caller(asyncio.Protocol):
             self._answered.set_result(None)
 
     async def call(self) -> float:
-        """Seconds to the first event, or to the whole answer."""
+        """Return the seconds to the first event or to the complete response."""
         self.first_s = 0.0
         self._answered = asyncio.get_running_loop().create_future()
         start = time.perf_counter()
@@ -202,7 +201,7 @@ class Caller(asyncio.Protocol):
 
 
 def load_process(asked: dict[str, Any]) -> None:
-    """Prints one line of JSON: how many calls were made in how long, and the times to first output."""
+    """Print one line of JSON: the number of calls, the duration, and the times to first output."""
     is_stream, count, seconds = asked["is_stream"], asked["connections"], asked["seconds"]
     content = ("stream " if is_stream else "") + PROMPT
     body = json.dumps(
@@ -253,7 +252,7 @@ def load_process(asked: dict[str, Any]) -> None:
 
 @dataclass
 class Target:
-    """One server under test."""
+    """A server under test."""
 
     name: str
     port: int
@@ -264,7 +263,7 @@ class Target:
 
 
 def pin(pid: int, cores: set[int]) -> None:
-    """Every thread of a process to these cores; threads to come follow the one that starts them."""
+    """Pin every thread of a process to these cores; new threads inherit the setting."""
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread.name), cores)
@@ -272,8 +271,8 @@ def pin(pid: int, cores: set[int]) -> None:
 
 @functools.cache
 def cores() -> tuple[set[int], set[int]]:
-    """The server's core, and those of everything else: as they were when this was first asked, since who asks keeps to
-    the others from then on."""
+    """Return the server's core and the cores of everything else, as they were at the first call: the caller is pinned
+    afterwards."""
     found = sorted(os.sched_getaffinity(0))
     return ({found[0]}, set(found[1:])) if len(found) > 1 else (set(found), set(found))
 
@@ -281,7 +280,7 @@ def cores() -> tuple[set[int], set[int]]:
 def measure(
     target: Target, is_stream: bool, connections: int, seconds: float, *, at_once: bool = False
 ) -> dict[str, Any]:
-    """One figure of each kind; of a peer that answers something else, what that was."""
+    """Measure one kind of load. If a peer responds unexpectedly, return what it sent."""
     asked = {
         "port": target.port, "path": target.path, "model": target.model, "headers": target.headers,
         "is_stream": is_stream, "connections": connections, "seconds": seconds, "at_once": at_once,
@@ -308,8 +307,8 @@ def measure(
 
 
 def figures(target: Target, seconds: float, kinds: Collection[str]) -> dict[str, Any]:
-    """Of each kind of load, and the memory at the end."""
-    measure(target, False, 4, 1.0)  # warm
+    """Return the figures of each kind of load, and the memory at the end."""
+    measure(target, False, 4, 1.0)  # warm-up
     found: dict[str, Any] = {}
     for kind in kinds:
         name, _, rest = kind.partition("_")
@@ -321,7 +320,7 @@ def figures(target: Target, seconds: float, kinds: Collection[str]) -> dict[str,
 
 @contextlib.contextmanager
 def hearth() -> Iterator[Target]:
-    """Our gateway with a mocked node on its wire."""
+    """Start a gateway with a mock node."""
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder:
         template = Path(folder) / "template.db"
         asyncio.run(migrate(f"sqlite://{template}"))
@@ -346,7 +345,7 @@ def hearth() -> Iterator[Target]:
 
 @contextlib.contextmanager
 def server(command: list[str], port: int, folder: Path) -> Iterator[int]:
-    """A peer's process, once it listens; its id."""
+    """Start a peer's process; yield its process id once it listens."""
     log = (folder / "peer.log").open("wb")
     process = subprocess.Popen(command, stdout=log, stderr=log, cwd=folder)
     try:
@@ -370,7 +369,7 @@ def _listens(port: int) -> bool:
 
 @contextlib.contextmanager
 def litellm(python: Path, upstream_port: int) -> Iterator[Target]:
-    """LiteLLM's proxy with one worker and a key."""
+    """Start LiteLLM's proxy with one worker and a key."""
     with tempfile.TemporaryDirectory(prefix="hearth-bench-") as name:
         folder, port = Path(name), free_port()
         base = f"http://127.0.0.1:{upstream_port}/v1"
@@ -388,7 +387,7 @@ def litellm(python: Path, upstream_port: int) -> Iterator[Target]:
 
 @contextlib.contextmanager
 def portkey(installed: Path, upstream_port: int) -> Iterator[Target]:
-    """Portkey's gateway, which is told the upstream in headers."""
+    """Start Portkey's gateway; requests name the upstream in headers."""
     node = shutil.which("node")
     if node is None:
         raise SystemExit("--portkey needs node on PATH")

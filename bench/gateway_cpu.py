@@ -1,10 +1,10 @@
-"""What one call costs the gateway in CPU time, everything on, with the node mocked at its socket.
+"""Measure the gateway's CPU time per call with everything enabled and a mock node.
 
     python -m bench.gateway_cpu [--seconds 5]
 
-Gateway, node and load generator are three processes. Measured is the gateway's own CPU time (all its threads): plain
-calls at 32 connections, then 200 streams at once of 64 chunks 10 ms apart. Prints JSON. CPU time per call means
-something on a busy machine too; calls per second and TTFT do not.
+Gateway, node and load generator are three processes. Measures the gateway's CPU time in all threads: plain calls at 32
+connections, then 200 concurrent streams of 64 chunks every 10 ms. Prints JSON. CPU time per call is meaningful on a
+busy machine too; calls per second and TTFT are not.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from typing import Generic, TypeVar
 import uvloop
 
 from engine.protocol import events, wire
-from gateway.call import opening_of
 from service_identity.service_identity import ServiceIdentity
 from storage.migrate import migrate
 from tests.fakes.node import FakeNode, NodeSide, count_prompt
@@ -43,9 +42,9 @@ PROMPT = "Explain in two sentences why the sky is blue and the sunset red. " * 4
 S = TypeVar("S")
 
 
-class Beats(Generic[S]):
-    """Streams that each have a beat of their own, CHUNK_GAP_S after the other, to TICK_S: `due` is given those whose
-    turn it is, and the number of chunks that each has had."""
+class StreamClocks(Generic[S]):
+    """Give each stream its own clock with a period of CHUNK_GAP_S, rounded to TICK_S. `due` receives the streams whose
+    turn it is and the number of chunks each has had."""
 
     def __init__(self, due: Callable[[dict[S, int]], None]) -> None:
         self._due = due
@@ -53,7 +52,7 @@ class Beats(Generic[S]):
         self._tick = 0
 
     def begin(self, stream: S) -> None:
-        """It has had its first chunk."""
+        """Register a stream that has had its first chunk."""
         self._slots[self._tick % len(self._slots)][stream] = 1
 
     def forget(self, stream: S) -> None:
@@ -61,7 +60,7 @@ class Beats(Generic[S]):
             slot.pop(stream, None)
 
     async def run(self) -> None:
-        """Until cancelled; a tick that is late is made up for."""
+        """Run until cancelled; late ticks are caught up."""
         loop = asyncio.get_running_loop()
         start_s = loop.time() - self._tick * TICK_S
         while True:
@@ -78,15 +77,15 @@ class Beats(Generic[S]):
 
 
 class QuickNode(FakeNode):
-    """Answers an unstreamed call in one write; streams texts that begin with `stream`, what is due at one time in one
-    write, as a node does that runs them in one step."""
+    """A node that answers unstreamed calls in one write. Texts starting with `stream` are streamed; everything due at
+    one time is sent in one write, like an engine step."""
 
-    beats: Beats[tuple[NodeSide, int]]
+    beats: StreamClocks[tuple[NodeSide, int]]
 
     def answer_at_once(self, side: NodeSide, execute: wire.Execute) -> bool:
         self.executes.clear()
         call_id, prompt_tokens = execute.call_id, count_prompt(execute.task)
-        if opening_of(execute.task).startswith("stream"):
+        if execute.task.opening_text.startswith("stream"):
             side.send(wire.Reply(call_id, events.Started(prompt_tokens)), wire.Reply(call_id, events.Token("word")))
             self.beats.begin((side, call_id))
             return True
@@ -100,7 +99,7 @@ class QuickNode(FakeNode):
 
     @staticmethod
     def due(streams: dict[tuple[NodeSide, int], int]) -> None:
-        """One token for each; after the last its end."""
+        """Send one token to each stream, and the end after the last one."""
         said: dict[NodeSide, list[wire.Message]] = {}
         for (side, call_id), num_sent in streams.items():
             replies = said.setdefault(side, [])
@@ -113,13 +112,13 @@ class QuickNode(FakeNode):
 
 
 def node_process(folder: Path, redis_url: str) -> None:
-    """A QuickNode until killed."""
+    """Run a QuickNode until killed."""
     asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
     models = {card.name: card.revision for card in cards()}
     keys = Path(os.environ["HEARTH_SERVICE_KEYS"])
     identity = ServiceIdentity(Path(os.environ["HEARTH_SERVICE_RING"]), keys, "node")
     node = QuickNode("quick", folder, models, identity, redis_url=redis_url)
-    node.beats = Beats(QuickNode.due)
+    node.beats = StreamClocks(QuickNode.due)
     node.start()
     node.spawn(node.beats.run())
     while True:
@@ -127,11 +126,11 @@ def node_process(folder: Path, redis_url: str) -> None:
 
 
 class Caller(asyncio.Protocol):
-    """One keep-alive connection that sends the same request again and again."""
+    """A keep-alive connection that repeats the same request."""
 
     def __init__(self, request: bytes, end: bytes) -> None:
         self._request = request
-        self._end = end  # the bytes that end an answer
+        self._end = end  # the bytes that end a response
         self._data = b""
         self._answered: asyncio.Future[None] | None = None
         self.transport: asyncio.Transport
@@ -152,7 +151,7 @@ class Caller(asyncio.Protocol):
             self._data = b""
 
     async def call(self) -> float:
-        """Seconds to the first event, or to the whole answer."""
+        """Return the seconds to the first event or to the complete response."""
         self.first_s = 0.0
         self._answered = asyncio.get_running_loop().create_future()
         start = time.perf_counter()
@@ -162,7 +161,7 @@ class Caller(asyncio.Protocol):
 
 
 def load_process(port: int, path: str, secret: str, kind: str, seconds: float) -> None:
-    """Prints one line of JSON: how many calls were made in how long, and the times to first output."""
+    """Print one line of JSON: the number of calls, the duration, and the times to first output."""
     prompt = "stream " + PROMPT if kind == "stream" else PROMPT
     body = json.dumps({"messages": [], "prompt": prompt, "max_tokens": CHUNKS, "stream": kind == "stream"})
     body = body.replace('"messages": [], ', "")
@@ -198,7 +197,7 @@ def load_process(port: int, path: str, secret: str, kind: str, seconds: float) -
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of a process, all threads."""
+    """Return user and system time of a process in all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -242,7 +241,7 @@ def main(seconds: float) -> None:
     node = subprocess.Popen(command, env=os.environ | service_keys().environ("node/quick"))
     try:
         running = Running(site, site.gateway().start())
-        measure(running, "plain", 1.0)  # warm
+        measure(running, "plain", 1.0)  # warm-up
         report = {kind: measure(running, kind, seconds) for kind in ("plain", "stream")}
         assert running.gateway.metric("hearth_internal_errors_total") == 0
         print(json.dumps(report, indent=2))

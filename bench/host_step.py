@@ -1,7 +1,9 @@
-"""What the host spends on one step beside the device: `python -m bench.host_step` prints JSON.
+"""Measure the host's time per engine step without a device. Prints JSON.
+
+    python -m bench.host_step
 
 A steady decode batch over a runner that computes nothing. "plan" and "commit" are the scheduler's and the loop's own
-work; "inputs" builds the index arrays; "send" encodes the step's frame. Medians in microseconds.
+work; "inputs" builds the index arrays; "send" encodes the step's message. Medians in microseconds.
 """
 
 from __future__ import annotations
@@ -14,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from engine import inputs
 from engine.config import EngineConfig
+from engine.input_builder import build_inputs
 from engine.inputs import StepInputs, StepOutput
 from engine.loop import Engine
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.ranks import wire
 from engine.scheduling.sequence import SequenceRequest
 
@@ -26,7 +28,7 @@ BLOCK_SIZE = 16
 
 
 class NullRunner:
-    """Draws the same token for every row."""
+    """Draw the same token for every row."""
 
     def __init__(self, num_blocks: int, max_model_len: int) -> None:
         self.num_blocks = num_blocks
@@ -41,8 +43,8 @@ class NullRunner:
         return StepOutput(np.full(inputs.sampling.num_rows, 7, dtype=np.int32))
 
 
-def filled_engine(num_rows: int, prompt_len: int, max_tokens: int) -> Engine:
-    """An engine whose whole batch decodes, rows at different places within their blocks."""
+def engine_with_full_batch(num_rows: int, prompt_len: int, max_tokens: int) -> Engine:
+    """Return an engine whose whole batch decodes, with rows at different offsets within their blocks."""
     total = prompt_len + BLOCK_SIZE + max_tokens
     runner = NullRunner(num_blocks=num_rows * (total // BLOCK_SIZE + 2), max_model_len=total)
     config = EngineConfig(
@@ -62,18 +64,18 @@ def filled_engine(num_rows: int, prompt_len: int, max_tokens: int) -> Engine:
 
 
 def measure(engine: Engine, num_steps: int) -> dict[str, float]:
-    """Median microseconds of each part of a step."""
+    """Return the median microseconds of each part of a step."""
     parts: dict[str, list[float]] = {name: [] for name in ("plan", "inputs", "commit", "send")}
     for _ in range(num_steps):
         marks = [time.perf_counter()]
-        scheduled = engine.scheduler.plan()
+        scheduled = engine.scheduler.schedule()
         marks.append(time.perf_counter())
-        step_inputs = inputs.build(scheduled, engine.table)
+        step_inputs = build_inputs(scheduled, engine.table)
         marks.append(time.perf_counter())
         output = StepOutput(np.full(step_inputs.sampling.num_rows, 7, dtype=np.int32))
         marks[-1], built = time.perf_counter(), marks[-1] - marks[-2]
-        engine._charge(scheduled, int(scheduled.num_tokens.sum()))
-        report = engine._commit(scheduled, output)
+        engine.device_time.charge(scheduled, int(scheduled.num_tokens.sum()))
+        report = engine.postprocessor.process(scheduled, output)
         marks.append(time.perf_counter())
         wire.encode_report(report, engine.status())
         marks.append(time.perf_counter())
@@ -98,7 +100,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=300)
     parser.add_argument("--steps", type=int, default=1000)
     arguments = parser.parse_args()
-    engine = filled_engine(arguments.rows, arguments.prompt, arguments.steps + 1000)
+    engine = engine_with_full_batch(arguments.rows, arguments.prompt, arguments.steps + 1000)
     print(json.dumps({"rows": arguments.rows, **measure(engine, arguments.steps)}))
 
 

@@ -1,12 +1,13 @@
-"""How fast weights come from the page cache into place: `python -m bench.load_weights` prints JSON, GB/s.
+"""Measure how fast weights are loaded from the page cache, in GB/s. Prints JSON.
 
-"copy" reads a file's bytes, in pieces, by as many threads, into one block of memory and does nothing else: the most
-that this machine gives. "copy_there" reads the same bytes to where the engine has them, which begin at the same places
-of a cache line as in the file: to others the kernel copies up to a third slower. "reader" is the engine's
-own load of the same file into fused matrices, checks and all. All fill memory that has been written before, and take
-turns; "fresh" is into memory the process has not touched yet, for which the system has to find and clear pages on the
-way. "converted" and the quantised formats count the bytes that are written. "peak_mb" is the most memory that a load
-took besides its destination.
+    python -m bench.load_weights
+
+"copy" reads a file's bytes in pieces with the same number of threads into one block of memory: the machine's maximum.
+"copy_there" reads the same bytes to the engine's destinations, which have the same offsets within a cache line as in
+the file (other offsets are up to a third slower). "reader" is the engine's load of the same file into fused matrices,
+with all checks. All write to memory that has been touched before, and take turns; "fresh" uses untouched memory, whose
+pages the system must find and clear. "converted" and the quantized formats count the written bytes. "peak_mb" is the
+largest memory of a load besides its destination.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def measure(folder: Path, size_bytes: int, num_rounds: int) -> dict[str, object]
     num_threads = min(8, (os.cpu_count() or 1) + 1)
     path = dense / "model.safetensors"
     room = torch.zeros(path.stat().st_size, dtype=torch.uint8)
-    with Placed(weights.open_checkpoint(dense).usual_place):  # as a runner makes room
+    with Placed(weights.open_checkpoint(dense).usual_place):  # the same placement as in a runner
         targets = fused(num_layers, torch.bfloat16, fill=True)
     wide = fused(num_layers, torch.float32, fill=True)
     few = fused(max(1, num_layers // 8), torch.bfloat16, fill=True)
@@ -72,7 +73,7 @@ def measure(folder: Path, size_bytes: int, num_rounds: int) -> dict[str, object]
         for name, (job, _) in jobs.items():
             started = time.perf_counter()
             job()
-            if turn:  # the first warms the page cache
+            if turn:  # the first round warms the page cache
                 seconds[name].append(time.perf_counter() - started)
     rates = {name: jobs[name][1] / statistics.median(seconds[name]) / 1e9 for name in jobs}
     return {
@@ -117,7 +118,7 @@ def write_gptq(folder: Path, num_layers: int) -> None:
 
 
 def fused(num_layers: int, dtype: torch.dtype, *, fill: bool) -> dict[str, torch.Tensor]:
-    """Destinations as a model has them: the parts of a layer are slices of one matrix for each input."""
+    """Return destinations as in a model: the parts of a layer are slices of one matrix per input."""
     found = {}
     for layer in range(num_layers):
         for group in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")):
@@ -140,12 +141,12 @@ def load(folder: Path, targets: dict[str, torch.Tensor]) -> None:
 
 
 def copy(path: Path, room: torch.Tensor, num_threads: int) -> None:
-    """Nothing but reads."""
+    """Read the file without checks."""
     copy_there(path, [(memoryview(room.numpy().data), 0)], num_threads)
 
 
 def ranges_of(folder: Path, targets: dict[str, torch.Tensor]) -> list[tuple[memoryview, int]]:
-    """Where each tensor goes and where in the file it begins, in the file's order."""
+    """Return the destination and file offset of each tensor, in file order."""
     checkpoint = weights.open_checkpoint(folder)
     found = []
     for name, target in targets.items():
@@ -156,7 +157,7 @@ def ranges_of(folder: Path, targets: dict[str, torch.Tensor]) -> list[tuple[memo
 
 
 def copy_there(path: Path, ranges: list[tuple[memoryview, int]], num_threads: int) -> None:
-    """Nothing but reads, of each range to its place."""
+    """Read each range to its destination without checks."""
     descriptor, lock = os.open(path, os.O_RDONLY), threading.Lock()
     pieces = ((to, offset, at) for to, offset in ranges for at in range(0, len(to), PIECE_BYTES))
 
@@ -178,8 +179,8 @@ def copy_there(path: Path, ranges: list[tuple[memoryview, int]], num_threads: in
 
 
 def peak_mb(job: Callable[[], None]) -> int:
-    """The most memory beyond what the process had before, in MB."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    """Return the peak memory beyond what the process had before, in MB."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = memory_mb("VmRSS")
     job()
     return memory_mb("VmHWM") - before

@@ -1,10 +1,10 @@
-"""What LoRA adapters cost a batch on this CPU: the same engine with and without them, in one process, taking turns.
+"""Measure the cost of LoRA adapters on this CPU: the same engine with and without them, taking turns.
 
     python -m bench.lora [--model m110] [--streams 16] [--adapters 32] [--rank 16] [--targets q_proj,v_proj]
 
-128 tokens in, 128 out, end tokens ignored, no prefix cache. Every stream has an adapter, no two of a batch the same;
-all are resident and each repeat draws others of them. `plain` is a batch without any, `one` all streams through one
-adapter. Costs are time against `plain`, each step the best of the repeats; absolute values mean something only on an
+128 tokens in, 128 out, end tokens ignored, no prefix cache. Every stream of a batch has a different adapter; all
+adapters are resident and each repeat uses others. `plain` is a batch without adapters, `one` all streams through one
+adapter. Costs are relative to `plain`, each step the best of the repeats. Absolute values are meaningful only on an
 idle machine.
 """
 
@@ -24,7 +24,7 @@ from bench.engine_cpu import find_model
 from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.loop import Engine
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.adapters.made import named, random_matrices, save_adapter
@@ -34,7 +34,7 @@ ALL = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 
 
 class Bench:
-    """One runner, and the adapters that it holds."""
+    """One runner and its adapters."""
 
     def __init__(self, model_dir: Path, num_threads: int, num_streams: int) -> None:
         self._config = EngineConfig(
@@ -49,7 +49,7 @@ class Bench:
         self._next_id = 1
 
     def run(self, adapters: list[LocalAdapter | None]) -> tuple[list[float], list[float]]:
-        """Seconds of each step, and of those in which every stream decodes."""
+        """Return the seconds of each step, and of those in which every stream decodes."""
         engine = Engine(self.runner, self._config, adapters=self.runner.adapters)
         sampling = Sampling(max_tokens=NUM_OUT, temperature=0.0, ignore_eos=True)
         for prompt, adapter in zip(self._prompts, adapters, strict=True):
@@ -90,7 +90,7 @@ def main() -> None:
         ]
         for first in range(0, len(adapters), options.streams):
             part = (adapters[first:] + adapters)[: options.streams]
-            bench.run([*part])  # reads them
+            bench.run([*part])  # loads them
         report(bench, adapters, options)
 
 

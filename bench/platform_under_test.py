@@ -1,6 +1,6 @@
-"""Starts a Hearth in a temporary folder for a benchmark and asks it over HTTP, as a client would.
+"""Start a Hearth in a temporary folder for a benchmark and call it over HTTP like a client.
 
-Load comes from this process; figures are wall time seen by the client. Prints nothing itself.
+The load comes from this process; figures are wall time as seen by the client. Prints nothing itself.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import httpx
 
 
 @dataclass(frozen=True)
-class Door:
-    """Where the platform answers and who we are there."""
+class PlatformAddress:
+    """Address and credentials of the platform."""
 
     base_url: str
     account_id: str
@@ -49,8 +49,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def platform(data: Path | None = None, nodes: int = 1) -> Iterator[Door]:
-    """`hearth up` until it is ready; SIGTERM at the end."""
+def platform(data: Path | None = None, nodes: int = 1) -> Iterator[PlatformAddress]:
+    """Run `hearth up` until it is ready; send SIGTERM at the end."""
     with tempfile.TemporaryDirectory() as folder:
         home = data or Path(folder)
         port = free_port()
@@ -63,7 +63,7 @@ def platform(data: Path | None = None, nodes: int = 1) -> Iterator[Door]:
             process.wait(timeout=60)
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], home: Path, port: int) -> Door:
+def _wait_until_ready(process: subprocess.Popen[bytes], home: Path, port: int) -> PlatformAddress:
     end = time.monotonic() + 60
     while time.monotonic() < end:
         if process.poll() is not None:
@@ -71,17 +71,21 @@ def _wait_until_ready(process: subprocess.Popen[bytes], home: Path, port: int) -
         with contextlib.suppress(httpx.HTTPError, FileNotFoundError):
             if httpx.get(f"http://127.0.0.1:{port}/readyz", timeout=1).status_code == 200:
                 dev = json.loads((home / "dev.json").read_text())
-                return Door(dev["base_url"], dev["account_id"], dev["api_token"], dev["chat_model"], dev["pids"])
+                return PlatformAddress(
+                    dev["base_url"], dev["account_id"], dev["api_token"], dev["chat_model"], dev["pids"]
+                )
         time.sleep(0.02)
     raise SystemExit("hearth up was not ready within 60 s")
 
 
 async def stream(
-    client: httpx.AsyncClient, door: Door, body: dict[str, Any]
+    client: httpx.AsyncClient, platform_address: PlatformAddress, body: dict[str, Any]
 ) -> AsyncIterator[tuple[float, dict[str, Any]]]:
-    """(seconds since the request was sent, event) for each event of one native stream."""
+    """Yield (seconds since the request was sent, event) for each event of one native stream."""
     started = time.perf_counter()
-    async with client.stream("POST", door.run_url, json=body | {"stream": True}, headers=door.headers) as response:
+    async with client.stream(
+        "POST", platform_address.run_url, json=body | {"stream": True}, headers=platform_address.headers
+    ) as response:
         if response.status_code != 200:
             raise SystemExit(f"{response.status_code}: {(await response.aread()).decode()}")
         async for line in response.aiter_lines():
@@ -89,24 +93,26 @@ async def stream(
                 yield time.perf_counter() - started, json.loads(line.removeprefix("data: "))
 
 
-async def stream_all(door: Door, bodies: list[dict[str, Any]]) -> list[list[tuple[float, dict[str, Any]]]]:
-    """Every body at once, each on its own connection."""
+async def stream_all(
+    platform_address: PlatformAddress, bodies: list[dict[str, Any]]
+) -> list[list[tuple[float, dict[str, Any]]]]:
+    """Send every body at once, each on its own connection."""
     limits = httpx.Limits(max_connections=len(bodies))
     async with httpx.AsyncClient(timeout=300, limits=limits) as client:
 
         async def one(body: dict[str, Any]) -> list[tuple[float, dict[str, Any]]]:
-            return [item async for item in stream(client, door, body)]
+            return [item async for item in stream(client, platform_address, body)]
 
         return await asyncio.gather(*(one(body) for body in bodies))
 
 
 def completion_tokens(events: list[tuple[float, dict[str, Any]]]) -> int:
-    """What the stream's last event says was generated."""
+    """Return the number of generated tokens in the stream's last event."""
     return int(events[-1][1]["usage"]["completion_tokens"])
 
 
 def machine() -> dict[str, Any]:
-    """What a figure was measured on."""
+    """Describe the machine."""
     model = next(
         (
             line.split(":", 1)[1].strip()

@@ -1,9 +1,9 @@
-"""TTFT of a call whose 900-token system prompt is in the prefix cache, against one whose is not. Goal: 0.35 x or less.
+"""Compare TTFT of calls whose 900-token system prompt is cached with calls whose prompt is not. Goal: 0.35 × or less.
 
     python -m bench.prefix_ttft [--rounds 15]
 
-Through a whole platform on spark. Cold calls use system prompts that were never sent; warm ones repeat one with a
-different question, so that only the shared prefix can be reused.
+Runs a whole platform on Spark. Cold calls use new system prompts; warm calls repeat one with a different question, so
+only the shared prefix can be reused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from bench.http_streams import SPARK, WORDS
-from bench.platform_under_test import Door, machine, platform, stream_all
+from bench.platform_under_test import PlatformAddress, machine, platform, stream_all
 
 
 def system_prompt(tokenizer: Tokenizer, seed: int, num_tokens: int) -> str:
@@ -27,14 +27,14 @@ def system_prompt(tokenizer: Tokenizer, seed: int, num_tokens: int) -> str:
     return str(tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids[:num_tokens]))
 
 
-def ttft_ms(door: Door, system: str, question: str) -> tuple[float, int]:
-    """(milliseconds to the first event, cached prompt tokens) of one call."""
+def ttft_ms(platform_address: PlatformAddress, system: str, question: str) -> tuple[float, int]:
+    """Return milliseconds to the first event and the number of cached prompt tokens of one call."""
     body: dict[str, Any] = {
         "messages": [{"role": "system", "content": system}, {"role": "user", "content": question}],
         "max_tokens": 4,
         "temperature": 0,
     }
-    (events,) = asyncio.run(stream_all(door, [body]))
+    (events,) = asyncio.run(stream_all(platform_address, [body]))
     details = events[-1][1]["usage"].get("prompt_tokens_details", {})
     return events[0][0] * 1000, details.get("cached_tokens", 0)
 
@@ -46,14 +46,14 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(SPARK / "tokenizer.json"))
     cold, warm, cached = [], [], []
-    with platform() as door:
-        ttft_ms(door, system_prompt(tokenizer, -1, 32), "Hello")
+    with platform() as platform_address:
+        ttft_ms(platform_address, system_prompt(tokenizer, -1, 32), "Hello")
         for number in range(options.rounds):
             system = system_prompt(tokenizer, number, options.system_tokens)
-            milliseconds, hit = ttft_ms(door, system, "Hello")
+            milliseconds, hit = ttft_ms(platform_address, system, "Hello")
             assert hit < 64, hit
             cold.append(milliseconds)
-            milliseconds, hit = ttft_ms(door, system, "What is your name?")
+            milliseconds, hit = ttft_ms(platform_address, system, "What is your name?")
             assert hit >= options.system_tokens - 32, hit
             warm.append(milliseconds)
             cached.append(hit)

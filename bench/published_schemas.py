@@ -1,5 +1,8 @@
-"""JSON schemas that others published, out of the evaluation data: parameters of functions (BFCL), and the official
-test suite's groups. Read by the benchmark and the long test of constrained decoding; none is part of the project."""
+"""Read published JSON schemas from the evaluation data: function parameters (BFCL) and the groups of the official test
+suite.
+
+Used by the benchmark and the long test of structured output. None of them is part of the project.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_PYTHON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}  # BFCL's names for some types
+_PYTHON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}  # BFCL's type names
 
 
 def function_schemas(data: Path) -> list[dict[str, Any]]:
-    """The parameters of every function in `data/tools`, in JSON Schema's own type names, each once."""
+    """Return the distinct parameter schemas of all functions in `data/tools`, with JSON Schema's type names."""
     found = {}
     for file in sorted((data / "tools").glob("bfcl_*.jsonl.gz")):
         for function in _functions(file):
@@ -23,7 +26,7 @@ def function_schemas(data: Path) -> list[dict[str, Any]]:
 
 
 def suite_schemas(data: Path) -> list[dict[str, Any]]:
-    """The schemas of the groups in `data/structured`, those that are objects."""
+    """Return the schemas of the groups in `data/structured` that are objects."""
     suite = json.loads(gzip.decompress((data / "structured" / "json_schema_test_suite_2020_12.json.gz").read_bytes()))
     return [group["schema"] for groups in suite.values() for group in groups if isinstance(group["schema"], dict)]
 

@@ -1,11 +1,11 @@
-"""Decoding with guesses against decoding without, side by side in one process.
+"""Compare decoding with and without speculation in one process.
 
     python -m bench.speculation [--model catalog/builtin/spark] [--draft FOLDER] [--threads 1] [--rounds 5]
 
-Echo-heavy text is a chat that asks for its own words again; plain text is a chat that does not. Every contender gets
-the same requests, greedy, one round after the other in turns; the first round warms up. `ratio` is the median over the
-rounds of a contender's tokens per second against those without guesses in the same round; `same` whether all tokens
-were the same. Prints one JSON line for each text, number of streams and contender.
+"Echo" text is a chat that asks for its own words again; "plain" text is a chat that does not. All contenders get the
+same requests, greedy, in alternating rounds; the first round is a warm-up. `ratio` is the median over the rounds of a
+contender's tokens per second relative to decoding without draft tokens; `same` is true if all tokens are equal. Prints
+one JSON line per text, number of streams and contender.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 
 from engine.config import EngineConfig
 from engine.loop import Engine
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 from engine.speculation.factory import make_drafter
@@ -34,7 +34,7 @@ WORDS = (
     "the blue kettle stands on the old table near the door and the small dog sleeps under it while the rain falls on "
     "the garden and a green boat waits at the river for the three men who bring bread and milk to the market"
 ).split()
-NUM_WORDS = 24  # as many as spark repeats without a slip
+NUM_WORDS = 24  # the most that Spark repeats without an error
 PLAIN = (
     "Tell me about the sea.", "What can you do?", "Who are you?", "Say something kind to me.", "What is a river?",
     "How do I make tea?", "Tell me a short story.", "What do dogs like?",
@@ -69,7 +69,7 @@ def main() -> None:
 
 
 class Bench:
-    """One model and everything that may guess for it."""
+    """One model and its drafters."""
 
     def __init__(self, config: EngineConfig, modes: list[str], temperature: float) -> None:
         self._config = config
@@ -109,7 +109,7 @@ class Bench:
         ]
 
     def _run(self, mode: str, text: str, streams: int) -> tuple[float, list[list[int]], tuple[int, int]]:
-        """Seconds, the tokens of each stream, and how many were guessed and how many of these rightly."""
+        """Return seconds, the tokens of each stream, and the numbers of draft tokens and accepted ones."""
         engine = Engine(self._runner, self._config, drafter=self._drafter[mode])
         sampling = Sampling(max_tokens=MAX_TOKENS, temperature=self._temperature, seed=7)
         first = self._next_id

@@ -1,11 +1,11 @@
-"""Usage queries in a ledger of ten million calls, on Postgres.
+"""Measure usage queries in a ledger of ten million calls on Postgres.
 
     python -m bench.usage_ledger --rows 10000000
 
-Fills a database of its own with a month of calls of 1,000 accounts, as the gateway would have left it (an entry for
-each call, sums by the minute for the last day, by the hour before), and times what is asked of it: one account,
-30 days by day (goal: 50 ms), by model, by hour, its newest calls, its latencies, the day of 200 accounts that a true-up
-reads; and how fast entries are written while all that is there. Prints one line of JSON.
+Fills a database with a month of calls of 1,000 accounts as the gateway would have written it (one entry per call,
+minute sums for the last day, hour sums before). Times the queries for one account: 30 days by day (goal: 50 ms), by
+model, by hour, newest calls, latencies; the day of 200 accounts for reconciliation; and the write rate into the full
+ledger. Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from tests.postgres_server import PostgresServer
 NUM_ACCOUNTS = 1000
 DAYS = 30
 
-# Calls at even distances over the month; one account in a hundred makes half of them. Ids begin with their time.
+# Calls are evenly distributed over the month; one account in a hundred makes half of them. Ids start with their time.
 _FILL = """
 INSERT INTO usage_entries (request_id, account_id, api_token_id, model, revision, task, pop, node_id, status,
     prompt_tokens, cached_tokens, completion_tokens, started_at, ttft_ms, duration_ms, attempts, micro_neurons,
-    is_stream, device_us, bytes_in, bytes_out, is_useful, is_summed)
+    is_stream, device_us, bytes_in, bytes_out, is_useful)
 SELECT lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || lpad(to_hex(n), 24, '0'),
     lpad(to_hex(account), 32, '0'), lpad(to_hex(account * 2 + n % 2), 32, '0'), '@cf/bench/m' || n % 3, 'r',
     'text-generation', 'pop' || account % 4, 'n', CASE WHEN n % 50 = 0 THEN 'timeout' ELSE 'stop' END,
-    900, 300, 120, at, 80 + n % 400, 900 + n % 3000, 1, 250000, true, 35000, 3600, 480, n % 50 <> 0, true
+    900, 300, 120, at, 80 + n % 400, 900 + n % 3000, 1, 250000, true, 35000, 3600, 480, n % 50 <> 0
 FROM (
     SELECT n, (CASE WHEN n % 2 = 0 THEN (n / 2 * 7919) % 10 ELSE (n * 7919) % {accounts} END)::int AS account,
         $1::timestamptz + ($2::timestamptz - $1::timestamptz) * (n::float8 / {rows}) AS at
@@ -58,7 +58,7 @@ FROM usage_entries WHERE started_at >= $1 AND started_at < $2 GROUP BY 1, 2, 4, 
 
 
 async def fill(url: str, num_rows: int, since: datetime, until: datetime) -> float:
-    """Returns the seconds it took."""
+    """Fill the ledger and return the seconds it took."""
     started_s = time.perf_counter()
     connection = await asyncpg.connect(url)
     try:
@@ -87,7 +87,7 @@ async def fill(url: str, num_rows: int, since: datetime, until: datetime) -> flo
 
 
 async def timed(ask: Callable[[], Awaitable[Any]], num_times: int = 21) -> dict[str, float]:
-    """Milliseconds: the first time, the median and the slowest of the rest."""
+    """Return milliseconds of the first call, and the median and maximum of the others."""
     took: list[float] = []
     for _ in range(num_times):
         started_s = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Time to the first token of a Worker's `env.AI.run`, over that of the same call made plainly, in milliseconds.
+"""Measure the time to first token of a Worker's `env.AI.run`, relative to the same call over REST, in milliseconds.
 
     python -m bench.worker_first_token [--calls 300]
 
-A whole Hearth on spark; plain workerd with the wiring of examples/worker/workerd.capnp. One connection each way, kept
-open; both ways take turns, and each call has a question of its own. Goal: 5 ms or less added at the median. Needs what
-`make test-full` brought (scripts/fetch_node_clients.py).
+Runs a whole Hearth on Spark and plain workerd with the configuration of examples/worker/workerd.capnp. One keep-alive
+connection each; both alternate, and each call has its own question. Goal: at most 5 ms added at the median. Needs the
+packages that `make test-full` installs (scripts/fetch_node_clients.py).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from bench.platform_under_test import Door, free_port, machine, platform
+from bench.platform_under_test import PlatformAddress, free_port, machine, platform
 from scripts.fetch_node_clients import PACKAGES
 
 EXAMPLES = Path(__file__).parent.parent / "examples" / "worker"
 NUM_WARM = 20
 
 
-class Way:
-    """One kept connection, and what is posted over it."""
+class KeepAliveConnection:
+    """A keep-alive connection and the target of its requests."""
 
     def __init__(self, url: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
@@ -38,7 +38,7 @@ class Way:
         self._headers = dict(headers) | {"content-type": "application/json"}
 
     def seconds_to_first_token(self, body: Mapping[str, object]) -> float:
-        """From before the request is written to the first event read; the rest is read, too."""
+        """Return the seconds from before the request is written to the first event; read the rest too."""
         started = time.perf_counter()
         self._connection.request("POST", self._path, json.dumps(body), self._headers)
         answer = self._connection.getresponse()
@@ -54,18 +54,18 @@ class Way:
 
 
 @contextlib.contextmanager
-def worker(door: Door) -> Iterator[str]:
-    """The chat example in plain workerd; gives its address."""
+def worker(platform_address: PlatformAddress) -> Iterator[str]:
+    """Run the chat example in plain workerd; yield its address."""
     binaries = list(PACKAGES.glob("node_modules/@cloudflare/workerd-*/bin/workerd"))
     if not binaries:
         raise SystemExit("workerd is not here: run python -m scripts.fetch_node_clients")
     port = free_port()
     config = (EXAMPLES / "workerd.capnp").read_text()
     for old, new in (
-        ("127.0.0.1:8787", urlsplit(door.base_url).netloc),
+        ("127.0.0.1:8787", urlsplit(platform_address.base_url).netloc),
         ("127.0.0.1:8788", f"127.0.0.1:{port}"),
-        ("YOUR_TOKEN", door.api_token),
-        ("YOUR_ACCOUNT", door.account_id),
+        ("YOUR_TOKEN", platform_address.api_token),
+        ("YOUR_ACCOUNT", platform_address.account_id),
     ):
         assert old in config, old
         config = config.replace(old, new)
@@ -98,8 +98,11 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=300)
     num_calls = parser.parse_args().calls
     plain_s, worker_s = [], []
-    with platform() as door, worker(door) as url:
-        plain, through = Way(door.run_url, door.headers), Way(url, {})
+    with platform() as platform_address, worker(platform_address) as url:
+        plain, through = (
+            KeepAliveConnection(platform_address.run_url, platform_address.headers),
+            KeepAliveConnection(url, {}),
+        )
         for i in range(num_calls + NUM_WARM):
             question = f"What is {i} plus {i % 7}?"
             messages = [

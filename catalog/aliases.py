@@ -1,7 +1,7 @@
-"""Aliases: a public model id that an operator lets another model answer.
+"""Aliases: public model ids that the operator maps to another model.
 
-An alias may lead to another alias, never in a circle and never to nothing; a name that a model of its own has cannot
-become one.
+The target of an alias may be another alias, but not form a cycle, and must lead to a model. The id of an existing model
+cannot become an alias.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from storage.database import Database
 from telemetry.clock import SYSTEM_CLOCK, Clock
 
 Note = Callable[[AsyncConnection], Awaitable[None]]
-"""What else is to be written in the transaction that changes an alias."""
+"""Appends an audit entry in the transaction that changes an alias."""
 
 
 async def set_alias(
@@ -30,21 +30,21 @@ async def set_alias(
     note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Let `target` answer calls to `name`, instead of what answered them before.
+    """Map `name` to `target`, replacing an existing alias.
 
-    Raises AliasError when `name` is a model's own, when `target` leads to no model, or in a circle; InvalidModelId
-    for either text; StoreUnavailable.
+    Raises AliasError if `name` is a model, or if `target` leads to no model or forms a cycle; InvalidModelId for
+    either name; StoreUnavailable.
     """
     name, target = parse_model_id(name), parse_model_id(target)
     builtin = builtin_models().keys() if builtin_names is None else builtin_names
     async with change(database) as connection:
         models = (await read_cards(connection)).keys() | set(builtin)
         if name in models:
-            raise AliasError(f"{name} is a model of its own and cannot be an alias")
+            raise AliasError(f"{name} is a model and cannot be an alias")
         aliases = {**await read_aliases(connection), name: target}
         end = follow(aliases, name)
         if end is None:
-            raise AliasError(f"{target} leads back to {name}")
+            raise AliasError(f"the alias would form a cycle: {target} leads back to {name}")
         if end not in models:
             raise AliasError(f"there is no model {end}")
         await write_alias(connection, name, target, clock.now())
@@ -53,7 +53,7 @@ async def set_alias(
 
 
 async def remove_alias(database: Database, name: str, *, note: Note | None = None) -> None:
-    """Raises AliasError when there is no such alias."""
+    """Delete an alias. Raises AliasError if it does not exist."""
     async with change(database) as connection:
         if not await delete_alias(connection, parse_model_id(name)):
             raise AliasError(f"there is no alias {name}")
@@ -62,13 +62,13 @@ async def remove_alias(database: Database, name: str, *, note: Note | None = Non
 
 
 async def list_aliases(database: Database) -> dict[str, str]:
-    """Name -> target, by name."""
+    """Return alias -> target, sorted by alias."""
     async with database.connection() as connection:
         return await read_aliases(connection)
 
 
 def follow(aliases: Mapping[str, str], name: str) -> str | None:
-    """The first name behind `name` that is no alias; None when the aliases form a circle."""
+    """Return the model id to which `name` leads, or None if the aliases form a cycle."""
     seen = set()
     while name in aliases:
         if name in seen:

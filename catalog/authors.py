@@ -1,4 +1,4 @@
-"""Whose models there are: the part of a model id after `@cf/`, and how that author is called."""
+"""Model authors: the second part of a model id, and their display names."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ _NAMES = {
 
 
 def author_rows(authors: Iterable[str], search: str) -> list[dict[str, Any]]:
-    """One row for each author of a model, by name; those that `search` is a part of, in id or name."""
-    words = search.lower()
+    """Return a row for each author whose slug or name contains `search`, sorted by name."""
+    pattern = search.lower()
     rows = []
     for author, num_models in Counter(authors).items():
         name = _NAMES.get(author.lower(), author)
-        if words in author.lower() or words in name.lower():
-            told = "1 model" if num_models == 1 else f"{num_models} models"
+        if pattern in author.lower() or pattern in name.lower():
+            description = "1 model" if num_models == 1 else f"{num_models} models"
             id_ = id_of("author", author)
-            rows.append({"id": id_, "name": name, "slug": author, "description": f"{told} in this catalog."})
+            rows.append({"id": id_, "name": name, "slug": author, "description": f"{description} in this catalog."})
     return sorted(rows, key=lambda row: (row["name"].lower(), row["slug"]))

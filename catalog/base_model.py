@@ -1,8 +1,7 @@
-"""What is known of a base model before any node loads it: its family, and the linear maps that adapters can change.
+"""Base models of LoRA adapters: the architecture and the linear layers that adapters can target.
 
-Read where its files lie: the manifest, and the headers of its weights, a few kilobytes of each file. A map whose weight
-is packed has no shape here, and what only a loaded model tells is not asked: whether an adapter of the right shapes
-fits into a node's memory, say. The process that runs the model has the last word.
+Read from the manifest and from the headers of the weight files, without loading the model. Layers with packed weights
+have no shape here. Limits that depend on the loaded model, such as memory, are checked by the engine.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from weight_files.safetensors_header import Extent, HeaderError, header_size, pa
 
 _log = logging.getLogger(__name__)
 
-_FIRST_BYTES = 64 * 1024  # a header is seldom longer
+_FIRST_BYTES = 64 * 1024  # most headers are shorter
 _WEIGHT = re.compile(rf"{ROOT}({LAYER}[A-Za-z0-9_.]{{1,128}})\.(weight|weight_packed|qweight)")
 _EXPERTS = re.compile(rf"{ROOT}({LAYER}[A-Za-z0-9_]+)\.experts\b.*")
-# Types of a `weight` [out, in]; in others several are packed.
-_WHOLE = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I8")
-_ABSORBED = ("kv_b_proj",)  # a latent attention's: never run as the map that it is stored as
+# Number formats in which a `weight` has the shape [out, in]. Other formats pack several values into one element.
+_UNPACKED = ("F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I8")
+_ABSORBED = ("kv_b_proj",)  # latent attention merges this weight into others, so adapters cannot target it
 
 
 @dataclass(frozen=True)
 class BaseModel:
-    """`sites`: the modules that an adapter can change (`layers.0.self_attn.q_proj`), and their (in, out)."""
+    """A base model. `targets` maps module names (`layers.0.self_attn.q_proj`) to (in, out), or None if unknown."""
 
     architecture: str
-    sites: Mapping[str, tuple[int, int] | None]
+    targets: Mapping[str, tuple[int, int] | None]
 
 
 async def read_base(objects: Objects, card: ModelCard) -> BaseModel | None:
-    """None where its files are not at hand, or say nothing that is understood here. Raises StoreUnavailable."""
+    """Return the base model of a card, or None if its files are missing or unsupported. Raises StoreUnavailable."""
     try:
         folder = find_folder(card.name) if card.source == "builtin" else None
         weights = [file for file in card.files if file.path.endswith(".safetensors")]
@@ -52,32 +51,32 @@ async def read_base(objects: Objects, card: ModelCard) -> BaseModel | None:
             manifest = await objects.get_bytes(manifest_key(card.revision))
             architecture = decode_manifest(manifest, card.revision).architecture
             headers = [await _stored_header(objects, file) for file in weights]
-        sites = await asyncio.to_thread(sites_of, headers)
+        targets = await asyncio.to_thread(targets_of, headers)
     except (Missing, Damaged, CardError, HeaderError) as error:
-        _log.warning("adapters of a model cannot be held against it: %s", error, extra={"model": card.name})
+        _log.warning("adapters cannot be checked against their base model: %s", error, extra={"model": card.name})
         return None
-    return BaseModel(architecture, sites) if sites else None
+    return BaseModel(architecture, targets) if targets else None
 
 
-def sites_of(headers: Iterable[Mapping[str, Extent]]) -> dict[str, tuple[int, int] | None]:
-    """The linear maps of a decoder's layers, from the headers of all its files; not those of a mixture of experts."""
+def targets_of(headers: Iterable[Mapping[str, Extent]]) -> dict[str, tuple[int, int] | None]:
+    """Return the linear layers of a decoder from the headers of all weight files, except mixture-of-experts layers."""
     tensors = {name: extent for header in headers for name, extent in header.items()}
-    mixtures = {found[1] for name in tensors if (found := _EXPERTS.fullmatch(name))}  # layers.0.mlp
-    sites: dict[str, tuple[int, int] | None] = {}
+    expert_layers = {found[1] for name in tensors if (found := _EXPERTS.fullmatch(name))}  # layers.0.mlp
+    targets: dict[str, tuple[int, int] | None] = {}
     for name, extent in tensors.items():
         found = _WEIGHT.fullmatch(name)
         if found is None or len(extent.shape) != 2:
             continue
         module, parts = found[1], found[1].split(".")
-        if parts[-1] in _ABSORBED or ".".join(parts[:3]) in mixtures:
+        if parts[-1] in _ABSORBED or ".".join(parts[:3]) in expert_layers:
             continue
-        is_whole = found[2] == "weight" and extent.dtype in _WHOLE
-        sites[module] = (extent.shape[1], extent.shape[0]) if is_whole else None
-    return sites
+        is_unpacked = found[2] == "weight" and extent.dtype in _UNPACKED
+        targets[module] = (extent.shape[1], extent.shape[0]) if is_unpacked else None
+    return targets
 
 
 async def _stored_header(objects: Objects, file: FileEntry) -> dict[str, Extent]:
-    """Of one file in the object store. Raises HeaderError, Missing, StoreUnavailable."""
+    """Read the header of a file in the object store. Raises HeaderError, Missing, StoreUnavailable."""
     key = blob_key(file.sha256)
     first = await objects.get_bytes(key, 0, _FIRST_BYTES)
     end = 8 + header_size(first, file.path, file.size_bytes)

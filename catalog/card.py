@@ -1,6 +1,6 @@
-"""ModelCard: everything the platform says about one version of one model. Frozen; parsed from TOML or from a row.
+"""Model cards: name, task, limits, capabilities and prices of one version of a model, and the list of tasks.
 
-A card says what a model is called, does, costs and accepts. Where its bytes lie is the manifest's business.
+Cards are parsed from TOML or from a database row. The manifest lists a version's files.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from msgspec import Meta, Struct
 
 from catalog.errors import CardError, InvalidModelId
 from catalog.manifest import FileEntry, Manifest, Recipe
+from engine.protocol.tasks import registry as protocol_tasks
 
 MAX_MODEL_ID_CHARACTERS = 224
 _MODEL_ID = re.compile(r"@(cf|hf)/[A-Za-z0-9][A-Za-z0-9._-]{0,95}/[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_IDS = uuid.UUID("6b8f2f3a-5d1c-5b7e-9a43-0f2c7c1d9e55")  # namespace of the ids that we derive from names
+_IDS = uuid.UUID("6b8f2f3a-5d1c-5b7e-9a43-0f2c7c1d9e55")  # namespace of UUIDs derived from names
 
 CAPABILITIES = frozenset(
     {"function_calling", "json_mode", "logit_bias", "lora", "multiple_choices", "reasoning", "vision"}
 )
 
-DRAFT = "draft:"  # before the id of a model that guesses for another
+DRAFT = "draft:"  # prefix of a draft model's id in `speculation`
 
 NativeShape = Literal["legacy", "chat_completion"]
 ToolParser = Literal[
@@ -39,29 +40,30 @@ Positive = Annotated[int, Meta(ge=1)]
 
 
 def id_of(kind: str, name: str) -> str:
-    """The UUID of what needs one and has a name alone; always the same for the same name."""
+    """Return the UUID derived from a name. The same kind and name always give the same UUID."""
     return str(uuid.uuid5(_IDS, f"{kind}:{name}"))
 
 
 def author_of(name: str) -> str:
-    """Whose a model id is."""
+    """Return the author in a model id."""
     return name.split("/")[1]
 
 
 class Task(Struct, frozen=True):
-    """A kind of work: the id, display name and description of the search route, and our own slug. Models of a task
-    without `openai_schema` are listed and cannot be run yet."""
+    """A task: id, display name and description for the search route, and the slug used in the protocol.
+
+    Models of a task that nodes do not support are listed but cannot be run.
+    """
 
     id: str
     slug: str
     name: str
     description: str
-    openai_schema: str
 
 
-def _task(name: str, description: str, *, openai_schema: str = "", id_: str = "") -> Task:
+def _task(name: str, description: str, *, id_: str = "") -> Task:
     slug = name.lower().replace(" ", "-")
-    return Task(id_ or id_of("task", slug), slug, name, description, openai_schema)
+    return Task(id_ or id_of("task", slug), slug, name, description)
 
 
 TASKS = {
@@ -69,37 +71,37 @@ TASKS = {
     for task in (
         _task(
             "Text Generation",
-            "Continues a prompt or a conversation with generated text.",
-            openai_schema="openai_chat",
+            "Generates text from a prompt or a conversation.",
             id_="c329a1f9-323d-4e91-b2aa-582dd4188d34",
         ),
         _task(
             "Text Embeddings",
-            "Turns texts into vectors that lie close together when the texts mean similar things.",
-            openai_schema="openai_embeddings",
+            "Converts texts into vectors; texts with similar meanings have similar vectors.",
         ),
-        _task("Text Classification", "Sorts texts into labels, or scores contexts for a query."),
-        _task("Translation", "Says a text in another language."),
-        _task("Summarization", "Says what a long text says in a short one."),
-        _task("Automatic Speech Recognition", "Writes down what is said in a recording."),
-        _task("Text-to-Speech", "Reads a text aloud."),
-        _task("Voice Activity Detection", "Hears whether somebody speaks, or has finished."),
-        _task("Text-to-Image", "Draws pictures from a text."),
-        _task("Image-to-Text", "Tells in words what a picture shows."),
-        _task("Image Classification", "Names what a picture shows."),
-        _task("Object Detection", "Finds things in a picture, and where they are."),
+        _task("Text Classification", "Classifies texts, or scores contexts for a query."),
+        _task("Translation", "Translates a text into another language."),
+        _task("Summarization", "Summarizes a long text."),
+        _task("Automatic Speech Recognition", "Transcribes speech in a recording."),
+        _task("Text-to-Speech", "Synthesizes speech from a text."),
+        _task("Voice Activity Detection", "Detects the start and end of speech."),
+        _task("Text-to-Image", "Generates images from a text."),
+        _task("Image-to-Text", "Describes an image in words."),
+        _task("Image Classification", "Classifies images."),
+        _task("Object Detection", "Detects objects in an image and their positions."),
     )
 }
 
 
-RUN_TASKS = tuple(task.name for task in TASKS.values() if task.openai_schema)
-"""The tasks that nodes do."""
+RUN_TASKS = tuple(task.name for task in TASKS.values() if task.slug in protocol_tasks.TASKS)
+"""Display names of the tasks that nodes can run."""
 
 
 class Prices(Struct, frozen=True, forbid_unknown_fields=True):
-    """Neurons per million tokens, and per step of a picture, second of audio and tile of a picture. Without
-    `cached_input`, cached prompt tokens cost what others do. `batch_discount` is the share of the price that calls of a
-    batch do not pay."""
+    """Prices in neurons per million tokens, image step, second of audio and image tile.
+
+    Without `cached_input`, cached prompt tokens cost as much as others. `batch_discount` is the fraction of the price
+    that is deducted for calls of a batch.
+    """
 
     input: Decimal = Decimal(0)
     output: Decimal = Decimal(0)
@@ -113,26 +115,26 @@ class Prices(Struct, frozen=True, forbid_unknown_fields=True):
         prices = (self.input, self.output, self.cached_input, self.step, self.audio_second, self.image_tile)
         for price in prices:
             if price is not None and not (price.is_finite() and price >= 0):
-                raise ValueError("a price must be a finite number that is not negative")
+                raise ValueError("prices must be finite numbers of at least 0")
         if not 0 <= self.batch_discount <= 1:
-            raise ValueError("batch_discount must be from 0 to 1")
+            raise ValueError(f"batch_discount must be between 0 and 1 (got {self.batch_discount})")
 
 
 class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a person writes about a model: the whole of a card's TOML file.
+    """The content of a card's TOML file.
 
-    `schema` names a file of `catalog/schemas/`. `properties` are further values of the search route's `properties`,
-    as text. `tool_parser` says how the model writes calls of tools, where its chat template does not show it.
-    `speculation` says what guesses tokens ahead for it: off, prompt_lookup, or draft: and the id of a smaller model
-    with the same tokenizer; nodes know what is best where it says nothing.
-    Embedding models say `max_input_tokens`, `output_dimensions`, `pooling` and `is_normalised`.
+    `schema` names a file in `catalog/schemas/`. `properties` are additional values of the search route's `properties`,
+    as strings. `tool_parser` names the tool call format if it cannot be derived from the chat template. `speculation`
+    selects speculative decoding: `off`, `prompt_lookup`, or `draft:` and the id of a smaller model with the same
+    tokenizer; without a value, nodes choose. `max_input_tokens`, `output_dimensions`, `pooling` and `is_normalised` are
+    for embedding models.
     """
 
     name: str
     task: str
     description: str
     native_shape: NativeShape = "legacy"
-    schema: Literal["text_generation_legacy", "text_generation_responses", "openai_chat", "text_embeddings"]
+    schema: str
     context_window: Positive
     default_max_tokens: Positive = 256
     capabilities: frozenset[str] = frozenset()
@@ -152,36 +154,39 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if parse_model_id(self.name) != self.name:
-            raise ValueError("name must be the bare model id")
+            raise ValueError("name must be the model id without a prefix")
         if self.task not in RUN_TASKS:
             raise ValueError(f"task must be one of {', '.join(RUN_TASKS)}")
         unknown = sorted(self.capabilities - CAPABILITIES)
         if unknown:
             raise ValueError(f"unknown capabilities: {', '.join(unknown)}")
         if self.tool_parser is not None and "function_calling" not in self.capabilities:
-            raise ValueError("tool_parser is for models with the capability function_calling")
+            raise ValueError("tool_parser needs the capability function_calling")
         if self.speculation is not None:
             _check_speculation(self.speculation)
         if self.default_max_tokens > self.context_window:
-            raise ValueError("default_max_tokens is over context_window")
+            raise ValueError("default_max_tokens must not exceed context_window")
         if self.task == "Text Embeddings" and not (self.output_dimensions and self.pooling):
-            raise ValueError("an embedding model must say its output_dimensions and pooling")
+            raise ValueError("an embedding model needs output_dimensions and pooling")
+        schemas = protocol_tasks.TASKS[TASKS[self.task].slug].native_schemas
+        if self.schema not in schemas:
+            raise ValueError(f"schema must be one of {', '.join(schemas)}")
 
 
 class ModelCard(CardFacts, frozen=True, kw_only=True):
-    """One version of one model: the facts, the revision (the manifest's digest) and the files that make it up."""
+    """One version of a model: the card's facts, the revision (the manifest's digest) and the files."""
 
     revision: str
     files: tuple[FileEntry, ...]
     source: Literal["builtin", "published"]
 
-    # Cards key caches of compiled schemas: hashing every field each time would cost more than the look-up saves.
+    # Cards are keys of caches. Hashing all fields at every lookup would cost more than the cache saves.
     def __hash__(self) -> int:
         return hash((self.name, self.revision))
 
     @property
     def task_slug(self) -> str:
-        """The task as the protocol and the nodes call it, such as `text-generation`."""
+        """The task's slug in the protocol, such as `text-generation`."""
         return TASKS[self.task].slug
 
     @property
@@ -194,15 +199,16 @@ class ModelCard(CardFacts, frozen=True, kw_only=True):
 
     @property
     def max_choices(self) -> int:
-        """How many answers one call may ask for."""
+        """The largest `n` of a call."""
         return 8 if "multiple_choices" in self.capabilities else 1
 
     def is_retired(self, today: date) -> bool:
+        """Return True if the model's deprecation date has passed."""
         return self.planned_deprecation_date is not None and self.planned_deprecation_date <= today
 
 
 def parse_model_id(text: str) -> str:
-    """The bare model id in `text` (decoded already; a `workers-ai/` in front is taken off). Raises InvalidModelId."""
+    """Return the model id in percent-decoded `text` without the prefix `workers-ai/`. Raises InvalidModelId."""
     name = text.removeprefix("workers-ai/")
     if len(name) > MAX_MODEL_ID_CHARACTERS or ".." in name or not _MODEL_ID.fullmatch(name):
         raise InvalidModelId("a model id has the form @cf/<author>/<model> or @hf/<author>/<model>")
@@ -219,7 +225,7 @@ def _check_speculation(text: str) -> None:
 
 
 def parse_facts(toml: str, origin: str) -> CardFacts:
-    """Read a card's TOML. Raises CardError with one line that names `origin` and the field."""
+    """Parse a card in TOML. Raises CardError with one line that names `origin` and the field."""
     try:
         table = tomllib.loads(toml)
         facts = msgspec.convert(table, CardFacts)
@@ -233,7 +239,7 @@ def parse_facts(toml: str, origin: str) -> CardFacts:
 def manifest_of(
     facts: CardFacts, architecture: str, files: tuple[FileEntry, ...], recipe: Recipe | None = None
 ) -> Manifest:
-    """The manifest of a model with these facts and files, `recipe` if it was made from another."""
+    """Return the manifest of a model with these facts and files. `recipe` is set for quantized variants."""
     return Manifest(
         name=facts.name,
         task=TASKS[facts.task].slug,
@@ -251,18 +257,18 @@ def manifest_of(
 
 
 def card_of(facts: CardFacts, manifest: Manifest, source: Literal["builtin", "published"]) -> ModelCard:
-    """Join the facts with the version that `manifest` pins."""
+    """Return the card of the version with this manifest."""
     values: dict[str, Any] = {name: getattr(facts, name) for name in CardFacts.__struct_fields__}
     return ModelCard(**values, revision=manifest.revision, files=manifest.files, source=source)
 
 
 def encode_card(card: ModelCard) -> str:
-    """The card as JSON text, for a row; `decode_card` is its inverse."""
+    """Return the card as JSON, for a database row."""
     return msgspec.json.encode(card).decode()
 
 
 def decode_card(text: str) -> ModelCard:
-    """Raises CardError when a row's text is not a card of this version."""
+    """Return the card in a database row. Raises CardError if it is not a card of this version."""
     try:
         return msgspec.json.decode(text, type=ModelCard)
     except (msgspec.DecodeError, InvalidModelId) as error:

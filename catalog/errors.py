@@ -1,37 +1,37 @@
-"""What can go wrong in the catalog.
+"""Exceptions of the catalog.
 
     CatalogError
-    ├── InvalidModelId     a text that no model can be called
-    ├── CardError          a model card or manifest that cannot be read
-    ├── SchemaViolation    a body that a task's schema does not admit
-    ├── PublishError       a folder that must not become a model
-    ├── PullError          a hub that did not give what it promised
-    ├── AliasError         an alias that would lead nowhere
-    └── FinetuneError      a finetune, or a file of one, that cannot be taken
+    ├── InvalidModelId     not a valid model id
+    ├── CardError          an unreadable model card or manifest
+    ├── SchemaViolation    a request body that violates the task's schema
+    ├── PublishError       a folder that cannot be published
+    ├── PullError          a failed download from a model hub
+    ├── AliasError         an alias that leads to no model
+    └── FinetuneError      an invalid fine-tune or fine-tune file
 
-Messages name files, fields and limits, never a caller's values.
+Messages name files, fields and limits, but never contain values from a request.
 """
 
 from __future__ import annotations
 
 
 class CatalogError(Exception):
-    """Base of everything the catalog raises on purpose."""
+    """Base class of the catalog's exceptions."""
 
 
 class InvalidModelId(CatalogError):
-    """A text that no model can be called."""
+    """The text is not a valid model id."""
 
 
 class CardError(CatalogError):
-    """A model card or manifest that cannot be read."""
+    """A model card or manifest cannot be read."""
 
 
 class SchemaViolation(CatalogError):
-    """A body that a task's schema does not admit.
+    """A request body violates the task's schema.
 
-    `message` is in the contract's dialect, without the `AiError: Bad input: Error: ` in front of it. `pointer` is the
-    JSON pointer of the field at fault. `code` is the contract's error code: 5006, or 5005 for LoRA.
+    `message` follows the wire contract, without the prefix `AiError: Bad input: Error: `. `pointer` is the JSON
+    pointer of the field. `code` is the contract's error code: 5006, or 5005 for LoRA.
     """
 
     def __init__(self, message: str, pointer: str, code: int = 5006) -> None:
@@ -42,16 +42,16 @@ class SchemaViolation(CatalogError):
 
 
 class PublishError(CatalogError):
-    """A folder that must not become a model."""
+    """A folder cannot be published as a model."""
 
 
 class PullError(CatalogError):
-    """A hub that did not give what it promised."""
+    """A model hub sent an error, or files that differ from its listing."""
 
 
 class AliasError(CatalogError):
-    """An alias that would lead nowhere."""
+    """An alias leads to no model."""
 
 
 class FinetuneError(CatalogError):
-    """A finetune, or a file of one, that cannot be taken."""
+    """A fine-tune, or one of its files, is invalid."""

@@ -1,8 +1,8 @@
-"""Finetunes: LoRA adapters that accounts bring for a model. Rows say whose they are; their files lie with the models'.
+"""Fine-tunes: LoRA adapters that accounts upload for a model. Rows are in the database, files in the object store.
 
-A finetune begins without files. Each file is checked when it comes, against the other if that is there; with both it
-gets a manifest, whose digest is what calls name, so that a file that is brought anew makes a new adapter. Every
-function asks whose it is; a public one may be used by all, and changed by its owner alone.
+A fine-tune is created without files. Each file is checked when it is uploaded, also against the other one. With both
+files the fine-tune gets a manifest, whose digest identifies the adapter on nodes; a changed file makes a new adapter.
+Public fine-tunes may be used by all accounts and changed only by their owner.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ from weight_files.adapter_files import (
 FILES = (CONFIG_FILE, WEIGHTS_FILE)
 RESERVED_PREFIX = "cf-public-"
 PLATFORM = ""
-"""Whose those are that the operator brings, where an account's have its id."""
+"""The account id of the operator's fine-tunes."""
 MAX_DESCRIPTION = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _MAX_PUBLIC = 1000
-_MAX_PLATFORM_BYTES = 4 << 30  # of an adapter of the operator's
+_MAX_PLATFORM_BYTES = 4 << 30  # of an operator's adapter
 
 _IS_PUBLIC = (finetunes.c.is_public, finetunes.c.revision.is_not(None))
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What an account may bring."""
+    """Limits of the fine-tunes of an account."""
 
     max_rank: int = 32
     max_bytes: int = 300 * 1024 * 1024
@@ -64,7 +64,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Finetune:
-    """One row. `revision` is the digest of its manifest, None until both files are there."""
+    """One fine-tune. `revision` is the digest of its manifest, None until both files are uploaded."""
 
     finetune_id: str
     account_id: str
@@ -81,17 +81,18 @@ class Finetune:
 
     @property
     def missing_files(self) -> list[str]:
-        there = (self.config_sha256, self.weights_sha256)
-        return [name for name, sha256 in zip(FILES, there, strict=True) if sha256 is None]
+        """Names of the files that are not uploaded yet."""
+        digests = (self.config_sha256, self.weights_sha256)
+        return [name for name, sha256 in zip(FILES, digests, strict=True) if sha256 is None]
 
     @property
     def manifest_name(self) -> str:
-        """What nodes ask for; no model has such a name."""
+        """The name under which nodes load the adapter. Model names never start with `finetune/`."""
         return f"finetune/{self.finetune_id}"
 
 
 Note = Callable[[AsyncConnection, Finetune], Awaitable[None]]
-"""What else is to be written in the transaction that changes a finetune."""
+"""Appends an audit entry in the transaction that changes a fine-tune."""
 
 
 async def create(
@@ -107,52 +108,52 @@ async def create(
     note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Finetune:
-    """A finetune without files. Raises FinetuneError naming the field."""
+    """Create a fine-tune without files. Raises FinetuneError naming the field."""
     if not _NAME.fullmatch(name) or _UUID.fullmatch(name) or ".." in name:
-        raise FinetuneError("'/name' must be 1 to 128 of A-Z a-z 0-9 . _ - and no UUID")
+        raise FinetuneError("'/name' must be 1 to 128 of A-Z a-z 0-9 . _ - and not a UUID")
     if name.lower().startswith(RESERVED_PREFIX) and not may_be_reserved:
         raise FinetuneError(f"'/name' must not begin with '{RESERVED_PREFIX}'")
     if len(description) > MAX_DESCRIPTION:
         raise FinetuneError(f"'/description' must have <= {MAX_DESCRIPTION} characters")
     if "\0" in description:
-        raise FinetuneError("'/description' must have no null character")
+        raise FinetuneError("'/description' must not have a null character")
     now = clock.now()
-    made = Finetune(
+    finetune = Finetune(
         str(uuid.uuid4()), account_id, name, model, description, is_public, now, now, None, None, None, None
     )
     try:
         async with database.transaction() as connection:
             count = select(func.count()).select_from(finetunes).where(finetunes.c.account_id == account_id)
             if (await connection.execute(count)).scalar_one() >= limits.max_per_account:
-                raise FinetuneError(f"an account has at most {limits.max_per_account} finetunes")
-            await connection.execute(insert(finetunes).values(vars(made)))
+                raise FinetuneError(f"an account may have at most {limits.max_per_account} fine-tunes")
+            await connection.execute(insert(finetunes).values(vars(finetune)))
             if note is not None:
-                await note(connection, made)
+                await note(connection, finetune)
     except Conflict:
-        raise FinetuneError("'/name' is that of another finetune of this account") from None
-    return made
+        raise FinetuneError("'/name' is already used by another fine-tune of this account") from None
+    return finetune
 
 
 async def list_of(database: Database, account_id: str) -> list[Finetune]:
-    """An account's own, oldest first."""
+    """Return an account's fine-tunes, oldest first."""
     query = select(finetunes).where(finetunes.c.account_id == account_id)
     return await _read(database, query.order_by(finetunes.c.created_at, finetunes.c.finetune_id))
 
 
 async def list_public(database: Database, *, limit: int, offset: int, order_by: str = "") -> list[Finetune]:
-    """Those that everyone may use, and that can be used: oldest first, or by another of their columns."""
+    """Return complete public fine-tunes, oldest first or sorted by name, model or modification time."""
     column = finetunes.c[order_by if order_by in ("name", "model", "modified_at") else "created_at"]
     query = select(finetunes).where(*_IS_PUBLIC).order_by(column, finetunes.c.finetune_id)
     return await _read(database, query.limit(min(limit, _MAX_PUBLIC)).offset(offset))
 
 
 async def list_all(database: Database) -> list[Finetune]:
-    """Everybody's, oldest first."""
+    """Return the fine-tunes of all accounts, oldest first."""
     return await _read(database, select(finetunes).order_by(finetunes.c.created_at, finetunes.c.finetune_id))
 
 
 async def count_public(database: Database, names: Collection[str]) -> tuple[int, set[str]]:
-    """How many `list_public` has, and which of these names are the platform's among them."""
+    """Return the number of complete public fine-tunes, and those of `names` that are among the operator's."""
     ours = select(finetunes.c.name).where(*_IS_PUBLIC, finetunes.c.account_id == PLATFORM, finetunes.c.name.in_(names))
     async with database.connection() as connection:
         number = (await connection.execute(select(func.count()).select_from(finetunes).where(*_IS_PUBLIC))).scalar_one()
@@ -160,13 +161,13 @@ async def count_public(database: Database, names: Collection[str]) -> tuple[int,
 
 
 async def find_own(database: Database, account_id: str, finetune_id: str) -> Finetune | None:
-    """One of an account's own, by its id."""
+    """Return an account's fine-tune by id, or None."""
     query = select(finetunes).where(finetunes.c.account_id == account_id, finetunes.c.finetune_id == finetune_id)
     return next(iter(await _read(database, query)), None)
 
 
 async def find_usable(database: Database, account_id: str, reference: str) -> Finetune | None:
-    """What an account means by an id or a name: its own, else a public one; of several public ones the oldest."""
+    """Return the fine-tune that an account may use by id or name: its own, else the oldest public one; or None."""
     query = select(finetunes).where(
         or_(finetunes.c.account_id == account_id, finetunes.c.is_public),
         or_(finetunes.c.finetune_id == reference, finetunes.c.name == reference),
@@ -176,9 +177,9 @@ async def find_usable(database: Database, account_id: str, reference: str) -> Fi
 
 
 def check_file_name(file_name: str) -> None:
-    """Raises FinetuneError."""
+    """Raise FinetuneError if a fine-tune has no such file."""
     if file_name not in FILES:
-        hint = ": pickled data is never loaded (save_pretrained writes safetensors by itself)"
+        hint = ": pickle files are not supported (save_pretrained writes safetensors by default)"
         is_pickled = file_name.endswith((".bin", ".pt", ".pth"))
         raise FinetuneError(f"'/file_name' must be one of {', '.join(FILES)}{hint if is_pickled else ''}")
 
@@ -195,12 +196,14 @@ async def put_file(
     note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Finetune:
-    """Take one of its files, which lies at `path`; it has to be for `base`, where that is known. Raises FinetuneError,
-    StoreError."""
+    """Check and store one file of a fine-tune, read from `path`. With `base`, the file must fit this base model.
+
+    Raises FinetuneError and StoreError.
+    """
     check_file_name(file_name)
     size_bytes = (await asyncio.to_thread(path.stat)).st_size
     if size_bytes > limits.max_bytes:
-        raise FinetuneError(f"{file_name} has {size_bytes} bytes; at most {limits.max_bytes} are taken")
+        raise FinetuneError(f"{file_name} must have at most {limits.max_bytes} bytes (got {size_bytes})")
     try:
         if file_name == CONFIG_FILE:
             await _check_config(objects, finetune, path, base, limits)
@@ -208,7 +211,7 @@ async def put_file(
             config = None if finetune.config_sha256 is None else await _config(objects, finetune.config_sha256, limits)
             changes = await asyncio.to_thread(read_changes, path, config, limits.max_rank)
             if base is not None:
-                check_shapes(changes, base.sites)
+                check_shapes(changes, base.targets)
     except AdapterError as error:
         raise FinetuneError(str(error)) from None
     sha256 = await asyncio.to_thread(hash_file, path)
@@ -236,23 +239,26 @@ async def publish(
     note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Finetune:
-    """One of the platform's own, for everybody, from a folder with both files. Raises FinetuneError, StoreError."""
+    """Publish an operator's fine-tune for all accounts from a folder with both files.
+
+    Raises FinetuneError, StoreError.
+    """
     limits = Limits(max_rank, _MAX_PLATFORM_BYTES, _MAX_PUBLIC)
-    made = await create(
+    finetune = await create(
         database, PLATFORM, name=name, model=model, description=description, is_public=True, limits=limits,
         may_be_reserved=True, clock=clock,
     )  # fmt: skip
     try:
         put = partial(put_file, database, objects, base=base, limits=limits, clock=clock)
-        made = await put(made, CONFIG_FILE, folder / CONFIG_FILE)
-        return await put(made, WEIGHTS_FILE, folder / WEIGHTS_FILE, note=note)
+        finetune = await put(finetune, CONFIG_FILE, folder / CONFIG_FILE)
+        return await put(finetune, WEIGHTS_FILE, folder / WEIGHTS_FILE, note=note)
     except BaseException:
-        await remove(database, PLATFORM, made.finetune_id)
+        await remove(database, PLATFORM, finetune.finetune_id)
         raise
 
 
 async def remove(database: Database, account_id: str, finetune_id: str, *, note: Note | None = None) -> bool:
-    """Whether there was one. Its files stay in the object store, as a model's do."""
+    """Delete a fine-tune; return False if it does not exist. Its files stay in the object store."""
     where = (finetunes.c.account_id == account_id, finetunes.c.finetune_id == finetune_id)
     async with database.transaction() as connection:
         row = (await connection.execute(finetunes.delete().where(*where).returning(*finetunes.c))).one_or_none()
@@ -264,13 +270,15 @@ async def remove(database: Database, account_id: str, finetune_id: str, *, note:
 async def _set_file(
     connection: AsyncConnection, objects: Objects, finetune: Finetune, columns: dict[str, Any], now: datetime
 ) -> Finetune:
-    """Write a file's columns, and with both files the manifest: in one transaction, so that of two files that come at
-    once the second sees the first."""
-    mine = finetunes.c.finetune_id == finetune.finetune_id
-    done = await connection.execute(update(finetunes).where(mine).values(modified_at=now, **columns))
+    """Store a file's columns, and the manifest once both files exist.
+
+    One transaction, so that of two concurrent uploads the second sees the first.
+    """
+    is_this = finetunes.c.finetune_id == finetune.finetune_id
+    done = await connection.execute(update(finetunes).where(is_this).values(modified_at=now, **columns))
     if not done.rowcount:
-        raise FinetuneError("the finetune was removed meanwhile")
-    row = (await connection.execute(select(finetunes).where(mine))).one()
+        raise FinetuneError("the fine-tune was deleted during the upload")
+    row = (await connection.execute(select(finetunes).where(is_this))).one()
     changed = _finetune(row)
     if changed.config_sha256 is None or changed.weights_sha256 is None or changed.weights_bytes is None:
         return changed
@@ -282,14 +290,14 @@ async def _set_file(
         name=changed.manifest_name, task="lora", architecture=changed.model, context_window=0, files=files
     )
     await objects.put_bytes(manifest_key(manifest.revision), manifest.encode())
-    await connection.execute(update(finetunes).where(mine).values(revision=manifest.revision))
-    return _finetune((await connection.execute(select(finetunes).where(mine))).one())
+    await connection.execute(update(finetunes).where(is_this).values(revision=manifest.revision))
+    return _finetune((await connection.execute(select(finetunes).where(is_this))).one())
 
 
 async def _check_config(
     objects: Objects, finetune: Finetune, path: Path, base: BaseModel | None, limits: Limits
 ) -> None:
-    """Raises AdapterError."""
+    """Check the configuration, also against weights that are already stored. Raises AdapterError."""
     settings = _settings(await asyncio.to_thread(_read_config, path), limits)
     if base is not None:
         check_family(settings, base.architecture)
@@ -300,7 +308,7 @@ async def _check_config(
         await objects.download(blob_key(finetune.weights_sha256), weights, sha256=finetune.weights_sha256)
         await asyncio.to_thread(read_changes, weights, settings, limits.max_rank)
     except Missing:
-        return  # what is not there now is looked at when it comes again
+        return  # checked when the weights are uploaded again
     finally:
         weights.unlink(missing_ok=True)
 
@@ -318,7 +326,7 @@ def _settings(text: bytes, limits: Limits) -> AdapterSettings:
     """Raises AdapterError."""
     settings = parse_settings(text, limits.max_rank)
     if not settings.model_type:
-        raise AdapterError(f"{CONFIG_FILE}: 'model_type' is missing: the base's family, such as llama or mistral")
+        raise AdapterError(f"{CONFIG_FILE}: 'model_type' is missing: the base model's family, such as llama or mistral")
     return settings
 
 

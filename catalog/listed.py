@@ -1,8 +1,8 @@
-"""Listed models: public model ids that are known here whether or not their weights are. What is known of each is facts
-and a sentence; who has its weights publishes them under its name, and the published card then stands for it.
+"""Listed models: well-known public models that are listed even if their weights are not published here.
 
-The list is `catalog/listed.jsonl`, one model a line, and is read once. `python -m scripts.write_listed_models` writes
-its facts anew from a file of facts; descriptions, successors and models that file does not name stay as they are here.
+An operator who has a model's weights publishes them under the same id; the published card then replaces the listed
+model. The list is `catalog/listed.jsonl`, one model per line, read once. `python -m scripts.write_listed_models`
+updates its facts from a file and leaves descriptions, successors and models that are not in that file unchanged.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from msgspec import Struct
 from catalog.card import TASKS, Prices, author_of, id_of
 from catalog.pricing import USD_PER_1000_NEURONS
 
-# What the catalog's rows say of models whose own date is not known: the day on which they were listed here.
+# The creation date of models whose own date is unknown: the day on which they were added to the list.
 _LISTED_ON = date(2026, 11, 22)
 
 
 class ListedPrice(Struct, frozen=True, array_like=True):
-    """What one unit of work costs elsewhere: dollars, and neurons where they are known."""
+    """The public price of one unit: US dollars, and neurons if known."""
 
     unit: str
     usd: float
@@ -32,8 +32,11 @@ class ListedPrice(Struct, frozen=True, array_like=True):
 
 
 class ListedModel(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One public model. `hub` is the hub's repository with its weights, `schema` what it takes and gives,
-    `properties` further values of the search route. `retired_on` is in the past for models that are over."""
+    """One public model.
+
+    `hub` is the hub repository with its weights, `schema` its input and output schema, `properties` are additional
+    values for the search route. `retired_on` may be in the past.
+    """
 
     name: str
     task: str
@@ -54,12 +57,12 @@ class ListedModel(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
     retired_on: date | None = None
     successor: str | None = None
 
-    pooling = None  # of embedding models: their own default is not known here
+    pooling = None  # the default pooling of listed embedding models is unknown
     tags: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
-        """As of the card that would take its place."""
+        """The id of the card that would replace this model."""
         return id_of("model", self.name)
 
     @property
@@ -88,8 +91,7 @@ class ListedModel(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
 
     @property
     def neurons_per_million(self) -> Prices:
-        """What a card of this model charges: its prices by tokens, in listed neurons or else as its dollars buy them;
-        nothing where none is known."""
+        """Prices for this model's card: the listed neurons, or the listed dollars converted to neurons."""
         found = {price.unit: _neurons(price) for price in self.prices}
         return Prices(
             input=found.get("per M input tokens", Decimal(0)),
@@ -106,6 +108,6 @@ def _neurons(price: ListedPrice) -> Decimal:
 
 @lru_cache(maxsize=1)
 def listed_models() -> dict[str, ListedModel]:
-    """Name -> model."""
+    """Return name -> listed model."""
     lines = resources.files("catalog").joinpath("listed.jsonl").read_bytes()
     return {model.name: model for model in msgspec.json.Decoder(ListedModel).decode_lines(lines)}

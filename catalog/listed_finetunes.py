@@ -1,7 +1,7 @@
-"""Listed finetunes: public adapters that are known here whether or not their files are, as listed models are.
+"""Listed fine-tunes: well-known public adapters that are listed even if their files are not published here.
 
-Who has an adapter's files publishes them under its name (`hearth finetune publish`), and that finetune then stands for
-it.
+An operator who has an adapter's files publishes them under the same name (`hearth finetune publish`); the published
+fine-tune then replaces the listed one.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from storage.database import Database
 _LISTED_ON = datetime(2026, 11, 22, tzinfo=UTC)
 _MISTRAL = "@cf/mistral/mistral-7b-instruct-v0.1"
 
-# Name -> the model that it was made for, what it is for, the hub's repository with its files.
+# Name -> base model, description, hub repository with the files.
 _KNOWN = {
     "cf-public-cnn-summarization": (_MISTRAL, "Summaries of articles.", "predibase/cnn"),
-    "cf-public-jigsaw-classification": (_MISTRAL, "Whether a comment is toxic, and in what way.", "predibase/jigsaw"),
+    "cf-public-jigsaw-classification": (_MISTRAL, "Classification of toxic comments.", "predibase/jigsaw"),
     "cf-public-magicoder": (_MISTRAL, "Code from instructions.", "predibase/magicoder"),
 }
 
 
 def listed_finetunes() -> list[Finetune]:
-    """By name. None has its files: a call that names one is told so."""
+    """Return all listed fine-tunes. They have no files; calls that use one get an error that says so."""
     return [
         Finetune(
             id_of("finetune", name),
             PLATFORM,
             name,
             model,
-            f"{description} Its files are those of {hub}; they are not here.",
+            f"{description} Its files are in {hub} and are not published here.",
             True,
             _LISTED_ON,
             _LISTED_ON,
@@ -46,16 +46,16 @@ def listed_finetunes() -> list[Finetune]:
 
 
 async def list_public(database: Database, *, limit: int, offset: int, order_by: str = "") -> list[Finetune]:
-    """Those of `catalog.finetunes.list_public`, then the listed ones that have no files here."""
+    """Return a page of public fine-tunes, followed by listed ones that are not published here."""
     page = await finetunes.list_public(database, limit=limit, offset=offset, order_by=order_by)
     if len(page) >= limit:
         return page
-    number, taken = await finetunes.count_public(database, _KNOWN)
-    rest = [each for each in listed_finetunes() if each.name not in taken]
-    first = max(0, offset - number)
+    num_public, published = await finetunes.count_public(database, _KNOWN)
+    rest = [each for each in listed_finetunes() if each.name not in published]
+    first = max(0, offset - num_public)
     return page + rest[first : first + limit - len(page)]
 
 
 def find_listed(reference: str) -> Finetune | None:
-    """One of them by its id or its name."""
+    """Return a listed fine-tune by id or name, or None."""
     return next((each for each in listed_finetunes() if reference in (each.finetune_id, each.name)), None)

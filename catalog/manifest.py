@@ -1,7 +1,7 @@
-"""Manifest: exactly which bytes one version of a model is made of. Its SHA-256 is the model's revision.
+"""Manifests: the files of one version of a model. A manifest's SHA-256 is the model's revision.
 
-In the object store a model lies content-addressed: every file under its own digest, the manifest under the revision,
-and one small pointer per model that says which revision is current. Knows no prices, no rows, no store.
+The object store is content-addressed: files are stored under their digests, manifests under their revisions, and one
+small pointer object per model names the current revision.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """One file of a model: its path inside the model's folder (no `..`, at most four parts), size and digest."""
+    """One file of a model: relative path (no `..`, at most four parts), size and digest."""
 
     path: str
     size_bytes: Annotated[int, Meta(ge=0)]
@@ -31,13 +31,14 @@ class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not is_plain_path(self.path):
-            raise ValueError("a file's path must be relative, of plain letters, and without '..'")
+            raise ValueError("a file's path must be relative, without '..' and special characters")
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a variant was made: of the revision `base`, in the number `format`, by version `method` of the rounding.
+    """How a quantized variant was made. The same recipe always gives the same files.
 
-    The same recipe makes the same files. `group_size` is None where every output has one scale.
+    `base` is the revision of the base model, `method` the version of the rounding algorithm. `group_size` is None if
+    every output channel has one scale.
     """
 
     base: Sha256
@@ -47,11 +48,11 @@ class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a node needs to load one version of a model.
+    """The data that a node needs to load one version of a model.
 
-    `task` is the slug, `architecture` the first entry of `architectures` in `config.json`. `tool_parser` is how it
-    writes calls of tools, None where its template tells; `speculation` is as in its card. `recipe` is of a model made
-    from another. The four fields from `max_input_tokens` on are for embeddings and None or False elsewhere.
+    `task` is the task's slug, `architecture` the first entry of `architectures` in `config.json`. `tool_parser` and
+    `speculation` are those of the card. `recipe` is set for quantized variants. `max_input_tokens`,
+    `output_dimensions`, `pooling` and `is_normalised` are for embedding models.
     """
 
     format: int = 1
@@ -71,13 +72,12 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         paths = [file.path for file in self.files]
         if self.format != 1:
-            raise ValueError("this version reads manifests of format 1 only")
+            raise ValueError(f"unsupported manifest format {self.format}: expected 1")
         if len(set(paths)) != len(paths):
-            raise ValueError("a manifest names a file twice")
+            raise ValueError("a manifest lists a file twice")
 
     def encode(self) -> bytes:
-        """Canonical JSON: keys and files sorted, no spaces; equal manifests give equal bytes. A field that younger
-        versions added is left out where it says nothing, so that revisions stay what they were."""
+        """Return canonical JSON: equal manifests give equal bytes. Optional fields are left out if they are None."""
         fields = msgspec.structs.asdict(self) | {"files": sorted(self.files, key=lambda file: file.path)}
         for name in ("tool_parser", "speculation", "recipe"):
             if fields[name] is None:
@@ -86,18 +86,19 @@ class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def revision(self) -> str:
+        """The SHA-256 of the manifest, in hexadecimal."""
         return hashlib.sha256(self.encode()).hexdigest()
 
 
 def is_plain_path(path: str) -> bool:
-    """Whether `path` is one that a file of a model may have: it can only lead to a place inside the model's folder."""
+    """Return True if a model file may have this path. Such paths never leave the model's folder."""
     return _PATH.fullmatch(path) is not None and ".." not in path
 
 
 def decode_manifest(data: bytes, revision: str) -> Manifest:
-    """The manifest whose canonical bytes are `data`. Raises CardError unless their digest is `revision`."""
+    """Decode a manifest. Raises CardError if it is invalid or its digest is not `revision`."""
     if len(data) > MAX_MANIFEST_BYTES:
-        raise CardError(f"a manifest is over {MAX_MANIFEST_BYTES} bytes")
+        raise CardError(f"a manifest must have at most {MAX_MANIFEST_BYTES} bytes (got {len(data)})")
     if hashlib.sha256(data).hexdigest() != revision:
         raise CardError(f"the manifest does not have the digest {revision}")
     try:
@@ -107,30 +108,35 @@ def decode_manifest(data: bytes, revision: str) -> Manifest:
 
 
 def hash_file(path: Path) -> str:
-    """SHA-256 of a file, read in pieces."""
+    """Return the SHA-256 of a file in hexadecimal. Does not read the file into memory as a whole."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def entry_of(folder: Path, path: str) -> FileEntry:
-    """Hash one file of `folder`."""
+    """Return the entry of a file in `folder`. Hashes the file."""
     full = folder / path
     return FileEntry(path=path, size_bytes=full.stat().st_size, sha256=hash_file(full))
 
 
 def is_intact(path: Path, entry: FileEntry) -> bool:
-    """Whether the file at `path` has exactly the size and digest of `entry`; a missing one has not."""
+    """Return True if the file exists and has the size and digest of `entry`."""
     return path.is_file() and path.stat().st_size == entry.size_bytes and hash_file(path) == entry.sha256
 
 
 def blob_key(sha256: str) -> str:
+    """Return the object store key of a file."""
     return f"blobs/sha256/{sha256}"
 
 
 def manifest_key(revision: str) -> str:
+    """Return the object store key of a manifest."""
     return f"manifests/{revision}.json"
 
 
 def pointer_key(name: str) -> str:
-    """Where `{"name", "revision"}` of a model's current version lies; a digest, so that a name never forms a path."""
+    """Return the object store key of a model's pointer, `{"name", "revision"}`.
+
+    Names are hashed: they never form a path.
+    """
     return f"models/{hashlib.sha256(name.encode()).hexdigest()}.json"

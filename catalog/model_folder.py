@@ -1,7 +1,7 @@
-"""A folder in the Hugging Face layout: is it a model that may be published, which files belong to it, what is it?
+"""Model folders in the Hugging Face layout: validate the files and derive a card from them.
 
-Only data passes: safetensors, JSON, tokenizer text. Whatever would run code when loaded (pickles, Python files,
-`auto_map`, foreign module classes) is refused by name, no flag allows it.
+Only safetensors, JSON and tokenizer files are accepted. Everything that executes code when it is loaded (pickles,
+Python files, `auto_map`, custom module classes) is rejected without an option to allow it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from catalog.errors import InvalidModelId, PublishError
 from catalog.listed import ListedModel
 from catalog.safetensors_header import check_safetensors
 
-_TAKEN = (".safetensors", ".json", ".txt", ".model", ".jinja")
+_MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
 _CODE = (".py", ".pyc", ".so", ".dll", ".dylib")
 _MAX_CONFIG_BYTES = 1024 * 1024
@@ -28,13 +28,13 @@ _TOKENIZERS = (
     "tokenizer.model",
     "spiece.model",
     "sentencepiece.bpe.model",
-)  # as engines look for one
+)  # in the order in which the engine looks for them
 _INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A folder that passed: its `config.json`, and the paths (relative, sorted) of the files that make up the model."""
+    """A valid model folder: its `config.json` and the sorted relative paths of its model files."""
 
     path: Path
     config: dict[str, Any]
@@ -42,26 +42,27 @@ class ModelFolder:
 
     @property
     def architecture(self) -> str:
+        """The first entry of `architectures` in `config.json`."""
         return str(self.config["architectures"][0])
 
 
-def is_taken(path: str) -> bool:
-    """Whether a file of this name belongs to a model (documents, pictures and other formats of the weights do not)."""
-    return path.endswith(_TAKEN) and not any(part.startswith(".") for part in path.split("/"))
+def is_model_file(path: str) -> bool:
+    """Return True if a file of this name belongs to a model. Documents, images and other weight formats do not."""
+    return path.endswith(_MODEL_SUFFIXES) and not any(part.startswith(".") for part in path.split("/"))
 
 
 def inspect_folder(path: Path) -> ModelFolder:
-    """Check `path` as a whole. Raises PublishError with the file and the reason."""
+    """Validate a folder. Raises PublishError naming the file and the reason."""
     if not path.is_dir():
         raise PublishError(f"{path} is not a folder")
     found = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
     found = [file for file in found if not any(part.startswith(".") for part in file.split("/"))]
     for file in found:
         if file.endswith(_PICKLES):
-            raise PublishError(f"{file}: pickled data is never loaded; only safetensors weights are")
+            raise PublishError(f"{file}: pickle files are not supported; weights must be safetensors")
         if file.endswith(_CODE):
-            raise PublishError(f"{file}: a model must not bring code")
-    files = tuple(file for file in found if is_taken(file))
+            raise PublishError(f"{file}: a model must not contain code")
+    files = tuple(file for file in found if is_model_file(file))
     if "config.json" not in files:
         raise PublishError("config.json is missing")
     if not any(file in files for file in _TOKENIZERS):
@@ -77,8 +78,10 @@ def inspect_folder(path: Path) -> ModelFolder:
 
 
 def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
-    """Facts for a model that came without a card: what its own files say; no price. Raises PublishError when they do
-    not say what it is for."""
+    """Derive the facts of a model without a card from its files, without prices.
+
+    Raises PublishError if the task cannot be derived.
+    """
     common = {"name": name, "created_at": now, "tags": ("published",)}
     if folder.architecture.endswith("ForCausalLM"):
         window = folder.config.get("max_position_embeddings", 2048)
@@ -86,7 +89,7 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
             "task": "Text Generation",
             "description": f"{folder.architecture} model",
             "schema": "text_generation_legacy",
-            # Any text can be held to a schema; tools are the template's to write.
+            # JSON mode works with every model; tool calls depend on the chat template.
             "capabilities": ["json_mode", "logit_bias", "lora", "multiple_choices"],
             "context_window": window,
             "default_max_tokens": min(256, window) if isinstance(window, int) else 256,
@@ -94,7 +97,7 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
     elif "modules.json" in folder.files and "1_Pooling/config.json" in folder.files:
         facts = common | _embedding_facts(folder)
     else:
-        raise PublishError(f"{folder.architecture} does not say what the model is for: give a card")
+        raise PublishError(f"the task of {folder.architecture} is unknown: pass a card")
     try:
         return msgspec.convert(facts, CardFacts)
     except (msgspec.ValidationError, InvalidModelId) as error:
@@ -102,10 +105,13 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
 
 
 def facts_as_listed(facts: CardFacts, listed: ListedModel) -> CardFacts:
-    """Facts that a folder itself told, with what is known of the listed model whose weights it holds: what it is, costs
-    and answers like. What it can do stays what its files say."""
+    """Complete derived facts with description, prices and schema of the listed model. Capabilities stay the derived
+    ones.
+
+    Raises PublishError if the tasks differ.
+    """
     if facts.task != listed.task:
-        raise PublishError(f"{listed.name} is of the task {listed.task}, and these files are of {facts.task}")
+        raise PublishError(f"{listed.name} is a model for {listed.task}, but these files are for {facts.task}")
     known: dict[str, Any] = {
         "description": listed.description,
         "prices": listed.neurons_per_million,
@@ -161,12 +167,12 @@ def _check_weights(folder: Path, files: tuple[str, ...]) -> None:
     tensors = {file: check_safetensors(folder / file) for file in weights}
     if _INDEX not in files:
         return
-    placed = _read_json(folder, _INDEX, max_bytes=64 * _MAX_CONFIG_BYTES).get("weight_map")
-    if not isinstance(placed, dict):
+    weight_map = _read_json(folder, _INDEX, max_bytes=64 * _MAX_CONFIG_BYTES).get("weight_map")
+    if not isinstance(weight_map, dict):
         raise PublishError(f"{_INDEX}: weight_map is missing")
-    for tensor, file in placed.items():
+    for tensor, file in weight_map.items():
         if tensor not in tensors.get(str(file), ()):
-            raise PublishError(f"{_INDEX}: names a tensor that is not in its file")
+            raise PublishError(f"{_INDEX}: a listed tensor is not in its file")
 
 
 def _read_json(folder: Path, file: str, max_bytes: int = _MAX_CONFIG_BYTES) -> dict[str, Any]:
@@ -179,7 +185,7 @@ def _read_json(folder: Path, file: str, max_bytes: int = _MAX_CONFIG_BYTES) -> d
 def _load(folder: Path, file: str, max_bytes: int = _MAX_CONFIG_BYTES) -> Any:
     path = folder / file
     if path.stat().st_size > max_bytes:
-        raise PublishError(f"{file}: over {max_bytes} bytes")
+        raise PublishError(f"{file}: must have at most {max_bytes} bytes")
     try:
         return json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:

@@ -1,7 +1,7 @@
-"""What a call costs: what it consumed and a card's prices -> integer micro-neurons. Pure.
+"""Prices of calls in integer micro-neurons, and conversion between neurons and US dollars.
 
-A price in neurons per million tokens is the same number in micro-neurons per token, so whole prices give exact
-results; a fractional sum is rounded half up, once, at the end. Dollars are neurons at one price for all.
+Neurons per million tokens equal micro-neurons per token, so integer prices give exact results. Fractional sums are
+rounded half up once, at the end. All neurons have the same price in dollars.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def price_in_micro_neurons(
     num_image_tiles: int = 0,
     is_batch: bool = False,
 ) -> int:
-    """Micro-neurons for one call. `cached_tokens` is the part of `prompt_tokens` that the prefix cache served."""
+    """Return the price of one call. `cached_tokens` is the part of `prompt_tokens` that came from the prefix cache."""
     assert 0 <= cached_tokens <= prompt_tokens
     assert min(completion_tokens, num_steps, audio_ms, num_image_tiles) >= 0
     cached_price = prices.input if prices.cached_input is None else prices.cached_input
@@ -44,15 +44,15 @@ def price_in_micro_neurons(
 
 
 def usd(micro_neurons: int) -> float:
-    """Dollars for so much, to a millionth."""
+    """Return the price of micro-neurons in dollars, rounded to a millionth."""
     return float(round(Decimal(micro_neurons) / _MICRO_NEURONS_PER_USD, 6))
 
 
 def micro_neurons_for(micro_usd: int) -> int:
-    """What so many millionths of a dollar buy, rounded up."""
+    """Return the micro-neurons that cost this many micro-dollars, rounded up."""
     return int((Decimal(micro_usd) / _MICRO * _MICRO_NEURONS_PER_USD).to_integral_value(ROUND_CEILING))
 
 
 def usd_per_million(neurons_per_million: Decimal) -> float:
-    """Dollars for a million tokens at this price, to a tenth of a thousandth of a cent: what the search route lists."""
+    """Return dollars per million tokens, rounded to seven decimals, for the search route."""
     return float(round(neurons_per_million * 1_000_000 / _MICRO_NEURONS_PER_USD, 7))

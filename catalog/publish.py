@@ -1,7 +1,7 @@
-"""A checked folder becomes a model: blobs under their digests, then the manifest, then the row, then the pointer.
+"""Publish a validated model folder: upload files and manifest, write the database row, then the pointer object.
 
-Until the row is written nobody sees anything, so a publish that is cut short leaves the catalog as it was; done again
-it uploads only what is not there yet.
+The model becomes visible with the row, so an interrupted publish leaves the catalog unchanged. A repeated publish
+uploads only missing files.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from telemetry.clock import SYSTEM_CLOCK, Clock
 
 OnFile = Callable[[FileEntry, bool], None]
 Note = Callable[[AsyncConnection, ModelCard], Awaitable[None]]
-"""What else is to be written in the transaction that publishes a model."""
+"""Appends an audit entry in the transaction that publishes a model."""
 
 
 async def publish(
@@ -40,10 +40,10 @@ async def publish(
     note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> ModelCard:
-    """Publish `folder` as the current version of `facts.name`; returns its card. `recipe` if it was made from another.
+    """Publish `folder` as the current version of `facts.name` and return its card. `recipe` is for quantized variants.
 
-    `on_file(entry, was_uploaded)` is called for each file that is safely in the store. Raises PublishError for a name
-    that is built in or an alias, StoreError when a store does not take it.
+    `on_file(entry, was_uploaded)` is called for each file once it is in the object store. Raises PublishError if the
+    name is built in or an alias, and StoreError.
     """
     builtin = builtin_models().keys() if builtin_names is None else builtin_names
     if facts.name in builtin:
@@ -60,7 +60,7 @@ async def publish(
     await objects.put_bytes(manifest_key(card.revision), manifest.encode())
     async with change(database) as connection:
         if facts.name in await read_aliases(connection):
-            raise PublishError(f"{facts.name} is an alias; remove it first")
+            raise PublishError(f"{facts.name} is an alias: remove the alias first")
         await write_card(connection, card, clock.now())
         if note is not None:
             await note(connection, card)
@@ -70,7 +70,7 @@ async def publish(
 
 
 async def _upload(objects: Objects, folder: ModelFolder, entry: FileEntry) -> bool:
-    """Put one file under its digest; False when it was there already."""
+    """Upload one file; return False if the object store already has it."""
     key = blob_key(entry.sha256)
     try:
         if (await objects.stat(key)).size_bytes == entry.size_bytes:

@@ -1,9 +1,8 @@
-"""Brings a model from a Hugging Face hub to a local folder, pinned to one commit, resuming where it was cut.
+"""Download a model from a Hugging Face hub into a local folder, pinned to one commit, with resumption.
 
-Only safetensors, JSON and tokenizer files are asked for. Partly fetched files stay beside their place as `.partial`,
-so a pull that was interrupted, by the network or by a person, goes on with a Range request. Every file's digest is
-compared with the hub's before it counts. The hub's address is the operator's (HF_ENDPOINT), never a caller's.
-Needs the `engine` extra, and imports it only here.
+Downloads only safetensors, JSON and tokenizer files. Incomplete files end in `.partial`, and an interrupted download is
+resumed with a Range request. Every file's digest is compared with the hub's. The operator configures the hub's address
+(HF_ENDPOINT). Needs the `engine` extra, which is imported only when a download starts.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ from typing import Any
 
 from catalog.errors import PullError
 from catalog.manifest import hash_file, is_plain_path
-from catalog.model_folder import is_taken
+from catalog.model_folder import is_model_file
 
-OnProgress = Callable[[str, int, int], None]  # file, bytes that are here, bytes in all
+OnProgress = Callable[[str, int, int], None]  # file, bytes transferred, total bytes
 
-_MAX_FRUITLESS_ATTEMPTS = 5
+_MAX_ATTEMPTS_WITHOUT_PROGRESS = 5
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_MODULE_FOLDER = re.compile(r"[0-9]+_[A-Za-z]+/[^/]+")  # of sentence-transformers, such as 1_Pooling/config.json
+_MODULE_FOLDER = re.compile(r"[0-9]+_[A-Za-z]+/[^/]+")  # of sentence-transformers, for example 1_Pooling/config.json
 
 
 @dataclass(frozen=True)
 class HubFile:
-    """One file of a hub repository at a commit. The hub knows `sha256` of large files, the git blob id of others."""
+    """One file of a repository at a commit. The hub has the SHA-256 of large files and the git blob id of others."""
 
     path: str
     size_bytes: int
@@ -42,7 +41,7 @@ class HubFile:
 
 @dataclass(frozen=True)
 class Pulled:
-    """A complete copy on this machine: the folder, the commit it is of, and its files."""
+    """A complete download: the folder, its commit and its files."""
 
     folder: Path
     repo_id: str
@@ -50,7 +49,7 @@ class Pulled:
     files: tuple[HubFile, ...]
 
     def remove(self) -> None:
-        """Take the copy away, once it is published."""
+        """Delete the folder."""
         shutil.rmtree(self.folder)
 
 
@@ -62,22 +61,22 @@ def pull(
     on_progress: OnProgress | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Pulled:
-    """Fetch `repo_id` at `revision` (a branch, tag or commit) into a folder of its own below `staging`.
+    """Download `repo_id` at `revision` (a branch, tag or commit) into a new folder in `staging`. Blocking.
 
-    Blocks; gives up after five attempts in a row that brought nothing. Raises PullError; what was fetched stays, and
-    the next call goes on from there.
+    Raises PullError, for example after five attempts in a row without progress. Downloaded data stays, and the next
+    call continues there.
     """
     if importlib.util.find_spec("huggingface_hub") is None:
         raise PullError("pulling needs the `engine` extra: the package huggingface_hub is not installed")
     commit, files = _list_files(repo_id, revision)
     folder = staging / re.sub(r"[^A-Za-z0-9._-]", "--", repo_id) / commit
     for file in files:
-        _fetch(repo_id, commit, file, folder, on_progress or _nobody, sleep)
+        _fetch(repo_id, commit, file, folder, on_progress or _ignore_progress, sleep)
     return Pulled(folder, repo_id, commit, files)
 
 
 def _list_files(repo_id: str, revision: str) -> tuple[str, tuple[HubFile, ...]]:
-    """The commit that `revision` stands for now, and its files that belong to a model."""
+    """Return the current commit of `revision` and its model files."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
@@ -87,26 +86,28 @@ def _list_files(repo_id: str, revision: str) -> tuple[str, tuple[HubFile, ...]]:
         raise PullError(f"{repo_id}: {_first_line(error)}") from error
     commit = info.sha or ""
     if not _COMMIT.fullmatch(commit):
-        raise PullError(f"{repo_id}: the hub names no commit for {revision}")
-    listed = [_hub_file(repo_id, sibling) for sibling in info.siblings or () if _belongs(sibling.rfilename)]
+        raise PullError(f"{repo_id}: the hub returned no commit for {revision}")
+    listed = [_hub_file(repo_id, sibling) for sibling in info.siblings or () if _is_wanted(sibling.rfilename)]
     if not any(file.path.endswith(".safetensors") for file in listed):
-        raise PullError(f"{repo_id} has no safetensors weights; other formats are never loaded")
-    return commit, tuple(_without_copies(listed))
+        raise PullError(f"{repo_id} has no safetensors weights; other formats are not supported")
+    return commit, tuple(_without_duplicates(listed))
 
 
-def _belongs(path: str) -> bool:
-    return is_plain_path(path) and is_taken(path) and ("/" not in path or _MODULE_FOLDER.fullmatch(path) is not None)
+def _is_wanted(path: str) -> bool:
+    return (
+        is_plain_path(path) and is_model_file(path) and ("/" not in path or _MODULE_FOLDER.fullmatch(path) is not None)
+    )
 
 
 def _hub_file(repo_id: str, sibling: Any) -> HubFile:
     sha256 = sibling.lfs.sha256 if sibling.lfs else None
     if sibling.size is None or not (sha256 or sibling.blob_id):
-        raise PullError(f"{repo_id}: the hub tells no size or digest of {sibling.rfilename}")
+        raise PullError(f"{repo_id}: the hub returned no size or digest of {sibling.rfilename}")
     return HubFile(sibling.rfilename, sibling.size, sha256, sibling.blob_id)
 
 
-def _without_copies(files: list[HubFile]) -> list[HubFile]:
-    """Some repositories hold the same weights twice; those named `model*` are the ones every loader reads."""
+def _without_duplicates(files: list[HubFile]) -> list[HubFile]:
+    """Leave out duplicate weights. Some repositories have the weights twice; loaders read the files named `model*`."""
     if not any(file.path.startswith("model") and file.path.endswith(".safetensors") for file in files):
         return files
     return [
@@ -124,31 +125,31 @@ def _fetch(
     on_progress: OnProgress,
     sleep: Callable[[float], None],
 ) -> None:
-    """Make `folder / file.path` complete and verified."""
-    place = folder / file.path
-    if place.is_file() and _is_genuine(place, file):
+    """Download and verify one file, unless a verified copy exists."""
+    path = folder / file.path
+    if path.is_file() and _is_verified(path, file):
         on_progress(file.path, file.size_bytes, file.size_bytes)
         return
-    place.parent.mkdir(parents=True, exist_ok=True)
-    partial = place.with_name(place.name + ".partial")
-    num_fruitless = 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    num_attempts = 0
     while _size(partial) < file.size_bytes or not partial.exists():
         before = _size(partial)
         try:
             _request(repo_id, commit, file, partial, on_progress)
         except OSError as error:
-            num_fruitless = 0 if _size(partial) > before else num_fruitless + 1
-            if num_fruitless >= _MAX_FRUITLESS_ATTEMPTS or _is_refusal(error):
+            num_attempts = 0 if _size(partial) > before else num_attempts + 1
+            if num_attempts >= _MAX_ATTEMPTS_WITHOUT_PROGRESS or _is_rejection(error):
                 raise PullError(f"{repo_id}: {file.path}: {_first_line(error)}") from error
-            sleep(2.0**num_fruitless / 2)
-    if not _is_genuine(partial, file):
+            sleep(2.0**num_attempts / 2)
+    if not _is_verified(partial, file):
         partial.unlink()
-        raise PullError(f"{repo_id}: {file.path} does not have the size and digest that the hub promised")
-    partial.replace(place)
+        raise PullError(f"{repo_id}: {file.path} does not have the size and digest that the hub listed")
+    partial.replace(path)
 
 
 def _request(repo_id: str, commit: str, file: HubFile, partial: Path, on_progress: OnProgress) -> None:
-    """Append to `partial` what is missing. Raises OSError when the hub refuses or the connection breaks."""
+    """Append the missing bytes to `partial`. Raises OSError if the request or the connection fails."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.errors import HTTPError
     from huggingface_hub.file_download import http_get
@@ -157,7 +158,7 @@ def _request(repo_id: str, commit: str, file: HubFile, partial: Path, on_progres
     url = hf_hub_url(repo_id, file.path, revision=commit, endpoint=_endpoint())
     headers = build_hf_headers(library_name="hearth") | {"accept-encoding": "identity"}
     with partial.open("ab") as target:
-        meter = _Meter(file, target.tell(), on_progress)
+        progress_bar = _ProgressBar(file, target.tell(), on_progress)
         try:
             http_get(
                 url,
@@ -165,7 +166,7 @@ def _request(repo_id: str, commit: str, file: HubFile, partial: Path, on_progres
                 resume_size=target.tell(),
                 headers=headers,
                 expected_size=file.size_bytes,
-                tqdm_class=meter,
+                tqdm_class=progress_bar,
             )
         except OSError:
             raise
@@ -173,13 +174,13 @@ def _request(repo_id: str, commit: str, file: HubFile, partial: Path, on_progres
             raise OSError(_first_line(error)) from error
 
 
-def _is_refusal(error: OSError) -> bool:
-    """Whether asking again cannot help: the hub answered, and the answer was no."""
+def _is_rejection(error: OSError) -> bool:
+    """Return True if the hub rejected the request, so that a retry is useless."""
     status = getattr(getattr(error, "response", None), "status_code", 0)
     return 400 <= status < 500 and status not in (408, 429)
 
 
-def _is_genuine(path: Path, file: HubFile) -> bool:
+def _is_verified(path: Path, file: HubFile) -> bool:
     if path.stat().st_size != file.size_bytes:
         return False
     if file.sha256 is not None:
@@ -188,13 +189,13 @@ def _is_genuine(path: Path, file: HubFile) -> bool:
 
 
 def _git_blob_id(path: Path) -> str:
-    """What git calls a file with these bytes; only small files have no better digest."""
+    """Return the git blob id (SHA-1) of a file. The hub has no SHA-256 of small files."""
     data = path.read_bytes()
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 def _endpoint() -> str | None:
-    """The operator's hub; None is the library's own default."""
+    """Return the configured hub, or None for the library's default."""
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or None
 
 
@@ -206,22 +207,22 @@ def _first_line(error: Exception) -> str:
     return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
-def _nobody(_file: str, _done: int, _total: int) -> None:
-    """Progress that nobody watches."""
+def _ignore_progress(_file: str, _done: int, _total: int) -> None:
+    """Do nothing."""
 
 
-class _Meter:
-    """Stands where the hub library expects the class of a progress bar, and tells our listener instead."""
+class _ProgressBar:
+    """Reports progress. The hub library expects a progress bar class and calls this object instead."""
 
     def __init__(self, file: HubFile, done: int, on_progress: OnProgress) -> None:
         self._file = file
         self._done = done
         self._on_progress = on_progress
 
-    def __call__(self, **_options: Any) -> _Meter:
+    def __call__(self, **_options: Any) -> _ProgressBar:
         return self
 
-    def __enter__(self) -> _Meter:
+    def __enter__(self) -> _ProgressBar:
         return self
 
     def __exit__(self, *_error: object) -> None:

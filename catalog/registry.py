@@ -1,9 +1,9 @@
-"""Registry: which models there are, as a memory read.
+"""Registry: finds models by name in memory.
 
-Holds one immutable snapshot of the built-in cards, the published cards and the aliases; `watch` replaces it within a
-second of a change, and keeps the last one while the database is away. A name that is not in it is looked up in the
-database before it is unknown, so that a model answers from the moment it is published. Works without a database for
-what is built in.
+Holds an immutable snapshot of built-in cards, published cards and aliases. `watch` replaces the snapshot within a
+second of a change, and keeps the last one while the database is unavailable. A name that is not in the snapshot is
+looked up in the database, so that calls find a model as soon as it is published. Without a database, only built-in
+models exist.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from catalog.card import ModelCard, decode_card
 from catalog.errors import CardError
 from catalog.listed import ListedModel, listed_models
 from catalog.rows import read_aliases, read_cards, read_number
-from catalog.search import MAX_PER_PAGE, SearchPage, SearchQuery, Shown, search_page
+from catalog.search import MAX_PER_PAGE, AnyModel, SearchPage, SearchQuery, search_page
 from storage.database import Database
 from storage.errors import StoreUnavailable
 from telemetry.clock import SYSTEM_CLOCK, Clock
 
 POLL_INTERVAL_S = 1.0
-LOOK_UP_INTERVAL_S = 0.02  # between two reads for names that are not there: many calls with them share one
+LOOK_UP_INTERVAL_S = 0.02  # minimum interval between two reads for unknown names; concurrent calls share one read
 LOOK_UP_TIMEOUT_S = 2.0
 
-# The shapes that any model of a task can be asked and answer in.
-_SHAPES = {"Text Generation": ("text_generation_legacy", "openai_chat", "text_generation_responses")}
+# Schemas that every model of a task supports.
+_SCHEMAS = {"Text Generation": ("text_generation_legacy", "openai_chat", "text_generation_responses")}
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Resolved:
-    """What a name leads to. `alias_of` is the card's own name when `requested_name` is an alias of it, else None."""
+    """The model of a name. `alias_of` is the card's own name if `requested_name` is an alias, else None."""
 
     card: ModelCard
     requested_name: str
@@ -50,11 +50,11 @@ class Resolved:
 class _Snapshot:
     cards: Mapping[str, ModelCard] = field(default_factory=dict)
     resolved: Mapping[str, Resolved] = field(default_factory=dict)
-    number: int | None = None  # of the catalog's changes; None before the database was ever read
+    number: int | None = None  # number of catalog changes; None before the first read
 
 
 class Registry:
-    """Finds models by name. `database` None serves the built-in models alone."""
+    """Finds models by name. With `database` None, only built-in models exist."""
 
     def __init__(
         self,
@@ -70,46 +70,51 @@ class Registry:
         self._clock = clock
         self._builtin = {card.name: card for card in cards}
         self._snapshot = _snapshot(self._builtin, {}, None, self._listed)
-        self._is_away = False  # the database, when `watch` last looked
+        self._is_unavailable = False  # state of the database at the last poll of `watch`
         self._reading = asyncio.Lock()
-        self._num_reads = self._last_read = 0  # begun; and which of them was the last to end well
+        self._num_reads = self._last_read = 0  # reads started, and the number of the last successful one
         self._read_s = float("-inf")
 
     def find(self, name: str) -> Resolved | None:
-        """The model that answers to `name` (a parsed model id), through aliases; None when there is none."""
+        """Return the model of a parsed model id, following aliases; None if there is none."""
         return self._snapshot.resolved.get(name)
 
     async def look_up(self, name: str) -> Resolved | None:
-        """`find`, and what the database has by now where that finds nothing. A database that is away, or silent for
-        LOOK_UP_TIMEOUT_S, has nothing."""
-        if name not in self._snapshot.resolved and self._database is not None and not self._is_away:
+        """Like `find`, but read the database if the snapshot does not have the name.
+
+        Returns None if the database is unavailable or does not respond within LOOK_UP_TIMEOUT_S.
+        """
+        if name not in self._snapshot.resolved and self._database is not None and not self._is_unavailable:
             with contextlib.suppress(StoreUnavailable, TimeoutError):
                 async with asyncio.timeout(LOOK_UP_TIMEOUT_S):
                     await self._read_after(self._num_reads)
         return self.find(name)
 
     async def _read_after(self, number: int) -> None:
-        """Read, unless a read that began after that one has ended: those that wait for one share the next."""
+        """Read the database, unless a read that started after read `number` has finished.
+
+        Waiting callers share a read.
+        """
         async with self._reading:
             if self._last_read <= number:
                 await asyncio.sleep(self._read_s + LOOK_UP_INTERVAL_S - self._clock.monotonic_s())
                 await self._read()
 
     def find_listed(self, name: str) -> ListedModel | None:
-        """The listed model of this name, which nothing answers to."""
+        """Return the listed model of a name that has no card, or None."""
         return None if name in self._snapshot.resolved else self._listed.get(name)
 
-    def is_retired(self, model: Shown) -> bool:
-        """Whether it is over as of today."""
+    def is_retired(self, model: AnyModel) -> bool:
+        """Return True if the model is retired today."""
         return model.planned_deprecation_date is not None and model.is_retired(self._clock.now().date())
 
-    def everything(self) -> list[Shown]:
-        """Every model's card, and every listed model that no card stands for, by name."""
-        found: dict[str, Shown] = {**self._listed, **self._snapshot.cards}
+    def everything(self) -> list[AnyModel]:
+        """Return all cards and the listed models without a card, sorted by name."""
+        found: dict[str, AnyModel] = {**self._listed, **self._snapshot.cards}
         return [model for _, model in sorted(found.items())]
 
     def all(self) -> list[ModelCard]:
-        """Every model's card, by name; aliases are not among them."""
+        """Return all cards sorted by name, without aliases."""
         return [card for _, card in sorted(self._snapshot.cards.items())]
 
     def search(
@@ -124,17 +129,17 @@ class Registry:
         page: int = 1,
         per_page: int = MAX_PER_PAGE,
     ) -> SearchPage:
-        """One page of what the search route lists; the parameters are those of `SearchQuery`."""
+        """Return one page of the search route. The parameters are those of `SearchQuery`."""
         query = SearchQuery(search, task, author, source, hide_experimental, include_deprecated, page, per_page)
         return search_page(self.everything(), query, self._clock.now().date())
 
     async def refresh(self) -> bool:
-        """Read what has changed; whether anything had. Raises StoreUnavailable, the snapshot then stays as it is."""
+        """Update the snapshot; return True if it has changed. Raises StoreUnavailable and then keeps the snapshot."""
         async with self._reading:
             return await self._read()
 
     async def _read(self) -> bool:
-        """One read at a time: an older one that ended later would take back what a newer one brought."""
+        """Callers hold the lock: an older read that finishes after a newer one would undo the newer one's update."""
         if self._database is None:
             return False
         self._num_reads += 1
@@ -145,32 +150,32 @@ class Registry:
                 texts = await read_cards(connection)
                 aliases = await read_aliases(connection)
         if is_new:
-            # Built-in names come last and win: no row can take their place.
+            # Built-in cards come last, so that no row can replace them.
             self._snapshot = _snapshot({**_decoded(texts), **self._builtin}, aliases, number, self._listed)
         self._last_read = self._num_reads
         return is_new
 
     async def watch(self) -> None:
-        """Refresh every POLL_INTERVAL_S, until cancelled."""
+        """Refresh the snapshot every POLL_INTERVAL_S, until cancelled."""
         while True:
             try:
                 await self.refresh()
-                self._is_away = False
+                self._is_unavailable = False
             except StoreUnavailable as error:
-                if not self._is_away:
-                    _log.warning("the catalog cannot be read, the last snapshot stays: %s", error)
-                self._is_away = True
+                if not self._is_unavailable:
+                    _log.warning("catalog unavailable, using the last snapshot: %s", error)
+                self._is_unavailable = True
             await asyncio.sleep(POLL_INTERVAL_S)
 
 
 def _decoded(texts: Mapping[str, str]) -> dict[str, ModelCard]:
-    """The cards of the rows that this version can read; a row that it cannot is one model less, not an outage."""
+    """Return the cards of all readable rows. An unreadable row is logged and skipped."""
     cards = {}
     for name, text in texts.items():
         try:
             cards[name] = decode_card(text)
         except CardError as error:
-            _log.error("the row of %s is left out: %s", name, error)
+            _log.error("unreadable card of %s is skipped: %s", name, error)
     return cards
 
 
@@ -184,13 +189,12 @@ def _snapshot(
     for alias in aliases:
         end = follow(aliases, alias)
         if alias not in resolved and end is not None and end in cards:
-            resolved[alias] = Resolved(_shaped_as(cards[end], listed.get(alias)), alias, end)
+            resolved[alias] = Resolved(_with_listed_schema(cards[end], listed.get(alias)), alias, end)
     return _Snapshot(cards, resolved, number)
 
 
-def _shaped_as(card: ModelCard, asked: ListedModel | None) -> ModelCard:
-    """The card that answers to the name of a public model: it takes and gives what that model does, since that is what
-    the callers of the name were written for."""
-    if asked is None or asked.task != card.task or asked.schema not in _SHAPES.get(asked.task, ()):
+def _with_listed_schema(card: ModelCard, listed: ListedModel | None) -> ModelCard:
+    """Return the card with the schema of the public model whose name is the alias: callers expect that schema."""
+    if listed is None or listed.task != card.task or listed.schema not in _SCHEMAS.get(listed.task, ()):
         return card
-    return msgspec.structs.replace(card, schema=asked.schema, native_shape=asked.native_shape)
+    return msgspec.structs.replace(card, schema=listed.schema, native_shape=listed.native_shape)

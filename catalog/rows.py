@@ -1,6 +1,6 @@
-"""Reads and writes the catalog's rows: one card or alias at a time to write, everything at once to read.
+"""Database rows of the catalog: read all cards and aliases, write one card or alias.
 
-Knows no built-in models and judges no names; `publish.py` and `aliases.py` do before they come here.
+Names are validated by `publish.py` and `aliases.py`.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from storage.database import Database
 
 @asynccontextmanager
 async def change(database: Database) -> AsyncIterator[AsyncConnection]:
-    """A transaction for a change to the catalog. Only one is open at a time; every registry hears of it."""
+    """Open a transaction for a change of the catalog.
+
+    Transactions run one at a time, and every registry sees the change.
+    """
     async with database.transaction() as connection:
-        raised = update(catalog_revision).where(catalog_revision.c.id == 1)
-        await connection.execute(raised.values(number=catalog_revision.c.number + 1))
+        increment = update(catalog_revision).where(catalog_revision.c.id == 1)
+        await connection.execute(increment.values(number=catalog_revision.c.number + 1))
         yield connection
 
 
 async def read_number(connection: AsyncConnection) -> int:
-    """How often the catalog has changed."""
+    """Return the number of changes of the catalog."""
     return int((await connection.execute(select(catalog_revision.c.number))).scalar_one())
 
 
 async def read_cards(connection: AsyncConnection) -> dict[str, str]:
-    """Name -> card text of every published model."""
+    """Return name -> card as JSON of all published models."""
     rows = await connection.execute(select(published_models.c.name, published_models.c.card))
     return {row.name: row.card for row in rows}
 
 
 async def read_aliases(connection: AsyncConnection) -> dict[str, str]:
-    """Name -> target, as written: a target may itself be an alias."""
+    """Return alias -> target. A target may itself be an alias."""
     rows = await connection.execute(select(model_aliases.c.name, model_aliases.c.target).order_by(model_aliases.c.name))
     return {row.name: row.target for row in rows}
 
@@ -54,11 +57,12 @@ async def write_card(connection: AsyncConnection, card: ModelCard, now: datetime
 
 
 async def write_alias(connection: AsyncConnection, name: str, target: str, now: datetime) -> None:
+    """Create or replace an alias."""
     await delete_alias(connection, name)
     await connection.execute(insert(model_aliases).values(name=name, target=target, created_at=now))
 
 
 async def delete_alias(connection: AsyncConnection, name: str) -> bool:
-    """Whether there was one."""
+    """Delete an alias; return False if it does not exist."""
     result = await connection.execute(delete(model_aliases).where(model_aliases.c.name == name))
     return result.rowcount > 0

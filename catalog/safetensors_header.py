@@ -1,4 +1,4 @@
-"""Is this a whole and honest safetensors file? Asks the reader that will load it, and answers as the catalog does."""
+"""Validation of safetensors files with the header parser that the engine uses, raising the catalog's exceptions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from weight_files.safetensors_header import HeaderError, read_header
 
 
 def check_safetensors(path: Path) -> set[str]:
-    """The names of the tensors in the file. Raises PublishError with the file's name and what is wrong."""
+    """Return the names of the tensors in a file. Raises PublishError naming the file and the problem."""
     try:
         return set(read_header(path))
     except HeaderError as error:

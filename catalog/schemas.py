@@ -1,17 +1,19 @@
-"""Which bodies a model admits: the JSON schemas of `catalog/schemas/`, made concrete for one card and compiled once.
+"""Request validation: the JSON schemas of `catalog/schemas/`, specialized for one card and compiled once.
 
-One file describes one face of a task and serves four uses: validation here, `models/schema`, the API page and the
-playground. Beside standard JSON Schema a file may say:
+Each file describes one request format of a task. It is used for validation, for `models/schema`, for the OpenAPI
+document and for the playground. In addition to standard JSON Schema, a file may contain:
 
-    x-capability   this part exists only for cards with the capability; its field is otherwise refused, unless its
-    x-neutral      value is one of these, which ask for nothing
-    x-code         the error code of that refusal
-    x-card         {"x-card": "context_window"} stands for that value of the card
-    x-file         {"x-file": "openai_chat"} among alternatives stands for those of that file
-    maxBytes       UTF-8 bytes of a string; maxJsonBytes: bytes of any value as JSON
+    x-capability   this part exists only for cards with the capability; otherwise the field is rejected
+    x-neutral      values of such a field that are accepted nevertheless because they request nothing
+    x-code         the error code of the rejection
+    x-card         {"x-card": "context_window"} is replaced by that value of the card
+    x-file         {"x-file": "openai_chat"} among alternatives is replaced by the alternatives of that file
+    x-sampling     {"x-sampling": "top_k"} is replaced by the bounds of that parameter in `engine/protocol/sampling.py`;
+                   {"x-sampling": true} among properties is replaced by all parameters that OpenAI's formats share
+    maxBytes       maximum UTF-8 bytes of a string; maxJsonBytes: maximum bytes of any value as JSON
 
-and at its top which fields no caller may send (`refused`) and which variant is meant when several fit (`precedence`).
-Violations are told in the contract's dialect by `violations.py`. Nothing here knows HTTP.
+At its top level, a file lists the fields that callers may not send (`refused`), and the order in which alternatives are
+tried (`precedence`). `violations.py` writes the error messages.
 """
 
 from __future__ import annotations
@@ -27,130 +29,128 @@ from typing import Any, Literal
 import jsonschema_rs
 import msgspec
 
-from catalog.card import TASKS, ModelCard
+from catalog.card import ModelCard
 from catalog.errors import SchemaViolation
 from catalog.listed import ListedModel
 from catalog.violations import describe, missing, needs_capability, not_accepted
+from engine.protocol.sampling import SHARED_PARAMETERS, bounds_schema
 
-Face = Literal["native", "openai", "completions", "responses", "response_tokens", "messages", "message_tokens"]
 Body = dict[str, Any]
 
-_TEXT_FACES = {
-    "completions": "openai_completions",
-    "responses": "openai_responses",
-    "response_tokens": "openai_response_tokens",
-    "messages": "anthropic_messages",
-    "message_tokens": "anthropic_message_tokens",
-}
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _MAX_NUMBER_CHARACTERS = 20
 
 
 @lru_cache(maxsize=1024)
-def input_schema(card: ModelCard, face: Face = "native") -> InputSchema:
-    """The compiled schema of a card's own shape, of the OpenAI route for its task, or of another route for text."""
-    name = card.schema if face == "native" else _TEXT_FACES.get(face) or TASKS[card.task].openai_schema
-    return InputSchema(_read(name), card)
+def input_schema(card: ModelCard, name: str = "") -> InputSchema:
+    """Return a compiled schema of `catalog/schemas/` for a card; by default that of the card's native format."""
+    return InputSchema(_read(name or card.schema), card)
 
 
 def schema_document(card: ModelCard | ListedModel) -> dict[str, Any]:
-    """`{"input", "output"}` of the card's own shape, as the `models/schema` route serves it. Tasks that nodes do not do
-    yet have theirs in one file."""
+    """Return `{"input", "output"}` of the card's own schema, for the `models/schema` route."""
     source = _read_listed().get(card.schema) or _read(card.schema)
     return {half: _concrete(source[half], card) for half in ("input", "output")}
 
 
 def general_document(name: str) -> dict[str, Any]:
-    """`{"input", "output"}` of a file of `catalog/schemas/`, for no card in particular: limits that each card has its
-    own value of are left out, and parts that only some cards have say so."""
+    """Return `{"input", "output"}` of a schema file for any card.
+
+    Limits that depend on the card are left out. Fields that need a capability say so in their descriptions.
+    """
     source = _read(name)
     return {half: _general(source[half]) for half in ("input", "output")}
 
 
 class InputSchema:
-    """Admits or refuses bodies for one card and face."""
+    """Validates request bodies for one card and schema."""
 
     def __init__(self, source: dict[str, Any], card: ModelCard) -> None:
         document = _concrete(source["input"], card)
-        shapes = document.get("oneOf", [document])
-        self._variants = {shape["required"][0]: _Variant.compile(shape) for shape in shapes}
-        self._precedence: list[str] = [key for key in source["precedence"] if key in self._variants]
+        alternatives = document.get("oneOf", [document])
+        self._alternatives = {each["required"][0]: _Alternative.compile(each) for each in alternatives}
+        self._precedence: list[str] = [key for key in source["precedence"] if key in self._alternatives]
         self._refused = frozenset(source["refused"])
-        self._gates = _gates(source["input"], card)
-        self._watched = self._refused | self._gates.keys()
+        self._restricted = _restrictions(source["input"], card)
+        self._checked = self._refused | self._restricted.keys()
 
     def coerce_and_validate(self, body: Body) -> Body:
-        """The declared fields of `body`, string booleans and numeric strings converted, without nulls and without
-        what is not declared. `body` itself is left as it is. Raises SchemaViolation."""
-        for field in self._watched & body.keys():
-            self._check_watched(field, body[field])
-        variant = self._choose(body)
-        admitted = variant.coerce(body)
+        """Return the declared fields of `body`, with string booleans and numeric strings converted, and without nulls.
+
+        `body` is not changed. Raises SchemaViolation.
+        """
+        for field in self._checked & body.keys():
+            self._check_field(field, body[field])
+        alternative = self._choose(body)
+        admitted = alternative.coerce(body)
         try:
-            if variant.validator.is_valid(admitted):
+            if alternative.validator.is_valid(admitted):
                 return admitted
-            violation = describe(variant.validator.iter_errors(admitted))
-        except ValueError as error:  # text or nesting that the validator cannot read
+            violation = describe(alternative.validator.iter_errors(admitted))
+        except ValueError as error:  # invalid Unicode, or nested too deeply for the validator
             raise SchemaViolation("the body holds text or nesting that cannot be read", "/") from error
         raise violation
 
     def is_valid(self, admitted: Body) -> bool:
-        """Whether a body made of fields that were admitted before is one that would be now."""
+        """Return True if a body of validated fields is valid."""
         try:
             return self._choose(admitted).validator.is_valid(admitted)
-        except ValueError:  # text or nesting that the validator cannot read
+        except ValueError:  # invalid Unicode, or nested too deeply for the validator
             return False
 
     def has_field(self, field: str) -> bool:
-        """Whether bodies of any variant may have it."""
-        return any(field in variant.kinds for variant in self._variants.values())
+        """Return True if an alternative declares the field."""
+        return any(field in alternative.kinds for alternative in self._alternatives.values())
 
-    def _check_watched(self, field: str, value: Any) -> None:
+    def _check_field(self, field: str, value: Any) -> None:
         if value is None:
             return
         if field in self._refused:
             raise not_accepted(field)
-        gate = self._gates[field]
-        if any(value == neutral and type(value) is type(neutral) for neutral in gate.neutral):
+        restriction = self._restricted[field]
+        if any(value == neutral and type(value) is type(neutral) for neutral in restriction.neutral):
             return
-        if gate.grammar is not None and not gate.grammar.is_valid({field: value}):
-            raise describe(gate.grammar.iter_errors({field: value}))
-        raise needs_capability(field, gate.capability, gate.code)
+        if restriction.validator is not None and not restriction.validator.is_valid({field: value}):
+            raise describe(restriction.validator.iter_errors({field: value}))
+        raise needs_capability(field, restriction.capability, restriction.code)
 
-    def _choose(self, body: Body) -> _Variant:
+    def _choose(self, body: Body) -> _Alternative:
         for key in self._precedence:
             if body.get(key) is not None:
-                return self._variants[key]
+                return self._alternatives[key]
         for key in self._precedence:
             if key in body:
-                return self._variants[key]
-        raise missing(list(self._variants))
+                return self._alternatives[key]
+        raise missing(list(self._alternatives))
 
 
 @dataclass(frozen=True)
-class _Gate:
-    """Why a top-level field is not for this card, and which values of it are harmless. A refusal with a code of its own
-    is for values that keep to the field's grammar; others are told so first."""
+class _Restriction:
+    """A top-level field that this card does not support, with the values that are accepted nevertheless.
+
+    If the rejection has its own error code, a value that violates the field's schema (`validator`) is reported as a
+    schema violation first.
+    """
 
     capability: str
     neutral: tuple[Any, ...]
     code: int
-    grammar: jsonschema_rs.Validator | None
+    validator: jsonschema_rs.Validator | None
 
 
 @dataclass(frozen=True)
-class _Variant:
-    """One alternative of a schema: its validator, and how to coerce each declared field."""
+class _Alternative:
+    """One alternative of a schema: its validator, and the conversion of each declared field."""
 
     validator: jsonschema_rs.Validator
     kinds: dict[str, _Kind]
     required: frozenset[str]
 
     @classmethod
-    def compile(cls, shape: dict[str, Any]) -> _Variant:
+    def compile(cls, schema: dict[str, Any]) -> _Alternative:
         keywords: dict[str, Any] = {"maxBytes": _MaxBytes, "maxJsonBytes": _MaxJsonBytes}
-        validator = jsonschema_rs.Draft202012Validator(shape, keywords=keywords)
-        return cls(validator, _kinds(shape), frozenset(shape["required"]))
+        validator = jsonschema_rs.Draft202012Validator(schema, keywords=keywords)
+        return cls(validator, _kinds(schema), frozenset(schema["required"]))
 
     def coerce(self, body: Body) -> Body:
         return {
@@ -162,9 +162,9 @@ class _Variant:
 
 @dataclass(frozen=True)
 class _Kind:
-    """How the value of one declared field is coerced: `wants` a scalar, or has fields of its own, or is left alone."""
+    """The conversion of one declared field: to the scalar type `type`, or of its nested `fields`, or none."""
 
-    wants: Literal["boolean", "integer", "number", None]
+    type: Literal["boolean", "integer", "number", None]
     fields: dict[str, _Kind]
 
     def coerce(self, value: Any) -> Any:
@@ -174,18 +174,18 @@ class _Kind:
                 for field, inner in value.items()
                 if inner is not None
             }
-        if self.wants == "boolean" and isinstance(value, str):
+        if self.type == "boolean" and isinstance(value, str):
             return {"true": True, "false": False}.get(value, value)
-        if self.wants in ("integer", "number"):
+        if self.type in ("integer", "number"):
             if isinstance(value, str):
                 value = _number(value)
-            if self.wants == "integer" and isinstance(value, float) and value.is_integer():
+            if self.type == "integer" and isinstance(value, float) and value.is_integer():
                 return int(value)
         return value
 
 
 def _number(text: str) -> Any:
-    """The number that `text` spells; `text` itself when it spells none that is finite and short enough."""
+    """Return the number in `text`, or `text` itself if it is not a finite number of at most 20 characters."""
     if len(text) > _MAX_NUMBER_CHARACTERS or not _NUMBER.fullmatch(text):
         return text
     try:
@@ -195,28 +195,28 @@ def _number(text: str) -> Any:
         return value if math.isfinite(value) else text
 
 
-def _kinds(shape: dict[str, Any]) -> dict[str, _Kind]:
+def _kinds(schema: dict[str, Any]) -> dict[str, _Kind]:
     kinds = {}
-    for field, schema in shape.get("properties", {}).items():
-        wants = schema.get("type")
-        kinds[field] = _Kind(wants if wants in ("boolean", "integer", "number") else None, _kinds(schema))
+    for field, declared in schema.get("properties", {}).items():
+        type_ = declared.get("type")
+        kinds[field] = _Kind(type_ if type_ in ("boolean", "integer", "number") else None, _kinds(declared))
     return kinds
 
 
-def _gates(source: Any, card: ModelCard) -> dict[str, _Gate]:
-    """Every top-level field, of any variant, that this card lacks the capability for."""
-    gates = {}
-    for shape in source.get("oneOf", [source]):
-        for field, schema in shape.get("properties", {}).items():
+def _restrictions(source: Any, card: ModelCard) -> dict[str, _Restriction]:
+    """Return the top-level fields, of any alternative, for which this card lacks the capability."""
+    restrictions = {}
+    for alternative in source.get("oneOf", [source]):
+        for field, schema in alternative.get("properties", {}).items():
             if _is_lacking(schema, card):
                 neutral = tuple(schema.get("x-neutral", ()))
-                gates[field] = _Gate(
-                    schema["x-capability"], neutral, schema.get("x-code", 5006), _grammar(field, schema)
+                restrictions[field] = _Restriction(
+                    schema["x-capability"], neutral, schema.get("x-code", 5006), _field_validator(field, schema)
                 )
-    return gates
+    return restrictions
 
 
-def _grammar(field: str, schema: Body) -> jsonschema_rs.Validator | None:
+def _field_validator(field: str, schema: Body) -> jsonschema_rs.Validator | None:
     if "x-code" not in schema:
         return None
     bare = {key: value for key, value in schema.items() if not key.startswith("x-")}
@@ -232,8 +232,10 @@ def _is_lacking(schema: Any, card: ModelCard | ListedModel) -> bool:
 
 
 def _concrete(schema: Any, card: ModelCard | ListedModel) -> Any:
-    """`schema` for this card: its values filled in, parts that it lacks left out, our own annotations gone. What a
-    listed model does not say is left out as well."""
+    """Return `schema` for this card: values filled in, unsupported parts and `x-` annotations removed.
+
+    Values that a listed model does not have are removed as well.
+    """
     if isinstance(schema, list):
         return [_concrete(item, card) for item in schema if not _is_lacking(item, card)]
     if not isinstance(schema, dict):
@@ -248,7 +250,7 @@ def _concrete(schema: Any, card: ModelCard | ListedModel) -> Any:
 
 
 def _general(schema: Any) -> Any:
-    """`schema` for any card, our own annotations gone."""
+    """Return `schema` for any card, without `x-` annotations."""
     if isinstance(schema, list):
         return [_general(item) for item in schema if not _is_card_value(item)]
     if not isinstance(schema, dict):
@@ -259,8 +261,8 @@ def _general(schema: Any) -> Any:
         if not key.startswith("x-") and not _is_card_value(value) and not (key == "enum" and _is_card_value(value[0]))
     }
     if "x-capability" in schema:
-        needs = f"For models with the capability {schema['x-capability']}."
-        general["description"] = " ".join(filter(None, (general.get("description"), needs)))
+        requirement = f"For models with the capability {schema['x-capability']}."
+        general["description"] = " ".join(filter(None, (general.get("description"), requirement)))
     return general
 
 
@@ -278,7 +280,7 @@ def _read_listed() -> dict[str, Any]:
 @lru_cache(maxsize=16)
 def _read(name: str) -> dict[str, Any]:
     text = resources.files("catalog").joinpath("schemas", f"{name}.json").read_text("utf-8")
-    source: dict[str, Any] = json.loads(text)
+    source: dict[str, Any] = _with_bounds(json.loads(text))
     for half in ("input", "output"):
         alternatives = source[half].get("oneOf", ())
         if any("x-file" in alternative for alternative in alternatives):
@@ -287,8 +289,25 @@ def _read(name: str) -> dict[str, Any]:
     return source
 
 
+def _with_bounds(schema: Any) -> Any:
+    """Return the schema with the declared bounds of sampling parameters filled in."""
+    if isinstance(schema, list):
+        return [_with_bounds(item) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if isinstance(schema.get("x-sampling"), str):
+        return bounds_schema(schema["x-sampling"])
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "x-sampling":
+            found |= {name: bounds_schema(name) for name in SHARED_PARAMETERS}
+        else:
+            found[key] = _with_bounds(value)
+    return found
+
+
 class _MaxBytes:
-    """Keyword `maxBytes`. Like `maxLength`, says nothing about values that are not strings."""
+    """Keyword `maxBytes`. Like `maxLength`, applies only to strings."""
 
     def __init__(self, _parent: dict[str, Any], limit: int, _path: list[str | int]) -> None:
         self._limit = limit

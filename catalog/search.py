@@ -1,4 +1,4 @@
-"""Rows of the search route: which cards match, in which order, and how each is told. Pure."""
+"""The search route: filter cards, cut pages, and render rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from catalog.listed import ListedModel
 from catalog.pricing import usd_per_million
 
 MAX_PER_PAGE = 1000
-Shown = ModelCard | ListedModel
+AnyModel = ModelCard | ListedModel
 
 _RETIRED_SHOWN_FOR = timedelta(days=92)  # three months
 
@@ -33,9 +33,9 @@ class SearchQuery:
 
 @dataclass(frozen=True)
 class SearchPage:
-    """`models` of one page (none past the end) and how many match in all."""
+    """The models of one page, none past the end, and the number of all matching models."""
 
-    models: list[Shown]
+    models: list[AnyModel]
     total_count: int
     page: int
     per_page: int
@@ -46,16 +46,16 @@ class SearchPage:
         return [search_row(model) for model in self.models]
 
 
-def search_page(cards: Iterable[Shown], query: SearchQuery, today: date) -> SearchPage:
-    """The page of `cards`, in their order, that `query` asks for. Sizes out of range are brought into it."""
+def search_page(cards: Iterable[AnyModel], query: SearchQuery, today: date) -> SearchPage:
+    """Return one page of the matching cards, in their order. Page numbers and sizes out of range are clamped."""
     matching = [card for card in cards if _matches(card, query, today)]
     page, per_page = max(1, query.page), min(max(1, query.per_page), MAX_PER_PAGE)
     start = (page - 1) * per_page
     return SearchPage(matching[start : start + per_page], len(matching), page, per_page)
 
 
-def search_row(card: Shown) -> dict[str, Any]:
-    """One row, as the contract has it: the model id is in `name`."""
+def search_row(card: AnyModel) -> dict[str, Any]:
+    """Return a row as defined by the wire contract: the model id is in `name`."""
     task = TASKS[card.task]
     milliseconds = card.created_at.microsecond // 1000
     return {
@@ -70,14 +70,14 @@ def search_row(card: Shown) -> dict[str, Any]:
     }
 
 
-def _source(card: Shown) -> int:
+def _source(card: AnyModel) -> int:
     return 1 if card.name.startswith("@cf/") else 2
 
 
-def _matches(card: Shown, query: SearchQuery, today: date) -> bool:
-    words = query.search.lower()
+def _matches(card: AnyModel, query: SearchQuery, today: date) -> bool:
+    pattern = query.search.lower()
     return (
-        (not words or words in card.name.lower() or words in card.description.lower())
+        (not pattern or pattern in card.name.lower() or pattern in card.description.lower())
         and query.task in ("", card.task)
         and query.author.lower() in ("", card.author.lower())
         and query.source in (None, _source(card))
@@ -86,7 +86,7 @@ def _matches(card: Shown, query: SearchQuery, today: date) -> bool:
     )
 
 
-def _is_shown(card: Shown, include_deprecated: bool, today: date) -> bool:
+def _is_shown(card: AnyModel, include_deprecated: bool, today: date) -> bool:
     if isinstance(card, ListedModel) and card.is_hidden:
         return False
     if not card.is_retired(today):
@@ -95,7 +95,7 @@ def _is_shown(card: Shown, include_deprecated: bool, today: date) -> bool:
     return include_deprecated and today - card.planned_deprecation_date <= _RETIRED_SHOWN_FOR
 
 
-def _properties(card: Shown) -> list[dict[str, Any]]:
+def _properties(card: AnyModel) -> list[dict[str, Any]]:
     values: dict[str, Any] = {}
     price = _listed_price(card) if isinstance(card, ListedModel) else _price(card)
     if price or not isinstance(card, ListedModel):

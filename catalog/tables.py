@@ -1,6 +1,6 @@
-"""The catalog's rows: published models, aliases, the counter that says that either changed, and accounts' finetunes.
+"""Tables of the catalog: published models, aliases, the counter of their changes, and fine-tunes.
 
-Column definitions only. Built-in models have no row.
+Built-in models have no row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ published_models = Table(
     Column("published_at", UtcDateTime, nullable=False),
 )
 
-# A public id that another model answers.
+# Public ids that are mapped to another model.
 model_aliases = Table(
     "model_aliases",
     metadata,
@@ -29,8 +29,7 @@ model_aliases = Table(
     Column("created_at", UtcDateTime, nullable=False),
 )
 
-# Raised first in every transaction that changes the two tables above: writers wait for each other on
-# it, and readers poll it.
+# Incremented first in every transaction that changes the two tables above, which serializes writers. Readers poll it.
 catalog_revision = Table(
     "catalog_revision",
     metadata,
@@ -38,7 +37,7 @@ catalog_revision = Table(
     Column("number", BigInteger, nullable=False),
 )
 
-# LoRA adapters that accounts brought for a model. Their files lie in the object store under their digests.
+# LoRA adapters of accounts. Their files are in the object store under their digests.
 finetunes = Table(
     "finetunes",
     metadata,
@@ -54,7 +53,7 @@ finetunes = Table(
     Column("config_bytes", BigInteger, nullable=True),
     Column("weights_sha256", String(64), nullable=True),
     Column("weights_bytes", BigInteger, nullable=True),
-    # The digest of the manifest of both files, once they are there.
+    # Digest of the manifest, once both files are uploaded.
     Column("revision", String(64), nullable=True),
     UniqueConstraint("account_id", "name"),
 )

@@ -1,4 +1,4 @@
-"""`hearth account`: the tenants of a platform. Asks `tenants.accounts` and prints."""
+"""`hearth account`: create, change, block and list accounts."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.target import Target
+from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
     from tenants.accounts import Account
 
 app = typer.Typer(
-    help="Accounts: create, list, block, unblock; where their calls may be, and what is kept.", no_args_is_help=True
+    help="Accounts: create, list, block, unblock; plan, limits, residency and retention.", no_args_is_help=True
 )
 COLUMNS = ("account_id", "name", "status", "plan", "created_at")
 
@@ -26,8 +25,8 @@ AccountId = Annotated[str, typer.Argument(help="32 hexadecimal digits.", show_de
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="What people call this account.", show_default=False)],
-    account_id: Annotated[str | None, typer.Option("--id", help="32 hexadecimal digits; drawn unless given.")] = None,
+    name: Annotated[str, typer.Argument(help="Name of the account.", show_default=False)],
+    account_id: Annotated[str | None, typer.Option("--id", help="32 hexadecimal digits. Default: random.")] = None,
     plan: Annotated[str, typer.Option(help="free, paid or enterprise.")] = "paid",
     data: DataOption = None,
     json: JsonOption = False,
@@ -39,58 +38,58 @@ def create(
 @app.command()
 def terms(
     account_id: AccountId,
-    plan: Annotated[str | None, typer.Option(help="free, paid or enterprise; stays unless given.")] = None,
+    plan: Annotated[str | None, typer.Option(help="free, paid or enterprise. Default: unchanged.")] = None,
     limits: Annotated[
         str | None,
-        typer.Option(help="Limits of its own, such as account=100/60, account.calls=8; empty for none."),
+        typer.Option(help="Limits of this account, such as account=100/60,account.calls=8. Empty: the defaults."),
     ] = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Change an account's plan, or the limits that hold for it in place of the operator's; in force within seconds."""
+    """Change an account's plan, or limits that replace the operator's. Takes effect within seconds."""
     print_record(asyncio.run(_set_terms(data, account_id, plan, limits)), is_json=json)
 
 
 @app.command("list")
 def list_(data: DataOption = None, json: JsonOption = False) -> None:
-    """List every account."""
+    """List all accounts."""
     print_rows(asyncio.run(_list(data)), COLUMNS, is_json=json, empty="no accounts yet")
 
 
 @app.command()
 def block(account_id: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
-    """Refuse every call of an account until it is unblocked."""
+    """Reject all calls of an account until it is unblocked."""
     print_record(asyncio.run(_set_blocked(data, account_id, True)), is_json=json)
 
 
 @app.command()
 def unblock(account_id: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
-    """Let a blocked account call again."""
+    """Allow the calls of a blocked account again."""
     print_record(asyncio.run(_set_blocked(data, account_id, False)), is_json=json)
 
 
 @app.command()
 def region(
     account_id: AccountId,
-    places: Annotated[
+    locations: Annotated[
         str,
-        typer.Argument(help="Countries and jurisdictions, as DE,FR,eu; or anywhere.", show_default=False),
+        typer.Argument(help="Countries and jurisdictions, such as DE,FR,eu; or anywhere.", show_default=False),
     ],
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say where an account's calls may run and be kept."""
-    print_record(asyncio.run(_set_residency(data, account_id, region=places)), is_json=json)
+    """Restrict where an account's calls may run and its content may be stored."""
+    print_record(asyncio.run(_set_residency(data, account_id, region=locations)), is_json=json)
 
 
 @app.command()
 def retention(
     account_id: AccountId,
-    rule: Annotated[str, typer.Argument(help="standard, or zero: nothing of a call is kept.", show_default=False)],
+    rule: Annotated[str, typer.Argument(help="standard, or zero: no content of calls is stored.", show_default=False)],
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say what may be kept of an account's calls."""
+    """Set what may be stored of an account's calls."""
     print_record(asyncio.run(_set_residency(data, account_id, retention=rule)), is_json=json)
 
 
@@ -99,9 +98,9 @@ async def _set_terms(data: Path | None, account_id: str, plan: str | None, limit
     from tenants import accounts
 
     if plan is None and limits is None:
-        raise CommandFailed("say what to change: --plan, --limits or both", exit_code=2)
+        raise CommandFailed("pass --plan, --limits or both", exit_code=2)
     target = Target.find(data)
-    async with target.database() as database, target.hints() as ephemeral:
+    async with target.database() as database, target.redis() as ephemeral:
         try:
             await accounts.set_terms(database, account_id, plan=plan, limits=limits, who="cli", ephemeral=ephemeral)
         except Missing:
@@ -121,7 +120,7 @@ async def _create(data: Path | None, name: str, account_id: str | None, plan: st
         try:
             return record(await accounts.create(database, name, account_id, plan=accounts.checked_plan(plan)))
         except Conflict:
-            raise CommandFailed(f"there is an account {account_id} already") from None
+            raise CommandFailed(f"account {account_id} already exists") from None
         except ValueError as error:
             raise CommandFailed(str(error), exit_code=2) from None
 
@@ -138,7 +137,7 @@ async def _set_blocked(data: Path | None, account_id: str, is_blocked: bool) -> 
     from tenants import accounts
 
     target = Target.find(data)
-    async with target.database() as database, target.hints() as ephemeral:
+    async with target.database() as database, target.redis() as ephemeral:
         try:
             await (accounts.block if is_blocked else accounts.unblock)(database, account_id, ephemeral=ephemeral)
         except Missing:
@@ -156,7 +155,7 @@ async def _set_residency(
     from tenants.residency import parse_rule
 
     target = Target.find(data)
-    async with target.database() as database, target.hints() as ephemeral:
+    async with target.database() as database, target.redis() as ephemeral:
         try:
             if region:
                 rule = None if region == "anywhere" else parse_rule(region)
@@ -173,7 +172,7 @@ async def _set_residency(
 
 
 def record(account: Account) -> dict[str, Any]:
-    """What is printed of an account."""
+    """Return an account's printed fields."""
     import msgspec
 
     return asdict(account) | {

@@ -1,4 +1,4 @@
-"""`hearth audit`: who did what, and proof that nothing of it was changed. Asks `tenants.audit.audit_log` and prints."""
+"""`hearth audit`: list audit entries, and verify that the audit log is complete and unchanged."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
-from cli.noted import PLATFORM
+from cli.audit_entries import PLATFORM
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.target import Target
+from cli.target import DataOption, Target
 from cli.token import check_account
 
-app = typer.Typer(help="Audit: what was done, and whether its record is whole.", no_args_is_help=True)
+app = typer.Typer(help="Audit log: list entries, verify that the log is intact.", no_args_is_help=True)
 COLUMNS = ("sequence", "at", "who", "action", "subject_id", "detail")
 
 HeadsOption = Annotated[
     Path | None,
     typer.Option(
-        "--heads", help="Heads that were noted before; where not given, those of this machine's platform.",
+        "--heads", help="File with heads of the hash chain recorded earlier. Default: the file of this platform.",
         show_default=False,
     ),
 ]  # fmt: skip
@@ -29,33 +28,33 @@ HeadsOption = Annotated[
 @app.command("list")
 def list_(
     account_id: Annotated[
-        str, typer.Argument(help="32 hexadecimal digits; the platform itself unless given.", show_default=False)
+        str, typer.Argument(help="Account id. Default: entries of the platform itself.", show_default=False)
     ] = PLATFORM,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Maximum number of entries.")] = 50,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """What was done to an account, or (models, node keys, users) to the platform itself, newest first."""
-    print_rows(asyncio.run(_list(data, account_id, limit)), COLUMNS, is_json=json, empty="nothing yet")
+    """List the audit entries of an account, or of the platform (models, service keys, users), newest first."""
+    print_rows(asyncio.run(_list(data, account_id, limit)), COLUMNS, is_json=json, empty="no entries yet")
 
 
 @app.command()
 def verify(heads: HeadsOption = None, data: DataOption = None, json: JsonOption = False) -> None:
-    """Look at every entry, and fail unless the record is whole: nothing changed, moved, or missing."""
-    found = asyncio.run(verified(Target.find(data), heads))
+    """Verify the whole audit log. Fails if an entry was changed, moved or deleted."""
+    found = asyncio.run(verify_chain(Target.find(data), heads))
     problems = found.pop("problems")
     print_record(found | ({"problems": problems} if json else {}), is_json=json)
     if problems:
-        raise CommandFailed("the audit is not whole: " + "; ".join(problems))
+        raise CommandFailed("the audit log is not intact: " + "; ".join(problems))
 
 
 @app.command()
 def head(
-    into: Annotated[Path | None, typer.Option(help="Note it at the end of this file too.", show_default=False)] = None,
+    into: Annotated[Path | None, typer.Option(help="Also append the head to this file.", show_default=False)] = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the newest entry's place and digest. Kept elsewhere, it tells later whether anything is missing."""
+    """Print the newest entry's sequence number and digest. Stored elsewhere, they later prove that none is missing."""
     print_record(asyncio.run(_head(data, into)), is_json=json)
 
 
@@ -69,35 +68,34 @@ async def _list(data: Path | None, account_id: str, limit: int) -> list[dict[str
     return [{name: getattr(entry, name) for name in ("audit_id", *COLUMNS)} for entry in entries]
 
 
-async def verified(target: Target, heads: Path | None) -> dict[str, Any]:
-    """What came of looking at the whole chain. Raises CommandFailed."""
+async def verify_chain(target: Target, heads: Path | None) -> dict[str, Any]:
+    """Verify the audit log's hash chain against recorded heads, and return the result. Raises CommandFailed."""
     from tenants.audit import audit_heads
 
-    path = heads or noted_heads(target)
+    path = heads or _heads_file(target)
     try:
-        noted = audit_heads.read_notes(path) if path is not None else []
+        recorded = audit_heads.read_notes(path) if path is not None else []
     except (OSError, ValueError) as error:
         raise CommandFailed(str(error)) from None
-    if heads is not None and not noted:
-        raise CommandFailed(f"{heads} holds no head of an audit chain")
+    if heads is not None and not recorded:
+        raise CommandFailed(f"{heads} has no head of an audit log")
     async with target.database() as database:
-        found = await audit_heads.verify(database, noted, audit_heads.key_from(target.pepper()))
+        found = await audit_heads.verify(database, recorded, audit_heads.key_from(target.pepper()))
     return {
         "entries": found.num_entries,
         "head": found.head.digest.hex(),
-        "noted_heads": found.num_heads,
-        "unchained": found.num_unchained,
-        "is_whole": not found.problems,
+        "recorded_heads": found.num_heads,
+        "is_intact": not found.problems,
         "problems": found.problems,
     }
 
 
-def noted_heads(target: Target) -> Path | None:
-    """Where this platform's gateway notes heads, as far as is known."""
-    given = target.environ.get("HEARTH_AUDIT_HEADS", "")
-    for environ in target.own_environs.values():
-        given = given or environ.get("HEARTH_AUDIT_HEADS", "")
-    return Path(given) if given else None
+def _heads_file(target: Target) -> Path | None:
+    """Return the file in which this platform's gateway records heads, if known."""
+    found = target.environ.get("HEARTH_AUDIT_HEADS", "")
+    for environ in target.process_environs.values():
+        found = found or environ.get("HEARTH_AUDIT_HEADS", "")
+    return Path(found) if found else None
 
 
 async def _head(data: Path | None, into: Path | None) -> dict[str, Any]:

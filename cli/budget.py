@@ -1,4 +1,4 @@
-"""`hearth budget`: what an account, or one of its API tokens, may use in a month; and the alerts of it."""
+"""`hearth budget`: monthly budgets of accounts and API tokens, and their alerts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.target import Target
+from cli.target import DataOption, Target
 from cli.token import AccountOption, account_of, check_account
 
 if TYPE_CHECKING:
@@ -25,26 +24,28 @@ ALERT_COLUMNS = ("at", "api_token_id", "unit", "month", "percent", "amount", "us
 
 
 class Unit(StrEnum):
+    """The unit of a budget."""
+
     neurons = "neurons"
     usd = "usd"
 
 
-TokenOption = Annotated[str, typer.Option("--token", help="Of the API token of this id; else of the whole account.")]
-UnitOption = Annotated[Unit, typer.Option(help="What the amount is in.")]
+TokenOption = Annotated[str, typer.Option("--token", help="API token id. Default: the whole account.")]
+UnitOption = Annotated[Unit, typer.Option(help="Unit of the amount.")]
 
 
 @app.command("set")
 def set_(
-    amount: Annotated[float, typer.Argument(help="What may be used from the first of a month (UTC) to its end.")],
+    amount: Annotated[float, typer.Argument(help="Amount per calendar month (UTC).")],
     account: AccountOption = None,
     token: TokenOption = "",
     unit: UnitOption = Unit.neurons,
-    warn_only: Annotated[bool, typer.Option("--warn-only", help="Refuse nothing beyond it.")] = False,
-    alerts: Annotated[str, typer.Option(help="Percentages that raise an alert each.")] = "50,80,100",
+    warn_only: Annotated[bool, typer.Option("--warn-only", help="Do not reject calls that exceed the budget.")] = False,
+    alerts: Annotated[str, typer.Option(help="Percentages of the budget that raise an alert.")] = "50,80,100",
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Set a budget, in place of one in the same unit."""
+    """Set a budget. Replaces an existing budget in the same unit."""
     from storage.errors import Conflict
     from tenants.quota import budgets
 
@@ -61,7 +62,7 @@ def set_(
 
 @app.command("list")
 def list_(account: AccountOption = None, data: DataOption = None, json: JsonOption = False) -> None:
-    """Show an account's budgets."""
+    """List an account's budgets."""
     rows = asyncio.run(_list(data, account))
     print_rows(rows, COLUMNS, is_json=json, empty="no budgets")
 
@@ -74,7 +75,7 @@ def remove(
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take a budget away."""
+    """Remove a budget."""
     if not asyncio.run(_remove(data, account, token, unit.value)):
         raise CommandFailed("there is no such budget")
     print_record({"api_token_id": token or None, "unit": unit.value}, is_json=json)
@@ -82,7 +83,7 @@ def remove(
 
 @app.command()
 def alerts(account: AccountOption = None, data: DataOption = None, json: JsonOption = False) -> None:
-    """Show which shares of budgets were passed, newest first."""
+    """List the budget alerts of an account, newest first."""
     print_rows(asyncio.run(_alerts(data, account)), ALERT_COLUMNS, is_json=json, empty="no alerts")
 
 

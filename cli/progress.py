@@ -1,7 +1,4 @@
-"""How `hearth up` shows where it is: a spinner with finished steps above it on a terminal, plain lines elsewhere.
-
-Goes to standard error: standard output carries only the result.
-"""
+"""Progress of `hearth up` on standard error: a spinner below finished steps on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """`step` says what is being waited for, `done` and `note` leave a line. Use as a context manager."""
+    """A context manager that prints steps and notes. Standard output is left to the result."""
 
     def __init__(self) -> None:
         self._started = time.monotonic()
@@ -35,27 +32,27 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.rest()
+        self.pause()
 
     def step(self, text: str) -> None:
-        """What is being waited for now; only a terminal shows it."""
+        """Show what the command waits for now. Shown on a terminal only."""
         if self._status is not None:
             self._status.update(text)
 
     def done(self, text: str) -> None:
-        """A step is finished; its line says when, since the start, or since `begin_anew`."""
+        """Print a finished step with the seconds since the start or since `restart_clock`."""
         self._line(f"{text} ({time.monotonic() - self._started:.1f} s)", "green", "✓")
 
-    def begin_anew(self) -> None:
-        """Times are counted from now on."""
+    def restart_clock(self) -> None:
+        """Measure the time of later steps from now."""
         self._started = time.monotonic()
 
     def note(self, text: str) -> None:
-        """Something happened that the person should know."""
+        """Print an event that the user should know of."""
         self._line(text, "yellow", "!")
 
-    def rest(self) -> None:
-        """Nothing is being waited for: the spinner goes away, later lines still come."""
+    def pause(self) -> None:
+        """Stop the spinner. Later steps and notes are still printed."""
         if self._status is not None:
             self._status.stop()
             self._status = None

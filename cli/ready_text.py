@@ -1,37 +1,46 @@
-"""What `hearth up` prints when it is ready: calls that answer, to be copied as they are. Pure."""
+"""The text that `hearth up` prints when the platform is ready: commands that can be copied as they are."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from local_platform.data_dir import DEFAULT_DATA
 
-def ready_text(dev: Mapping[str, Any], data: str) -> str:
-    """`dev` is what dev.json holds; `data` is where it lies."""
+
+def ready_text(dev: Mapping[str, Any], data: Path) -> str:
+    """Return the text for a platform with this `dev.json` in the data directory `data`."""
     url = f"{dev['base_url']}/accounts/{dev['account_id']}/ai"
     header = f"-H 'Authorization: Bearer {dev['api_token']}'"
     question = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
     run = f"{url}/run/{dev['chat_model']}"
+    option = "" if data == DEFAULT_DATA.resolve() else f" --data {shlex.quote(str(data))}"
     return f"""
 Hearth is ready at {dev["base_url"]}
 
   account  {dev["account_id"]}
   token    {dev["api_token"]}   (both are also in {data}/dev.json)
 
-Ask, and get the whole answer:
+Get the whole response:
 
   curl {run} \\
     {header} \\
     -d '{json.dumps(question)}'
 
-Ask, and get it as it is written:
+Stream the response:
 
   curl -N {run} \\
     {header} \\
     -d '{json.dumps({**question, "stream": True})}'
 
-Every route, to read and to try: {dev["base_url"].removesuffix("/client/v4")}/docs
-OpenAI clients: base URL {url}/v1, the token as key, model {dev["chat_model"]} or {dev["embed_model"]}.
-Ctrl-C drains and stops everything.
+The token runs models and reads the account. To create a token that may change everything in the account:
+
+  hearth token create --admin{option}
+
+API reference: {dev["base_url"].removesuffix("/client/v4")}/docs
+OpenAI clients: base URL {url}/v1, the token as API key, model {dev["chat_model"]} or {dev["embed_model"]}.
+Press Ctrl-C to drain and stop.
 """

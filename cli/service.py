@@ -1,6 +1,6 @@
-"""`hearth service`: the keys by which gateways and nodes prove themselves. Asks `service_identity.key_ring` and prints.
+"""`hearth service`: service keys, with which gateways and nodes authenticate each other.
 
-What is secret of a key never leaves its file: no command prints one.
+Private keys are written to files with mode 0600 and never printed.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.service_files import LIFE_DAYS, ensure_key, keys_path, ring_path
-from cli.target import Target
+from cli.target import DataOption, Target
+from local_platform.errors import PlatformError
+from local_platform.service_keys import LIFE_DAYS, ensure_key, keys_path
 
 if TYPE_CHECKING:
     from service_identity.service_tokens import PublicKey, Ring
 
-app = typer.Typer(help="Keys and tokens of gateways and nodes.", no_args_is_help=True)
-COLUMNS = ("kid", "subject", "place", "status", "not_before", "not_after", "public")
+app = typer.Typer(help="Service keys of gateways and nodes: make, add, rotate, revoke, list.", no_args_is_help=True)
+COLUMNS = ("kid", "subject", "pop", "status", "not_before", "not_after", "public")
 _PERIOD = re.compile(r"(\d{1,5})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -34,72 +34,74 @@ SubjectArgument = Annotated[
     str, typer.Argument(help="gateway/NAME, node/NODE_ID or operator/NAME.", show_default=False)
 ]
 RingOption = Annotated[
-    Path | None, typer.Option("--ring", help="The ring's file; HEARTH_SERVICE_RING or the platform's unless given.")
+    Path | None, typer.Option("--ring", help="Key ring file. Default: HEARTH_SERVICE_RING, or the platform's.")
 ]
-DaysOption = Annotated[int, typer.Option("--days", min=1, max=3650, help="Days that the key is good for.")]
-PlaceOption = Annotated[str, typer.Option("--place", help="The PoP that a node with this key is in, and no other.")]
+DaysOption = Annotated[int, typer.Option("--days", min=1, max=3650, help="Days until the key expires.")]
+PopOption = Annotated[str, typer.Option("--pop", help="PoP of the node. The key is valid in this PoP only.")]
 
 
 @app.command()
 def make(
     subject: SubjectArgument,
-    place: PlaceOption = "",
+    pop: PopOption = "",
     days: DaysOption = LIFE_DAYS,
     ring: RingOption = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a key pair: the private half into a folder beside the ring, the public one into the ring."""
+    """Create a key pair. The private key is stored in a folder beside the ring, the public key in the ring."""
     from service_identity import key_ring as service_ring
 
     path = ring_path(ring, data)
-    made, row = _made(path, subject, place, days, start_s=time.time())
+    private, row = _create_key(path, subject, pop, days, start_s=time.time())
     _change(path, data, "service_key.make", row.kid, subject, lambda old: service_ring.with_key(old, row))
-    print_record({**_shown(row), "private_key": str(made)}, is_json=json)
+    print_record({**_shown(row), "private_key": str(private)}, is_json=json)
 
 
 @app.command()
 def ensure(
     services: Annotated[
         list[str],
-        typer.Argument(help="gateway/NAME or node/NODE_ID; node/NODE_ID@POP for one of that PoP.", show_default=False),
+        typer.Argument(help="gateway/NAME, node/NODE_ID or node/NODE_ID@POP.", show_default=False),
     ],
     ring: RingOption = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make the keys that are not there yet or end within a month, and leave the others: for a start, any number of
-    times."""
+    """Create keys that are missing or expire within 30 days. Existing keys are left unchanged."""
     path = ring_path(ring, data)
     rows = []
     for service in services:
-        subject, _, place = service.partition("@")
-        made: list[str] = []
+        subject, _, pop = service.partition("@")
+        new: list[str] = []
 
-        def change(kid: str, how: Callable[[Ring], Ring], subject: str = subject, made: list[str] = made) -> None:
-            _change(path, data, "service_key.make", kid, subject, how)
-            made.append(kid)
+        def change(kid: str, edit: Callable[[Ring], Ring], subject: str = subject, new: list[str] = new) -> None:
+            _change(path, data, "service_key.make", kid, subject, edit)
+            new.append(kid)
 
-        folder = ensure_key(path, subject, place, change)
-        rows.append({"subject": subject, "place": place, "keys": str(folder), "is_new": bool(made)})
-    print_rows(rows, ("subject", "place", "keys", "is_new"), is_json=json, empty="nothing asked")
+        try:
+            folder = ensure_key(path, subject, pop, change)
+        except PlatformError as error:
+            raise CommandFailed(str(error)) from None
+        rows.append({"subject": subject, "pop": pop, "keys": str(folder), "is_new": bool(new)})
+    print_rows(rows, ("subject", "pop", "keys", "is_new"), is_json=json, empty="no services given")
 
 
 @app.command()
 def add(
     subject: SubjectArgument,
-    public: Annotated[str, typer.Argument(help="The public half, as `make` shows it where the key was made.")],
-    place: PlaceOption = "",
+    public: Annotated[str, typer.Argument(help="Public key, as printed by `make`.")],
+    pop: PopOption = "",
     days: DaysOption = LIFE_DAYS,
     ring: RingOption = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take a key into the ring whose private half was made on another machine, and stays there."""
+    """Add the public key of a key pair that was created on another machine."""
     from service_identity import key_ring as service_ring
 
     try:
-        row = service_ring.public_key(public, subject, start_s=time.time(), life_days=days, place=place)
+        row = service_ring.public_key(public, subject, start_s=time.time(), life_days=days, place=pop)
     except ValueError as error:
         raise CommandFailed(str(error), 2) from None
     path = ring_path(ring, data)
@@ -110,56 +112,56 @@ def add(
 @app.command()
 def rotate(
     subject: SubjectArgument,
-    overlap: Annotated[str, typer.Option(help="How long the keys it has go on beside the new one.")] = "1h",
-    starts: Annotated[str, typer.Option(help="When the new one is first used: time for the ring to be copied.")] = "0s",
+    overlap: Annotated[str, typer.Option(help="How long the old keys stay valid.")] = "1h",
+    starts: Annotated[str, typer.Option(help="Delay before the new key is used, to copy the ring.")] = "0s",
     days: DaysOption = LIFE_DAYS,
     ring: RingOption = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a new key for a service, of the place it has; the process finds it by itself within a second."""
+    """Create a new key for a service, for the same PoP. Running processes load it within a second."""
     from service_identity import key_ring as service_ring
 
     path = ring_path(ring, data)
     known = [key for key in _read(path).keys if key.subject == subject]
     if not known:
-        raise CommandFailed(f"no key of {subject} in {path}")
-    place = service_ring.newest_of(known).place
-    made, row = _made(path, subject, place, days, start_s=time.time() + _seconds("starts", starts))
+        raise CommandFailed(f"{path} has no key of {subject}")
+    pop = service_ring.newest_key(known).place
+    private, row = _create_key(path, subject, pop, days, start_s=time.time() + _seconds("starts", starts))
     overlap_s = _seconds("overlap", overlap)
     rotated: Callable[[Ring], Ring] = lambda old: service_ring.rotated(old, row, overlap_s=overlap_s)  # noqa: E731
     _change(path, data, "service_key.rotate", row.kid, subject, rotated)
-    print_record({**_shown(row), "private_key": str(made)}, is_json=json)
+    print_record({**_shown(row), "private_key": str(private)}, is_json=json)
 
 
 @app.command()
 def issue(
     subject: SubjectArgument,
-    to: Annotated[str, typer.Option("--to", help="Who is to believe it, as node/NODE_ID.")],
-    life: Annotated[str, typer.Option(help="How long it is good, at most 10m; a node takes it once.")] = "60s",
+    to: Annotated[str, typer.Option("--to", help="Audience of the token: node/NODE_ID.")],
+    life: Annotated[str, typer.Option(help="Lifetime, at most 10m. A node accepts the token once.")] = "60s",
     ring: RingOption = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print a token of a service whose private key is here, for `curl -H "authorization: Bearer TOKEN"` to a node."""
+    """Print a service token, for `curl -H "authorization: Bearer TOKEN"` to a node. Needs the service's private key."""
     from service_identity import key_ring as service_ring
     from service_identity import service_tokens
     from service_identity.service_identity import ServiceIdentity
 
     path, life_s = ring_path(ring, data), _seconds("life", life)
     if not 0 < life_s <= service_tokens.MAX_LIFE_S:
-        raise CommandFailed(f"--life: at most {service_tokens.MAX_LIFE_S} s", 2)
+        raise CommandFailed(f"--life must be at most {service_tokens.MAX_LIFE_S} s (got {life})", 2)
     try:
         kind, _ = service_tokens.parse_subject(subject)
         service_tokens.parse_subject(to)
         identity = ServiceIdentity(path, service_ring.folder_of(keys_path(path), subject), kind)
     except ValueError as error:
         raise CommandFailed(str(error), 2) from None
-    except service_ring.Unsafe as error:
+    except service_ring.UnsafeKeyFile as error:
         raise CommandFailed(str(error)) from None
     token = identity.sign(to, life_s=life_s)
     if not token:
-        raise CommandFailed(f"{subject} has no key here that is good now")
+        raise CommandFailed(f"{subject} has no valid private key on this machine")
     if json:
         print_record({"token": token, "subject": subject, "audience": to, "life_s": life_s}, is_json=True)
     else:
@@ -168,29 +170,29 @@ def issue(
 
 @app.command("list")
 def list_(ring: RingOption = None, data: DataOption = None, json: JsonOption = False) -> None:
-    """Every key of the ring, with what it may speak for."""
+    """List all keys of the ring."""
     path = ring_path(ring, data)
     print_rows(inventory(path), COLUMNS, is_json=json, empty=f"no keys in {path}")
 
 
 @app.command()
 def revoke(
-    key: Annotated[str, typer.Option("--key", help="A key's id: nothing that it signed counts any more.")] = "",
-    subject: Annotated[str, typer.Option("--subject", help="A service: no key of its counts, now or later.")] = "",
-    token: Annotated[str, typer.Option("--token", help="A token's id (jti): it alone does not count any more.")] = "",
+    key: Annotated[str, typer.Option("--key", help="Key id. Tokens signed with this key are rejected.")] = "",
+    subject: Annotated[str, typer.Option("--subject", help="Service. All its keys are rejected.")] = "",
+    token: Annotated[str, typer.Option("--token", help="Token id (jti). Only this token is rejected.")] = "",
     ring: RingOption = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take a key, a service or one token out of use; connections that it opened are closed within seconds."""
+    """Revoke a key, a service or one token. Their connections are closed within seconds."""
     from service_identity import key_ring as service_ring
 
     if sum(map(bool, (key, subject, token))) != 1:
-        raise CommandFailed("one of --key, --subject and --token is needed", 2)
+        raise CommandFailed("pass exactly one of --key, --subject and --token", 2)
     now_s = time.time()
     path = ring_path(ring, data)
     if token and not re.fullmatch("[0-9a-f]{32}", token):
-        raise CommandFailed("--token: a token's id has 32 hexadecimal digits", 2)
+        raise CommandFailed("--token must have 32 hexadecimal digits", 2)
 
     def revoked(old: Ring) -> Ring:
         if key:
@@ -199,34 +201,44 @@ def revoke(
             return service_ring.with_subject_revoked(old, subject, now_s=now_s)
         return service_ring.with_token_revoked(old, token, now_s=now_s)
 
-    what = "key" if key else "subject" if subject else "token"
+    kind = "key" if key else "subject" if subject else "token"
     _read(path)
-    _change(path, data, f"service_{what}.revoke", key or subject or token, subject, revoked)
-    print_record({"revoked": what, "id": key or subject or token}, is_json=json)
+    _change(path, data, f"service_{kind}.revoke", key or subject or token, subject, revoked)
+    print_record({"revoked": kind, "id": key or subject or token}, is_json=json)
 
 
 @app.command()
 def reinstate(
     subject: SubjectArgument, ring: RingOption = None, data: DataOption = None, json: JsonOption = False
 ) -> None:
-    """Let a revoked service back in. Its old keys stay revoked: make it a new one."""
+    """Allow a revoked service again. Its old keys stay revoked: create a new key for it."""
     from service_identity import key_ring as service_ring
 
     path = ring_path(ring, data)
-    back: Callable[[Ring], Ring] = lambda old: service_ring.with_subject_back(old, subject)  # noqa: E731
+    edit: Callable[[Ring], Ring] = lambda old: service_ring.with_subject_reinstated(old, subject)  # noqa: E731
     _read(path)
-    _change(path, data, "service_subject.reinstate", subject, subject, back)
+    _change(path, data, "service_subject.reinstate", subject, subject, edit)
     print_record({"reinstated": subject}, is_json=json)
 
 
+def ring_path(ring: Path | None, data: Path | None) -> Path:
+    """Return the key ring's file: `ring`, or that of the environment or of a data directory. Raises CommandFailed."""
+    if ring is not None:
+        return ring
+    from_environment = os.environ.get("HEARTH_SERVICE_RING", "")
+    if from_environment and data is None:
+        return Path(from_environment)
+    return Path(Target.find(data).require("HEARTH_SERVICE_RING"))
+
+
 def inventory(path: Path) -> list[dict[str, Any]]:
-    """Every key of a ring as people see it, by COLUMNS. Raises CommandFailed."""
+    """Return all keys of a ring as rows with COLUMNS. Raises CommandFailed."""
     found = _read(path)
     return [{**_shown(key), "status": status_of(key, found, time.time())} for key in found.keys]
 
 
 def status_of(key: PublicKey, ring: Ring, now_s: float) -> str:
-    """In a word."""
+    """Return revoked, expired, active or not yet."""
     if key.revoked_at or key.subject in ring.revoked_subjects:
         return "revoked"
     if now_s >= key.not_after:
@@ -234,16 +246,16 @@ def status_of(key: PublicKey, ring: Ring, now_s: float) -> str:
     return "active" if now_s >= key.not_before else "not yet"
 
 
-def _made(ring: Path, subject: str, place: str, days: int, *, start_s: float) -> tuple[Path, PublicKey]:
-    """A fresh private key's file, and its public row. Raises CommandFailed."""
+def _create_key(ring: Path, subject: str, pop: str, days: int, *, start_s: float) -> tuple[Path, PublicKey]:
+    """Create a private key; return its file and the row for the ring. Raises CommandFailed."""
     from service_identity import key_ring as service_ring
 
     try:
         private = service_ring.generate()
         public = service_ring.public_half(private)
-        row = service_ring.public_key(public, subject, start_s=start_s, life_days=days, place=place)
+        row = service_ring.public_key(public, subject, start_s=start_s, life_days=days, place=pop)
         if ring.exists() and subject in _read(ring).revoked_subjects:
-            raise ValueError(f"{subject} is revoked; `hearth service reinstate` lets it back in first")
+            raise ValueError(f"{subject} is revoked: run `hearth service reinstate {subject}` first")
         return service_ring.write_private_key(service_ring.folder_of(keys_path(ring), subject), private), row
     except ValueError as error:
         raise CommandFailed(str(error), 2) from None
@@ -252,12 +264,12 @@ def _made(ring: Path, subject: str, place: str, days: int, *, start_s: float) ->
 
 
 def _change(path: Path, data: Path | None, action: str, id_: str, detail: str, change: Callable[[Ring], Ring]) -> None:
-    """Change the ring; where the ledger is known, the audit tells of it: both or neither. Raises CommandFailed."""
+    """Change the ring, and append an audit entry if the platform's database is known. Raises CommandFailed."""
     from service_identity import key_ring as service_ring
 
     try:
-        asyncio.run(_change_and_tell(path, data, action, id_, detail, change))
-    except service_ring.Unsafe as error:
+        asyncio.run(_change_and_audit(path, data, action, id_, detail, change))
+    except service_ring.UnsafeKeyFile as error:
         raise CommandFailed(str(error)) from None
     except ValueError as error:
         raise CommandFailed(str(error), 2) from None
@@ -265,23 +277,23 @@ def _change(path: Path, data: Path | None, action: str, id_: str, detail: str, c
         raise CommandFailed(f"{path}: {error.strerror}") from None
 
 
-async def _change_and_tell(
+async def _change_and_audit(
     path: Path, data: Path | None, action: str, id_: str, detail: str, change: Callable[[Ring], Ring]
 ) -> None:
-    from cli.noted import noted
+    from cli.audit_entries import audit_entry
     from service_identity import key_ring as service_ring
 
     async with contextlib.AsyncExitStack() as stack:
-        target = _ledger_of(path, data)
+        target = _platform_of(path, data)
         if target is not None:
             database = await stack.enter_async_context(target.database())
             connection = await stack.enter_async_context(database.transaction())
-            await noted(action, id_, detail)(connection)
+            await audit_entry(action, id_, detail)(connection)
         service_ring.change_ring(path, change, now_s=time.time())
 
 
-def _ledger_of(path: Path, data: Path | None) -> Target | None:
-    """The platform whose ring this is; None where this machine knows no ledger, as a node's does not."""
+def _platform_of(path: Path, data: Path | None) -> Target | None:
+    """Return the platform that uses this ring, or None if this machine (a node's) does not know its database."""
     if data is None and not os.environ.get("DATABASE_URL"):
         with contextlib.suppress(CommandFailed):
             found = Target.find(None)
@@ -295,7 +307,7 @@ def _read(path: Path) -> Ring:
 
     try:
         return service_ring.read_ring(path).ring
-    except service_ring.Unsafe as error:
+    except service_ring.UnsafeKeyFile as error:
         raise CommandFailed(str(error)) from None
 
 
@@ -304,11 +316,11 @@ def _shown(key: PublicKey) -> dict[str, Any]:
         return datetime.fromtimestamp(at_s, UTC).isoformat()
 
     times = {"not_before": shown_time(key.not_before), "not_after": shown_time(key.not_after)}
-    return {"kid": key.kid, "subject": key.subject, "place": key.place, **times, "public": key.public}
+    return {"kid": key.kid, "subject": key.subject, "pop": key.place, **times, "public": key.public}
 
 
 def _seconds(option: str, text: str) -> int:
     match = _PERIOD.fullmatch(text)
     if match is None:
-        raise CommandFailed(f"--{option}: expected a period such as 60s, 1h or 7d", 2)
+        raise CommandFailed(f"--{option} must be a period such as 60s, 1h or 7d (got {text!r})", 2)
     return int(match[1]) * _SECONDS[match[2]]

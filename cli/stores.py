@@ -1,4 +1,4 @@
-"""A platform's database and object store together, for commands about what lies in both; their failures as one line."""
+"""The database and object store of a platform, with their errors as one line for the user."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @contextlib.asynccontextmanager
 async def stores(data: Path | None) -> AsyncIterator[tuple[Database, Objects]]:
-    """Both, closed at the end. Raises CommandFailed."""
+    """Open the database and the object store. Raises CommandFailed."""
     from storage.objects import Objects
 
     target = Target.find(data)
@@ -35,7 +35,7 @@ async def stores(data: Path | None) -> AsyncIterator[tuple[Database, Objects]]:
 
 @contextlib.contextmanager
 def failures() -> Iterator[None]:
-    """What the catalog, the object store and the local disk refuse, as one line."""
+    """Convert errors of the catalog, the object store and the local disk to CommandFailed."""
     from catalog.errors import CatalogError, InvalidModelId
     from storage.errors import StoreError
 

@@ -1,7 +1,7 @@
-"""Target: the platform a command talks to.
+"""The platform that a command acts on.
 
-Found through the environment (DATABASE_URL and its companions), as in a container, or through the folder of a
-`hearth up`. An explicit `--data` wins over the environment. Opens stores; knows no nouns.
+Found through the environment (`DATABASE_URL` and related variables), as in a container, or through the data directory
+of `hearth up`. An explicit `--data` takes precedence over the environment.
 """
 
 from __future__ import annotations
@@ -11,29 +11,37 @@ import os
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from cli.data_dir import DEFAULT_DATA, URL_FIELDS, DataDir
+import typer
+
 from cli.output import CommandFailed
+from local_platform.data_dir import DEFAULT_DATA, URL_FIELDS, DataDir
 
 if TYPE_CHECKING:
     from storage.database import Database
     from storage.ephemeral import Ephemeral
 
+DataOption = Annotated[
+    Path | None, typer.Option("--data", help="Data directory of a platform started by `hearth up`. Default: .hearth.")
+]
+
 
 @dataclass(frozen=True)
 class Target:
-    """`environ` is what every process of that platform reads; `data_dir` the folder it was found in, if it was.
-    `own_environs` is what a running `hearth up` gave to single processes beside that: `gateway`, or a node's id."""
+    """One platform: the environment shared by all its processes, and its data directory if it has one.
+
+    `process_environs` holds what a running `hearth up` sets for single processes: `gateway`, or a node id.
+    """
 
     environ: Mapping[str, str]
     data_dir: Path | None
     first_account_id: str = ""
-    own_environs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    process_environs: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     @classmethod
     def find(cls, data: Path | None) -> Target:
-        """Raises CommandFailed when there is no platform to talk to."""
+        """Return the platform of the environment or of a data directory. Raises CommandFailed if there is none."""
         if data is None and os.environ.get("DATABASE_URL"):
             return cls(dict(os.environ), None)
         data_dir = DataDir(data or DEFAULT_DATA)
@@ -45,44 +53,46 @@ class Target:
             raise CommandFailed(str(error)) from None
         running = data_dir.read_dev() or {}
         urls = {env: str(running[name]) for name, env in URL_FIELDS.items() if name in running}
-        # What this shell says of some deployment's stores is not about this platform.
+        # Store URLs in this shell's environment belong to another deployment.
         inherited = {env: value for env, value in os.environ.items() if env not in URL_FIELDS.values()}
         environ = {**inherited, **data_dir.environ(), **secrets.keys, **urls}
         return cls(environ, data_dir.path, secrets.account_id, running.get("settings", {}))
 
     @property
     def origin(self) -> str:
-        """In words, where this platform was found."""
+        """The place where this platform was found, for messages."""
         return "the environment" if self.data_dir is None else str(self.data_dir)
 
     def processes(self, kind: str) -> dict[str, dict[str, str]]:
-        """The whole environment of each process of a kind (`gateway` or `node`), by name. Where none is known to run,
-        that of one with nothing of its own."""
-        names = [name for name in self.own_environs if (name == "gateway") == (kind == "gateway")] or [kind]
-        return {name: {**self.environ, **self.own_environs.get(name, {})} for name in names}
+        """Return process name -> complete environment for all processes of a kind (`gateway` or `node`).
+
+        If no such process is known to run, returns one process with the shared environment.
+        """
+        names = [name for name in self.process_environs if (name == "gateway") == (kind == "gateway")] or [kind]
+        return {name: {**self.environ, **self.process_environs.get(name, {})} for name in names}
 
     @property
     def is_stopped(self) -> bool:
-        """Whether this is a folder whose platform is not up now."""
-        return self.data_dir is not None and not self.own_environs
+        """True for a data directory whose platform does not run now."""
+        return self.data_dir is not None and not self.process_environs
 
     def require(self, env: str) -> str:
-        """The value of a variable. Raises CommandFailed naming it when it is not there."""
+        """Return the value of an environment variable. Raises CommandFailed if it is not set."""
         value = self.environ.get(env, "")
         if not value:
-            raise CommandFailed(f"{env} is not set, in {self.origin}")
+            raise CommandFailed(f"{env} is not set in {self.origin}")
         return value
 
     def pepper(self) -> bytes:
-        """The key of the tokens' hashes. Raises CommandFailed."""
+        """Return the key of the API tokens' hashes. Raises CommandFailed."""
         try:
             return bytes.fromhex(self.require("HEARTH_TOKEN_PEPPER"))
         except ValueError:
-            raise CommandFailed("HEARTH_TOKEN_PEPPER: expected hexadecimal bytes") from None
+            raise CommandFailed("HEARTH_TOKEN_PEPPER must be hexadecimal") from None
 
     @contextlib.asynccontextmanager
     async def database(self) -> AsyncIterator[Database]:
-        """The platform's database, closed at the end. Raises CommandFailed when it is away or not migrated."""
+        """Open the platform's database. Raises CommandFailed if it is unavailable or not migrated."""
         from storage.database import Database
         from storage.errors import StoreUnavailable
         from storage.migrate import current_revision
@@ -90,7 +100,7 @@ class Target:
         url = self.require("DATABASE_URL")
         try:
             if await current_revision(url) is None:
-                raise CommandFailed("the database has no tables yet: run `hearth migrate`")
+                raise CommandFailed("the database has no tables: run `hearth migrate`")
             database = Database.connect(url)
         except ValueError as error:
             raise CommandFailed(f"DATABASE_URL: {error}") from None
@@ -104,9 +114,11 @@ class Target:
             await database.close()
 
     @contextlib.asynccontextmanager
-    async def hints(self) -> AsyncIterator[Ephemeral | None]:
-        """The platform's Redis, to tell gateways of a change at once; None where there is none. It may be away: then
-        they see the change at their next look at the database, a second later."""
+    async def redis(self) -> AsyncIterator[Ephemeral | None]:
+        """Open the platform's Redis, to notify gateways of a change at once; None if there is no Redis.
+
+        Redis may be unavailable: gateways then read the change from the database within a second.
+        """
         from storage.ephemeral import Ephemeral
 
         url = self.environ.get("REDIS_URL", "")

@@ -1,4 +1,4 @@
-"""`hearth token`: the API tokens of an account. Secrets are shown only at creation."""
+"""`hearth token`: create, list and revoke API tokens. A secret is shown only when its token is created."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.target import Target
+from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
     from storage.database import Database
@@ -26,75 +25,83 @@ _PERIOD = re.compile(r"(\d{1,5})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 AccountOption = Annotated[
-    str | None, typer.Option("--account", help="Account id; the first account of `hearth up` unless given.")
+    str | None, typer.Option("--account", help="Account id. Default: the first account of `hearth up`.")
 ]
 
 
 class Kind(StrEnum):
+    """The owner of a token: a user, or an account itself."""
+
     user = "user"
     account = "account"
 
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Option(help="What people call this token.")] = "token",
+    name: Annotated[str, typer.Option(help="Name of the token.")] = "token",
     account: AccountOption = None,
     permission: Annotated[
         list[str] | None,
-        typer.Option(help="Permission group, may be repeated; Workers AI Read and Write unless given."),
+        typer.Option(help="Permission group; may be repeated. Default: Workers AI Read and Workers AI Write."),
     ] = None,
-    expires: Annotated[str | None, typer.Option(help="Period such as 30d or 12h, or a time in ISO 8601.")] = None,
-    kind: Annotated[Kind, typer.Option(help="Whose token it is: a person's or the account's.")] = Kind.user,
+    admin: Annotated[bool, typer.Option("--admin", help="Give the token every permission of its account.")] = False,
+    expires: Annotated[str | None, typer.Option(help="Period such as 30d or 12h, or an ISO 8601 time.")] = None,
+    kind: Annotated[Kind, typer.Option(help="Owner of the token: the user, or the account itself.")] = Kind.user,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Create an API token and show its secret, this once."""
+    """Create an API token and print its secret. The secret is shown only once."""
+    if admin and permission:
+        raise CommandFailed("--admin and --permission exclude each other", exit_code=2)
     expires_at = parse_expiry(expires, datetime.now(UTC)) if expires else None
-    print_record(asyncio.run(_create(data, account, name, permission, expires_at, kind)), is_json=json)
+    print_record(asyncio.run(_create(data, account, name, permission, admin, expires_at, kind)), is_json=json)
 
 
 @app.command("list")
 def list_(account: AccountOption = None, data: DataOption = None, json: JsonOption = False) -> None:
-    """List an account's API tokens; secrets are not kept and cannot be shown."""
+    """List an account's API tokens. Secrets are not stored and cannot be shown."""
     print_rows(asyncio.run(_list(data, account)), COLUMNS, is_json=json, empty="no API tokens yet")
 
 
 @app.command()
 def revoke(
-    api_token_id: Annotated[str, typer.Argument(help="As `hearth token list` shows it.", show_default=False)],
+    api_token_id: Annotated[str, typer.Argument(help="Id shown by `hearth token list`.", show_default=False)],
     account: AccountOption = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Revoke an API token; every gateway refuses it within seconds."""
+    """Revoke an API token. Every gateway rejects it within seconds."""
     print_record(asyncio.run(_revoke(data, account, api_token_id)), is_json=json)
 
 
 def parse_expiry(text: str, now: datetime) -> datetime:
-    """`30d`, `12h`, or an ISO 8601 time (UTC unless it says otherwise). Raises CommandFailed; the past is refused."""
+    """Return the time for `30d`, `12h`, or an ISO 8601 time (UTC by default).
+
+    Raises CommandFailed if not in the future.
+    """
     period = _PERIOD.fullmatch(text)
     try:
         found = (
             now + timedelta(seconds=int(period[1]) * _SECONDS[period[2]]) if period else datetime.fromisoformat(text)
         )
     except ValueError:
-        raise CommandFailed(f"--expires: {text!r} is neither a period such as 30d nor a time in ISO 8601", 2) from None
+        raise CommandFailed(f"--expires must be a period such as 30d or an ISO 8601 time (got {text!r})", 2) from None
     found = found if found.tzinfo else found.replace(tzinfo=UTC)
     if found <= now:
-        raise CommandFailed(f"--expires: {text!r} is not in the future", exit_code=2)
+        raise CommandFailed(f"--expires must be in the future (got {text!r})", exit_code=2)
     return found
 
 
 def account_of(target: Target, account: str | None) -> str:
-    """The account asked for, or the platform's first one. Raises CommandFailed."""
+    """Return the given account id, or that of the platform's first account. Raises CommandFailed."""
     account_id = account or target.first_account_id
     if not account_id:
-        raise CommandFailed("which account? give --account (see `hearth account list`)", exit_code=2)
+        raise CommandFailed("pass --account (see `hearth account list`)", exit_code=2)
     return account_id
 
 
 async def check_account(database: Database, account_id: str) -> None:
-    """Raises CommandFailed where there never was such an account: it is not one that merely has nothing yet."""
+    """Raise CommandFailed if an account never existed."""
     from tenants import accounts
 
     if not await accounts.was_made(database, account_id):
@@ -106,6 +113,7 @@ async def _create(
     account: str | None,
     name: str,
     permissions: list[str] | None,
+    is_admin: bool,
     expires_at: datetime | None,
     kind: Kind,
 ) -> dict[str, Any]:
@@ -114,7 +122,8 @@ async def _create(
 
     target = Target.find(data)
     account_id = account_of(target, account)
-    groups = permissions or scopes.WORKERS_AI_GROUPS
+    all_groups = [group.group_id for group in scopes.GROUPS]
+    groups = all_groups if is_admin else permissions or scopes.WORKERS_AI_GROUPS
     async with target.database() as database:
         try:
             created = await api_tokens.create(
@@ -143,7 +152,7 @@ async def _revoke(data: Path | None, account: str | None, api_token_id: str) -> 
 
     target = Target.find(data)
     account_id = account_of(target, account)
-    async with target.database() as database, target.hints() as ephemeral:
+    async with target.database() as database, target.redis() as ephemeral:
         try:
             await api_tokens.revoke(database, account_id, api_token_id, ephemeral=ephemeral)
         except Missing:
@@ -154,12 +163,11 @@ async def _revoke(data: Path | None, account: str | None, api_token_id: str) -> 
 
 
 def record(token: ApiToken) -> dict[str, Any]:
-    """What is printed of an API token: its permission groups by name."""
+    """Return an API token's printed fields, with permission groups by name."""
     import msgspec
 
     from tenants.credentials import scopes
 
     groups = [group.name if (group := scopes.find_group(group_id)) else group_id for group_id in token.groups]
-    shown = {"policies": msgspec.to_builtins(token.policies), "condition": msgspec.to_builtins(token.condition)}
-    shown["region"] = msgspec.to_builtins(token.region)
-    return asdict(token) | {"groups": groups} | shown
+    structs = {name: msgspec.to_builtins(getattr(token, name)) for name in ("policies", "condition", "region")}
+    return asdict(token) | {"groups": groups} | structs

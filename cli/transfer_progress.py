@@ -1,5 +1,7 @@
-"""How a long transfer shows where it is, on standard error: a bar per file on a terminal, a line per finished file
-elsewhere, and JSON lines for programs. Knows no files and no stores."""
+"""Progress of file transfers on standard error.
+
+A progress bar per file on a terminal, one line per finished file elsewhere, JSON lines with `--json`.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-OnProgress = Callable[[str, int, int], None]  # file, bytes that are here, bytes in all
+OnProgress = Callable[[str, int, int], None]  # file, bytes transferred, total bytes
 
 _JSON_INTERVAL_S = 0.5
 
 
 @contextmanager
 def transfer_progress(is_json: bool) -> Iterator[OnProgress]:
-    """A function to call with each piece that arrived, from any thread."""
+    """Yield a function to call after each received piece. Callable from any thread."""
     if is_json:
         yield _json_lines()
     elif sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""`hearth usage`: what accounts have used, summed, forecast, timed, or as a file. Asks `tenants` and prints."""
+"""`hearth usage`: usage of accounts as sums, forecast, latencies or a file."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.target import Target
+from cli.target import DataOption, Target
 from cli.token import AccountOption, account_of, check_account
 
 if TYPE_CHECKING:
@@ -30,10 +29,12 @@ _LATENCY_COLUMNS = ("model", "num_calls", "ttft_ms", "total_ms")
 
 
 class By(StrEnum):
+    """The key by which usage is grouped."""
+
     model = "model"
     day = "day"
     hour = "hour"
-    token = "token"  # noqa: S105 - a way to group
+    token = "token"  # noqa: S105 - not a password
     pop = "pop"
     status = "status"
     task = "task"
@@ -42,61 +43,61 @@ class By(StrEnum):
 
 def usage(
     account: AccountOption = None,
-    by: Annotated[By, typer.Option(help="One row for each of these; account is of all accounts.")] = By.model,
-    since: Annotated[str | None, typer.Option(help="First day (UTC), as 2026-11-20; 30 days ago unless given.")] = None,
-    until: Annotated[str | None, typer.Option(help="Last day (UTC); today unless given.")] = None,
-    model: Annotated[str | None, typer.Option(help="Only calls of this model.")] = None,
-    token: Annotated[str | None, typer.Option(help="Only calls with the API token of this id.")] = None,
-    pop: Annotated[str | None, typer.Option(help="Only calls that this PoP's gateways took.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only calls that ended so, such as stop or timeout.")] = None,
-    latency: Annotated[bool, typer.Option("--latency", help="P50, P95 and P99 by model instead, in ms.")] = False,
-    forecast: Annotated[bool, typer.Option("--forecast", help="What this month comes to instead.")] = False,
+    by: Annotated[By, typer.Option(help="Grouping of the rows. `account` includes all accounts.")] = By.model,
+    since: Annotated[str | None, typer.Option(help="First day (UTC), as 2026-11-20. Default: 30 days ago.")] = None,
+    until: Annotated[str | None, typer.Option(help="Last day (UTC). Default: today.")] = None,
+    model: Annotated[str | None, typer.Option(help="Only calls of this model id.")] = None,
+    token: Annotated[str | None, typer.Option(help="Only calls with this API token id.")] = None,
+    pop: Annotated[str | None, typer.Option(help="Only calls received by this PoP's gateways.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only calls with this status, such as stop or timeout.")] = None,
+    latency: Annotated[bool, typer.Option("--latency", help="Show latencies by model: P50, P95, P99 in ms.")] = False,
+    forecast: Annotated[bool, typer.Option("--forecast", help="Show the forecast for this month instead.")] = False,
     export: Annotated[
-        Path | None, typer.Option(help="Write each call to this file instead; its name ends in .csv or .parquet.")
+        Path | None, typer.Option(help="Write all calls to this file instead (.csv or .parquet).")
     ] = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what an account has used, by model, time, API token, PoP, status or task; or all accounts."""
+    """Show usage by model, day, hour, API token, PoP, status, task or account."""
     today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     first = parse_day("--since", since) if since else today - timedelta(days=30)
     last = parse_day("--until", until) if until else today
     if last < first:
-        raise CommandFailed("--until is before --since", exit_code=2)
+        raise CommandFailed("--until must not be before --since", exit_code=2)
     if export is not None and export.suffix not in (".csv", ".parquet"):
-        raise CommandFailed("--export must name a file that ends in .csv or .parquet", exit_code=2)
+        raise CommandFailed(f"--export must end in .csv or .parquet (got {str(export)!r})", exit_code=2)
     from tenants.usage.usage_sums import Filter
 
     span = (first, last + timedelta(days=1))
     target = Target.find(data)
-    owner = None if by is By.account else account_of(target, account)
-    which = Filter(owner, api_token_id=token, model=model, pop=pop, status=status)
+    account_id = None if by is By.account else account_of(target, account)
+    filter_ = Filter(account_id, api_token_id=token, model=model, pop=pop, status=status)
     if export is not None:
-        num_bytes = asyncio.run(_export(target, which, span, export))
+        num_bytes = asyncio.run(_export(target, filter_, span, export))
         print_record({"file": str(export), "bytes": num_bytes}, is_json=json)
     elif forecast:
-        print_record(asyncio.run(_forecast(target, which)), is_json=json)
+        print_record(asyncio.run(_forecast(target, filter_)), is_json=json)
     elif latency:
-        print_rows(asyncio.run(_latency(target, which, span)), _LATENCY_COLUMNS, is_json=json, empty="no calls")
+        print_rows(asyncio.run(_latency(target, filter_, span)), _LATENCY_COLUMNS, is_json=json, empty="no calls")
     else:
-        rows = asyncio.run(_sums(target, which, span, by))
-        print_rows(rows, (by.value, *COLUMNS), is_json=json, empty="nothing used")
+        rows = asyncio.run(_sums(target, filter_, span, by))
+        print_rows(rows, (by.value, *COLUMNS), is_json=json, empty="no usage")
 
 
 def parse_day(option: str, text: str) -> datetime:
-    """Midnight UTC of a day in ISO 8601. Raises CommandFailed."""
+    """Return midnight UTC of a day such as 2026-11-20. Raises CommandFailed."""
     try:
         return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC)
     except ValueError:
-        raise CommandFailed(f"{option}: {text!r} is not a day such as 2026-11-20", exit_code=2) from None
+        raise CommandFailed(f"{option} must be a day such as 2026-11-20 (got {text!r})", exit_code=2) from None
 
 
 @contextlib.asynccontextmanager
-async def _reading(target: Target, which: Filter) -> AsyncIterator[Database]:
-    """The database, when there is the account that is asked about. Raises CommandFailed."""
+async def _open(target: Target, filter_: Filter) -> AsyncIterator[Database]:
+    """Open the database and check that the account exists. Raises CommandFailed."""
     async with target.database() as database:
-        if which.account_id is not None:
-            await check_account(database, which.account_id)
+        if filter_.account_id is not None:
+            await check_account(database, filter_.account_id)
         yield database
 
 
@@ -104,12 +105,12 @@ def _rounded(times_ms: tuple[float, ...] | None) -> list[float] | None:
     return None if times_ms is None else [round(time_ms, 3) for time_ms in times_ms]
 
 
-async def _sums(target: Target, which: Filter, span: tuple[datetime, datetime], by: By) -> list[dict[str, Any]]:
+async def _sums(target: Target, filter_: Filter, span: tuple[datetime, datetime], by: By) -> list[dict[str, Any]]:
     from catalog.pricing import usd
     from tenants.usage import usage_sums
 
-    async with _reading(target, which) as database:
-        found = await usage_sums.total(database, which, *span, by=by.value)
+    async with _open(target, filter_) as database:
+        found = await usage_sums.total(database, filter_, *span, by=by.value)
     rows = []
     for total in found:
         row = asdict(total)
@@ -121,15 +122,15 @@ async def _sums(target: Target, which: Filter, span: tuple[datetime, datetime], 
     return rows
 
 
-async def _latency(target: Target, which: Filter, span: tuple[datetime, datetime]) -> list[dict[str, Any]]:
+async def _latency(target: Target, filter_: Filter, span: tuple[datetime, datetime]) -> list[dict[str, Any]]:
     from tenants.usage import usage_entries as entries
 
-    async with _reading(target, which) as database:
-        found = await entries.latencies(database, which, *span)
+    async with _open(target, filter_) as database:
+        found = await entries.latencies(database, filter_, *span)
     return [asdict(each) | {name: _rounded(getattr(each, name)) for name in ("ttft_ms", "total_ms")} for each in found]
 
 
-async def _forecast(target: Target, which: Filter) -> dict[str, Any]:
+async def _forecast(target: Target, filter_: Filter) -> dict[str, Any]:
     from catalog.pricing import usd
     from tenants.quota.allowance import forecast
     from tenants.usage import usage_sums
@@ -137,8 +138,8 @@ async def _forecast(target: Target, which: Filter) -> dict[str, Any]:
     now = datetime.now(UTC)
     first, _ = usage_sums.month_of(now)
     since = min(first, now - timedelta(days=7))
-    async with _reading(target, which) as database:
-        totals = await usage_sums.total(database, which, since, now + timedelta(days=1), by="day")
+    async with _open(target, filter_) as database:
+        totals = await usage_sums.total(database, filter_, since, now + timedelta(days=1), by="day")
     found = forecast({total.key: total.micro_neurons for total in totals}, now, 0)
     return {
         "month": found.month,
@@ -150,16 +151,19 @@ async def _forecast(target: Target, which: Filter) -> dict[str, Any]:
     }
 
 
-async def _export(target: Target, which: Filter, span: tuple[datetime, datetime], file: Path) -> int:
+async def _export(target: Target, filter_: Filter, span: tuple[datetime, datetime], file: Path) -> int:
     from tenants.usage import usage_export
 
     format: usage_export.Format = "csv" if file.suffix == ".csv" else "parquet"
     num_bytes = 0
     try:
-        async with _reading(target, which) as database:
+        async with _open(target, filter_) as database:
+            pieces = usage_export.export(database, filter_, *span, format)
             with file.open("wb") as out:
-                async for piece in usage_export.export(database, which, *span, format):
+                async for piece in pieces:
                     num_bytes += out.write(piece)
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}") from error
+    except usage_export.ParquetUnavailable as error:
+        raise CommandFailed(str(error)) from error
     return num_bytes

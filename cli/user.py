@@ -1,5 +1,4 @@
-"""`hearth user`: people with accounts of their own choosing and a global key. Asks `tenants.users` and prints; a global
-key shows at birth only."""
+"""`hearth user`: create and list users, change their memberships and global keys. A global key is shown only once."""
 
 from __future__ import annotations
 
@@ -12,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import typer
 
-from cli.data_dir import DataOption
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
-from cli.target import Target
+from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
     from storage.database import Database
@@ -28,12 +26,16 @@ AccountId = Annotated[str, typer.Argument(help="32 hexadecimal digits.", show_de
 
 
 class RoleName(StrEnum):
+    """The role of a member in an account."""
+
     administrator = "administrator"
     developer = "developer"
     viewer = "viewer"
 
 
-class _Move(Enum):
+class _Change(Enum):
+    """A change of a membership."""
+
     join = "join"
     role = "role"
     leave = "leave"
@@ -42,17 +44,17 @@ class _Move(Enum):
 @app.command()
 def create(
     email: Email,
-    account: Annotated[list[str] | None, typer.Option(help="Account to be a member of, may be repeated.")] = None,
+    account: Annotated[list[str] | None, typer.Option(help="Account id of a membership; may be repeated.")] = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Create a user and show the global key, this once."""
+    """Create a user and print the global key. The key is shown only once."""
     print_record(asyncio.run(_create(data, email, tuple(account or ()))), is_json=json)
 
 
 @app.command("list")
 def list_(data: DataOption = None, json: JsonOption = False) -> None:
-    """List every user."""
+    """List all users."""
     print_rows(asyncio.run(_list(data)), COLUMNS, is_json=json, empty="no users yet")
 
 
@@ -60,35 +62,35 @@ def list_(data: DataOption = None, json: JsonOption = False) -> None:
 def join(
     email: Email,
     account: AccountId,
-    role: Annotated[RoleName, typer.Option(help="What the member may do there at most.")] = RoleName.administrator,
+    role: Annotated[RoleName, typer.Option(help="Role of the member.")] = RoleName.administrator,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Make a user a member of an account."""
-    print_record(asyncio.run(_move(data, email, account, _Move.join, role)), is_json=json)
+    """Add a user to an account."""
+    print_record(asyncio.run(_change_membership(data, email, account, _Change.join, role)), is_json=json)
 
 
 @app.command("role")
 def set_role(
     email: Email,
     account: AccountId,
-    role: Annotated[RoleName, typer.Argument(help="What the member may do there at most.", show_default=False)],
+    role: Annotated[RoleName, typer.Argument(help="Role of the member.", show_default=False)],
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Give a member another role; whatever the user holds is bounded by it within seconds."""
-    print_record(asyncio.run(_move(data, email, account, _Move.role, role)), is_json=json)
+    """Change a member's role. Takes effect for all of the user's credentials within seconds."""
+    print_record(asyncio.run(_change_membership(data, email, account, _Change.role, role)), is_json=json)
 
 
 @app.command()
 def leave(email: Email, account: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
-    """End a user's membership of an account; what the user holds opens it no more, within seconds."""
-    print_record(asyncio.run(_move(data, email, account, _Move.leave)), is_json=json)
+    """Remove a user from an account. The user's credentials lose access to it within seconds."""
+    print_record(asyncio.run(_change_membership(data, email, account, _Change.leave)), is_json=json)
 
 
 @app.command()
 def roll(email: Email, data: DataOption = None, json: JsonOption = False) -> None:
-    """Give a user a new global key and show it, this once; the old one is refused within seconds."""
+    """Replace a user's global key and print the new one once. The old key is rejected within seconds."""
     print_record(asyncio.run(_roll(data, email)), is_json=json)
 
 
@@ -101,7 +103,7 @@ async def _create(data: Path | None, email: str, account_ids: tuple[str, ...]) -
         try:
             created = await users.create(database, target.pepper(), email, account_ids)
         except Conflict:
-            raise CommandFailed(f"there is a user {email} already") from None
+            raise CommandFailed(f"user {email} already exists") from None
         except Missing as error:
             raise CommandFailed(f"there is no {error}") from None
         except ValueError as error:
@@ -116,28 +118,28 @@ async def _list(data: Path | None) -> list[dict[str, Any]]:
         return [await record(database, user) for user in await users.list_all(database)]
 
 
-async def _move(
-    data: Path | None, email: str, account_id: str, move: _Move, role: RoleName = RoleName.administrator
+async def _change_membership(
+    data: Path | None, email: str, account_id: str, change: _Change, role: RoleName = RoleName.administrator
 ) -> dict[str, Any]:
     from storage.errors import Conflict, Missing
     from tenants import users
     from tenants.credentials.roles import parse_role
 
     target = Target.find(data)
-    async with target.database() as database, target.hints() as ephemeral:
+    async with target.database() as database, target.redis() as ephemeral:
         user = await _find(database, email)
-        whom = (database, user.user_id, account_id)
+        member = (database, user.user_id, account_id)
         try:
-            if move is _Move.join:
-                await users.join(*whom, role=parse_role(role.value), ephemeral=ephemeral)
-            elif move is _Move.role:
-                await users.set_role(*whom, parse_role(role.value), ephemeral=ephemeral)
+            if change is _Change.join:
+                await users.join(*member, role=parse_role(role.value), ephemeral=ephemeral)
+            elif change is _Change.role:
+                await users.set_role(*member, parse_role(role.value), ephemeral=ephemeral)
             else:
-                await users.leave(*whom, ephemeral=ephemeral)
+                await users.leave(*member, ephemeral=ephemeral)
         except Missing as error:
             raise CommandFailed(f"there is no {error}") from None
         except Conflict:
-            raise CommandFailed(f"{email} is a member already") from None
+            raise CommandFailed(f"{email} is already a member") from None
         return await record(database, user)
 
 
@@ -145,7 +147,7 @@ async def _roll(data: Path | None, email: str) -> dict[str, Any]:
     from tenants import users
 
     target = Target.find(data)
-    async with target.database() as database, target.hints() as ephemeral:
+    async with target.database() as database, target.redis() as ephemeral:
         user = await _find(database, email)
         key = await users.roll_global_key(database, target.pepper(), user.user_id, ephemeral=ephemeral)
         return await record(database, user) | {"global_key": key}
@@ -161,9 +163,9 @@ async def _find(database: Database, email: str) -> User:
 
 
 async def record(database: Database, user: User) -> dict[str, Any]:
-    """What is printed of a user."""
+    """Return a user's printed fields."""
     from tenants import users
 
-    told = asdict(user)
-    told |= msgspec.structs.asdict(told.pop("profile"))
-    return told | {"account_ids": await users.account_ids_of(database, user.user_id)}
+    fields = asdict(user)
+    fields |= msgspec.structs.asdict(fields.pop("profile"))
+    return fields | {"account_ids": await users.account_ids_of(database, user.user_id)}

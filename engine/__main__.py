@@ -1,7 +1,7 @@
-"""`python -m engine`: one node, from its settings to its end. `python -m engine serve MODEL_DIR`: one model alone.
+"""`python -m engine` runs one node; `python -m engine serve MODEL_DIR` serves one model without a gateway.
 
-The warm parent is started first, since importing torch takes longest; the rest is imported beside it. Ends with 0 after
-a drain, with 2 and one line when a setting cannot work.
+The zygote is started first, because importing torch takes longest; other imports happen meanwhile. Exits with 0 after a
+drain, and with 2 and one line on standard error if a setting is invalid.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
-from engine.node.process import configure
 from engine.node.settings import NodeSettings
 from engine.processes.zygote import Zygote
+from engine.serving.process_logs import configure
 from telemetry.child_process import die_with_parent
 from telemetry.settings import SettingError, read_settings
 
-# What no model's process needs; some of it not even a node does, where one file of variables serves a whole machine.
-_KEPT_FROM_CHILDREN = (
+# Secrets and store addresses that model processes do not need. A node may inherit some from a shared environment file.
+_HIDDEN_FROM_CHILDREN = (
     "DATABASE_URL",
     "HEARTH_TOKEN_PEPPER",
     "HEARTH_CACHE_SECRET",
@@ -36,17 +36,17 @@ _KEPT_FROM_CHILDREN = (
 
 
 def environ_of_children(environ: Mapping[str, str]) -> dict[str, str]:
-    """Of this process's environment, what the processes of models are given: no secret and no address of a store."""
-    return {name: value for name, value in environ.items() if name not in _KEPT_FROM_CHILDREN}
+    """Return the environment of model processes: without secrets and addresses of stores."""
+    return {name: value for name, value in environ.items() if name not in _HIDDEN_FROM_CHILDREN}
 
 
 async def _run(settings: NodeSettings) -> int:
-    zygote = Zygote(configure="engine.node.process:configure", environ=environ_of_children(os.environ))
+    zygote = Zygote(configure="engine.serving.process_logs:configure", environ=environ_of_children(os.environ))
     await zygote.start()
 
     from engine.node.node import Node
-    from engine.node.server import CannotListen
     from engine.serving.disk_cache import CacheInUse
+    from engine.serving.http_server import CannotListen
 
     try:
         node = Node(settings, zygote)
@@ -56,8 +56,8 @@ async def _run(settings: NodeSettings) -> int:
         sys.stderr.write(f"hearth node: {error}\n")
         return 2
     loop = asyncio.get_running_loop()
-    for sign in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sign, node.stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, node.stop)
     try:
         await node.run()
     finally:
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     configure("front")
     if settings.dies_with_parent:
-        die_with_parent(number=signal.SIGTERM)  # which drains
+        die_with_parent(number=signal.SIGTERM)  # SIGTERM drains
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(settings))
 

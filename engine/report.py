@@ -1,6 +1,6 @@
-"""What an engine says after a step: one entry for each token drawn and each end, as columns; and its state in numbers.
+"""Engine reports: the tokens and ends of one step as columns, and the engine's status in numbers.
 
-NumPy and msgspec only: the front of a node reads these and never imports torch.
+Needs NumPy and msgspec only: the front process of a node reads these and never imports torch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from engine.arrays import Floats, Ints, Longs
+
 Finish = Literal[
     "stop",
     "length",
@@ -22,9 +24,9 @@ Finish = Literal[
     "unclosed",
     "bad_adapter",
     "too_complex",
-    "crashed",  # never said by an engine: a replica says it of a dead rank
+    "crashed",  # never reported by an engine: the replica reports it when the rank process has ended
 ]
-# By finish code: the index is the code, and 0 says that the sequence goes on.
+# Indexed by finish code. Code 0 means that the sequence continues.
 FINISHES: tuple[Finish | None, ...] = (None, *(each for each in get_args(Finish) if each != "crashed"))
 (
     RUNNING,
@@ -42,30 +44,31 @@ FINISHES: tuple[Finish | None, ...] = (None, *(each for each in get_args(Finish)
 
 @dataclass(frozen=True, eq=False)
 class PromptLogprobs:
-    """The log-probabilities of the next N tokens of a sequence's prompt, from its second one on, and the likeliest in
-    each one's place."""
+    """Log-probabilities of the next N prompt tokens of a sequence, beginning with the second token of the prompt."""
 
     sequence_id: int
-    logprobs: NDArray[np.float32]  # [N]
-    top_ids: NDArray[np.int32]  # [N, most asked]
-    top_logprobs: NDArray[np.float32]  # [N, most asked]
+    logprobs: Floats  # [N]
+    top_ids: Ints  # [N, most wanted]
+    top_logprobs: Floats  # [N, most wanted]
 
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
-    """E entries, those of one sequence after each other. `token_ids` is -1 where an entry brings no token; a finish
-    code other than RUNNING is the sequence's last entry. The logprob columns are there only when some row asked; they
-    are NaN and -1 where a row did not. `prompts` come before what their sequences say in the entries."""
+    """E entries; those of one sequence are adjacent.
 
-    sequence_ids: NDArray[np.int64]  # [E]
-    token_ids: NDArray[np.int32]  # [E]
-    finishes: NDArray[np.uint8]  # [E]
-    num_cached: NDArray[np.int32]  # [E], prompt tokens served from the prefix cache
-    logprobs: NDArray[np.float32] | None = None  # [E]
-    top_ids: NDArray[np.int32] | None = None  # [E, most asked]
-    top_logprobs: NDArray[np.float32] | None = None  # [E, most asked]
-    device_us: NDArray[np.int64] | None = None  # [E], microseconds of devices that the sequence has had until now
-    prompts: tuple[PromptLogprobs, ...] = ()
+    An entry with a finish code other than RUNNING is the last of its sequence. `prompt_logprobs` precede the entries
+    of their sequences.
+    """
+
+    sequence_ids: Longs  # [E]
+    token_ids: Ints  # [E], -1 for an entry without a token
+    finishes: NDArray[np.uint8]  # [E], finish codes
+    num_cached: Ints  # [E], prompt tokens served from the prefix cache
+    logprobs: Floats | None = None  # [E], NaN where not wanted; None if no row wants log-probabilities
+    top_ids: Ints | None = None  # [E, most wanted], -1 where not wanted
+    top_logprobs: Floats | None = None  # [E, most wanted]
+    device_us: Longs | None = None  # [E], device time of the sequence so far, in microseconds
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
     @property
     def num_entries(self) -> int:
@@ -73,7 +76,7 @@ class StepReport:
 
 
 class EngineStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """An engine in numbers; the fields mean what `ReplicaStatus` says of them."""
+    """Status of an engine in numbers. `ReplicaStatus` documents the fields."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -91,15 +94,14 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class EngineInfo(Struct, frozen=True, kw_only=True):
-    """What is fixed once a model is loaded. `max_model_len` bounds prompt and completion together and never exceeds
-    what the KV pool holds."""
+    """Properties of a loaded model. `max_model_len` limits prompt and completion together."""
 
-    max_model_len: int
+    max_model_len: int  # never more than the KV pool holds
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     num_blocks: int
     block_size: int
     layout_tag: str
-    adapter_sites: dict[str, tuple[int, int]] = {}  # modules that adapters can change, and their (in, out)
-    architecture: str = ""  # the name in the checkpoint's config
+    adapter_sites: dict[str, tuple[int, int]] = {}  # modules that adapters can change -> (in, out)
+    architecture: str = ""  # name in the checkpoint's config
     load_s: float = 0.0

@@ -1,7 +1,7 @@
-"""`python -m gateway`: read settings, open services, build the app, serve, and stop in good order.
+"""`python -m gateway`: read settings, open services, build the app, serve, and shut down gracefully.
 
-On SIGTERM or SIGINT readiness goes off and new calls are refused at once; calls in flight finish, for as long as the
-drain timeout allows; usage is flushed; the exit status is 0. A second signal ends calls in flight with an error event.
+On SIGTERM or SIGINT the gateway becomes unready and refuses new calls; calls in flight finish within the drain timeout,
+usage is flushed, and the exit status is 0. A second signal ends the calls in flight with an error event.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from collections.abc import Mapping
 import uvloop
 
 from gateway.app import build_app
-from gateway.call import Door
+from gateway.call import Endpoint
 from gateway.inference.responses import RESPONSES
 from gateway.inference.run import RUN
-from gateway.jobs.batch_worker import working
+from gateway.jobs.batch_worker import batch_worker
 from gateway.pipeline import run_item
 from gateway.server import BACKLOG, serve
 from gateway.services import open_services
@@ -34,15 +34,14 @@ from tenants.jobs.batches import Kind
 log = logging.getLogger("gateway")
 
 EXIT_BAD_SETTING = 2
-GC_THRESHOLD = (20_000, 20, 50)  # calls make few cycles: look for them less often than the interpreter would
-# A thread that has synced the spool waits so long for the interpreter while the event loop has work, and calls with it;
-# else it would be 5 ms.
+GC_THRESHOLD = (20_000, 20, 50)  # calls create few reference cycles
+# After syncing the spool, a thread waits this long for the interpreter lock, and calls wait with it. Default: 5 ms.
 SWITCH_INTERVAL_S = 0.0005
-MAX_OPEN_FILES = 65_536  # each connection is one; as far as the process may raise what it begins with
+MAX_OPEN_FILES = 65_536  # one for each connection; limited by the hard limit
 
 
 def settle_interpreter() -> None:
-    """Once all is there that stays: how often garbage is looked for, and how soon threads take turns."""
+    """Tune garbage collection and thread switching, after all long-lived objects exist."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLD)
@@ -50,11 +49,11 @@ def settle_interpreter() -> None:
 
 
 async def _run(settings: GatewaySettings, listener: socket.socket) -> None:
-    doors: Mapping[Kind, Door] = {"run": RUN, "response": RESPONSES}
-    async with open_services(settings) as services, working(services, doors, run_item):
+    endpoints: Mapping[Kind, Endpoint] = {"run": RUN, "response": RESPONSES}
+    async with open_services(settings) as services, batch_worker(services, endpoints, run_item):
         app = build_app(services)
         settle_interpreter()
-        listener.listen(BACKLOG)  # who reads the line below may connect
+        listener.listen(BACKLOG)  # connections succeed before the log line below appears
         host, port = listener.getsockname()[:2]
         log.info("gateway listening", extra={"host": host, "port": port, "pop": settings.pop})
         await serve(app, services, listener)
@@ -74,7 +73,7 @@ def _listen(settings: GatewaySettings) -> socket.socket:
 
 
 def _raise_open_files() -> None:
-    """Connections that find no number left are closed by the kernel's door, unheard."""
+    """Raise the limit of open files: without a free descriptor, connections are dropped silently."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -82,7 +81,7 @@ def _raise_open_files() -> None:
 
 
 def main() -> int:
-    """The process's exit status: 0 after a drain, 2 when a setting cannot work."""
+    """Return the exit status: 0 after a drain, 2 for an invalid setting."""
     try:
         settings = read_settings(GatewaySettings)
         configure_logs("gateway", settings.log_level)

@@ -1,9 +1,8 @@
-"""May a call enter now: not while this gateway drains, not above its number of calls in flight, and not where its
-account would leave no room to others.
+"""Admission: limits the calls in flight in this process, in total and for each account.
 
-An account holds at most SHARE times as many places as are free: alone, two thirds of them; beside others the less,
-the more they hold. So some are always free for who comes next, and nothing has to be set for it. Places are counted
-from before the body is read, in this process alone: `tenants/quota/quota.py` counts the calls of all gateways.
+An account may hold at most SHARE times as many slots as are free: two thirds of all slots while it is alone, fewer the
+more other accounts hold. So some slots are always free for accounts that call next, without any setting. Slots are
+counted from before the body is read. `tenants/quota/quota.py` counts the calls of all gateways.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from collections.abc import Callable
 
 from gateway.errors import Reason, Refusal
 from telemetry import metrics
-from tenants.quota.pace import Pace
+from tenants.quota.pace import ReleasePace
 
 SHARE = 2
 
 
-class Place:
-    """One call's place, held while the `with` block runs. `stop` is set by whoever can end the call early."""
+class ConcurrencySlot:
+    """A slot, held while the `with` block runs. The pipeline sets `stop`, which ends the call early."""
 
     __slots__ = ("_admission", "account_id", "since_s", "stop")
 
@@ -28,74 +27,74 @@ class Place:
         self._admission = admission
         self.account_id = account_id
         self.since_s = since_s
-        self.stop: Callable[[], None] = _nothing
+        self.stop: Callable[[], None] = _do_nothing
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> ConcurrencySlot:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        self._admission.leave(self)
+        self._admission.release(self)
 
 
-def _nothing() -> None: ...
+def _do_nothing() -> None: ...
 
 
 class Admission:
-    """Counts the calls in flight in this process. Made within its event loop."""
+    """Counts the calls in flight in this process. Create it inside the event loop."""
 
     def __init__(self, max_calls: int) -> None:
         self._max_calls = max_calls
         self._loop = asyncio.get_running_loop()
-        self._places: set[Place] = set()
-        self._num_held: dict[str, int] = {}
-        self._pace = Pace()
+        self._slots: set[ConcurrencySlot] = set()
+        self._num_held: dict[str, int] = {}  # by account
+        self._pace = ReleasePace()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
         self.is_draining = False
-        metrics.CALLS_IN_FLIGHT.set_function(lambda: len(self._places))
+        metrics.CALLS_IN_FLIGHT.set_function(lambda: len(self._slots))
 
-    def enter(self, account_id: str) -> Place:
-        """A place for one call, to be held by `with`. Raises Refusal: DRAINING, OUT_OF_CAPACITY or, where the account
-        holds too many of them, CONCURRENCY_LIMITED."""
+    def enter(self, account_id: str) -> ConcurrencySlot:
+        """Return a slot for one call, to be used with `with`. Raises Refusal: DRAINING, OUT_OF_CAPACITY, or
+        CONCURRENCY_LIMITED if the account holds too many slots."""
         if self.is_draining:
             raise Refusal(Reason.DRAINING)
-        num_free = self._max_calls - len(self._places)
+        num_free = self._max_calls - len(self._slots)
         if num_free <= 0:
             raise Refusal(Reason.OUT_OF_CAPACITY)
         num_held = self._num_held.get(account_id, 0)
         if num_held >= SHARE * num_free:
             wait_s = math.ceil(self._pace.next_s(account_id, num_held))
             raise Refusal(Reason.CONCURRENCY_LIMITED, "account", retry_after_s=wait_s)
-        place = Place(self, account_id, self._loop.time())
-        self._places.add(place)
+        slot = ConcurrencySlot(self, account_id, self._loop.time())
+        self._slots.add(slot)
         self._num_held[account_id] = num_held + 1
         self._is_empty.clear()
-        return place
+        return slot
 
-    def leave(self, place: Place) -> None:
-        """Give a place back."""
-        if place not in self._places:
+    def release(self, slot: ConcurrencySlot) -> None:
+        """Free a slot. Releasing a slot twice has no effect."""
+        if slot not in self._slots:
             return
-        self._places.discard(place)
-        account_id = place.account_id
+        self._slots.discard(slot)
+        account_id = slot.account_id
         num_held = self._num_held[account_id] - 1
         if num_held:
             self._num_held[account_id] = num_held
         else:
             del self._num_held[account_id]
-        self._pace.saw(account_id, self._loop.time() - place.since_s)
-        if not self._places:
+        self._pace.saw(account_id, self._loop.time() - slot.since_s)
+        if not self._slots:
             self._is_empty.set()
 
     def drain(self) -> None:
-        """From now on nothing enters."""
+        """Refuse new calls from now on."""
         self.is_draining = True
 
     def stop_all(self) -> None:
-        """Ask every call in flight to end now."""
-        for place in list(self._places):
-            place.stop()
+        """End all calls in flight now."""
+        for slot in list(self._slots):
+            slot.stop()
 
     async def wait_empty(self) -> None:
-        """Until no call is in flight."""
+        """Wait until no call is in flight."""
         await self._is_empty.wait()

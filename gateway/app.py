@@ -1,4 +1,4 @@
-"""Table of contents: all routes and all middleware, in order, as data; and the one place where failures become answers.
+"""The table of all routes and middleware, and the one place where exceptions become error responses.
 
 Inference routes run on plain ASGI (`http/exchange.py`, `pipeline.py`); the others are starlette endpoints.
 """
@@ -13,26 +13,22 @@ from typing import BinaryIO
 from starlette.requests import Request
 from starlette.responses import Response
 
+from engine.protocol.api_format import ApiFormat
 from gateway import authentication, pipeline, quotas
-from gateway.call import Door
-from gateway.envelope import Dialect
+from gateway.call import Endpoint
 from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
 from gateway.http import binding
 from gateway.http.cors import Cors, preflight_headers
-from gateway.http.exchange import App, Exchange, Headers, Receive, Scope, Send
+from gateway.http.exchange import App, Exchange, Receive, Scope, Send
 from gateway.http.head_validation import HeadValidator
-from gateway.inference import stored_responses as kept_responses
-from gateway.inference import tomarkdown
+from gateway.inference import stored_responses, tomarkdown
 from gateway.inference.binding_run import BINDING_RUN
 from gateway.inference.chat_completions import CHAT_COMPLETIONS
 from gateway.inference.completions import COMPLETIONS
 from gateway.inference.embeddings import EMBEDDINGS
-from gateway.inference.message_tokens import MESSAGE_TOKENS
-from gateway.inference.messages import MESSAGES
-from gateway.inference.response_tokens import RESPONSE_TOKENS
-from gateway.inference.responses import RESPONSES
-from gateway.inference.run import RUN
-from gateway.inference.run_named import RUN_NAMED
+from gateway.inference.messages import MESSAGE_TOKENS, MESSAGES
+from gateway.inference.responses import RESPONSE_TOKENS, RESPONSES
+from gateway.inference.run import RUN, RUN_NAMED
 from gateway.management import (
     accounts,
     api_tokens,
@@ -56,14 +52,14 @@ from tenants.credentials.principal import Principal
 
 log = logging.getLogger(__name__)
 
-Endpoint = Callable[[Services, Request], Awaitable[Response]]
+Handler = Callable[[Services, Request], Awaitable[Response]]
 
 BASE = "/client/v4"
 ACCOUNT = BASE + "/accounts/{account_id}"
 
 
 def _token_routes(base: str, reading: Access, writing: Access) -> tuple[Route, ...]:
-    """The same for a user's API tokens and an account's: an account in the path says whose."""
+    """Return the routes for a user's API tokens, or for an account's if the path has an account."""
     return (
         Route("GET", base, reading, api_tokens.list_),
         Route("POST", base, writing, api_tokens.create),
@@ -82,11 +78,13 @@ _ROUTES = (
     Route("POST", ACCOUNT + "/ai/v1/completions", Access.RUN_MODELS, COMPLETIONS),
     Route("POST", ACCOUNT + "/ai/v1/embeddings", Access.RUN_MODELS, EMBEDDINGS),
     Route("POST", ACCOUNT + "/ai/v1/responses", Access.RUN_MODELS, RESPONSES),
-    Route("GET", ACCOUNT + "/ai/v1/responses/{response_id}", Access.RUN_MODELS, kept_responses.get),
-    Route("DELETE", ACCOUNT + "/ai/v1/responses/{response_id}", Access.RUN_MODELS, kept_responses.delete),
+    Route("GET", ACCOUNT + "/ai/v1/responses/{response_id}", Access.RUN_MODELS, stored_responses.get),
+    Route("DELETE", ACCOUNT + "/ai/v1/responses/{response_id}", Access.RUN_MODELS, stored_responses.delete),
     Route("POST", ACCOUNT + "/ai/v1/responses/input_tokens", Access.RUN_MODELS, RESPONSE_TOKENS),
-    Route("POST", ACCOUNT + "/ai/v1/responses/{response_id}/cancel", Access.RUN_MODELS, kept_responses.cancel),
-    Route("GET", ACCOUNT + "/ai/v1/responses/{response_id}/input_items", Access.RUN_MODELS, kept_responses.list_input),
+    Route("POST", ACCOUNT + "/ai/v1/responses/{response_id}/cancel", Access.RUN_MODELS, stored_responses.cancel),
+    Route(
+        "GET", ACCOUNT + "/ai/v1/responses/{response_id}/input_items", Access.RUN_MODELS, stored_responses.list_input
+    ),
     Route("POST", ACCOUNT + "/ai/v1/messages", Access.RUN_MODELS, MESSAGES),
     Route("POST", ACCOUNT + "/ai/v1/messages/count_tokens", Access.RUN_MODELS, MESSAGE_TOKENS),
     Route("GET", ACCOUNT + "/ai/v1/models", Access.RUN_MODELS, models.list_openai),
@@ -138,7 +136,7 @@ _ROUTES = (
     Route("GET", ACCOUNT + "/tokens/verify", Access.PROVES_ITSELF, token_verification.verify_account_token),
     *_token_routes(BASE + "/user/tokens", Access.READ_USER_TOKENS, Access.WRITE_USER_TOKENS),
     *_token_routes(ACCOUNT + "/tokens", Access.READ_ACCOUNT_TOKENS, Access.WRITE_ACCOUNT_TOKENS),
-    # What a Worker's AI binding asks of its one origin; `http/binding.py` says how it comes here.
+    # Routes of a Worker's AI binding; see `http/binding.py`.
     Route("POST", "/run", Access.RUN_MODELS, BINDING_RUN),
     Route("POST", "/ai-gateway/run", Access.RUN_MODELS, BINDING_RUN),
     Route("GET", "/ai-api/models/search", Access.RUN_MODELS, models.search),
@@ -159,13 +157,12 @@ ROUTES = (
     Route("GET", "/docs/docs.js", Access.PUBLIC, docs.script),
     Route("GET", "/docs/docs.css", Access.PUBLIC, docs.style),
 )
-_ID_HEADERS: dict[Dialect, bytes] = {"binding": b"cf-ai-req-id", "anthropic": b"request-id"}
 _OPENAI_PATH = re.compile(rb"/client/v4/accounts/[^/]+/ai/v1(?:/(messages)?|$)")
 
 
 def build_app(services: Services) -> App:
     """The whole ASGI app."""
-    app: App = _Front(services)
+    app: App = _App(services)
     origins = _listed(services.settings.cors_origins)
     if origins:
         app = Cors(app, origins)
@@ -177,23 +174,23 @@ def _listed(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _dialect_of(scope: Scope) -> Dialect:
-    """Known before the route is: refusals are told in it."""
-    if binding.is_of_binding(scope):
-        return "binding"
-    found = _OPENAI_PATH.match(scope["raw_path"])
-    return "native" if found is None else "anthropic" if found[1] else "openai"
+def _detect_format(scope: Scope, exchange: Exchange) -> None:
+    """Set the format in which the client expects errors, before the route is known.
+
+    Bindings and Anthropic's clients read the request id from every response, under different header names; other
+    clients receive it once the model is known.
+    """
+    exchange.api_format = ApiFormat.NATIVE
+    exchange.is_binding = binding.is_of_binding(scope)
+    found = None if exchange.is_binding else _OPENAI_PATH.match(scope["raw_path"])
+    if found is not None:
+        exchange.api_format = ApiFormat.ANTHROPIC if found[1] else ApiFormat.OPENAI
+    name = b"cf-ai-req-id" if exchange.is_binding else b"request-id" if found is not None and found[1] else None
+    exchange.response_headers = [] if name is None else [(name, exchange.request_id.encode())]
 
 
-def _first_headers(exchange: Exchange) -> Headers:
-    """A binding and Anthropic's clients read their request's id from every answer, each under a name of its own; others
-    find it where a model was reached."""
-    name = _ID_HEADERS.get(exchange.dialect)
-    return [] if name is None else [(name, exchange.request_id.encode())]
-
-
-def _check_has_no_null(query: bytes, parameters: Mapping[str, str]) -> None:
-    """Nothing that is looked up has a null character in it, and not every database takes one. Raises Refusal."""
+def _check_no_null(query: bytes, parameters: Mapping[str, str]) -> None:
+    """Raise Refusal for null characters: no stored value contains one, and PostgreSQL rejects them."""
     if b"%00" in query:
         raise Refusal(Reason.QUERY_INVALID, "a query parameter has a null character in it")
     if any("\0" in value for name, value in parameters.items() if name != "model"):
@@ -204,18 +201,18 @@ def _buffered_stderr() -> BinaryIO:
     return open(2, "wb", buffering=64 * 1024, closefd=False)
 
 
-class _Front:
-    """Route, run, and render what went wrong."""
+class _App:
+    """Routes requests, and renders exceptions."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._router = Router(ROUTES, services.echo_tenant.words_for_accounts)
-        self._guard = HeadValidator(_listed(services.settings.allowed_hosts))
+        self._router = Router(ROUTES)
+        self._head_validator = HeadValidator(_listed(services.settings.allowed_hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(scope, receive, send)
         try:
-            await self._run(scope, receive, send, exchange)
+            await self._handle(scope, receive, send, exchange)
         except ClientLeft:
             pass
         except Exception as error:
@@ -225,7 +222,10 @@ class _Front:
                 metrics.INTERNAL_ERRORS.inc()
                 refusal = Refusal(Reason.INTERNAL)
             elif isinstance(error, StoreError):
-                log.warning("refused for want of a store", extra={"request_id": exchange.request_id, "why": str(error)})
+                log.warning(
+                    "request refused: a store is unavailable",
+                    extra={"request_id": exchange.request_id, "why": str(error)},
+                )
             if exchange.has_started:
                 await exchange.abort_response(refusal)
             else:
@@ -233,16 +233,14 @@ class _Front:
         finally:
             exchange.close()
 
-    async def _run(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
-        exchange.dialect = _dialect_of(scope)
-        exchange.response_headers = _first_headers(exchange)
-        self._guard.check(scope)
+    async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
+        _detect_format(scope, exchange)
+        self._head_validator.check(scope)
         if binding.unwrap(scope):
             exchange.replace_request(scope)
-            exchange.dialect = _dialect_of(scope)
-            exchange.response_headers = _first_headers(exchange)
+            _detect_format(scope, exchange)
         account_id: str | None = scope.get("hearth.account_id")
-        if exchange.dialect == "binding":
+        if exchange.is_binding:
             scope["query_string"] = exchange.query_string = binding.without_undefined(scope["query_string"])
         preflight = preflight_headers(scope)
         if preflight is not None:
@@ -250,44 +248,43 @@ class _Front:
             return
         route, parameters = self._router.match(scope["method"], scope["raw_path"])
         scope["hearth.route"] = route.path
-        if isinstance(route.endpoint, Door):
+        if isinstance(route.endpoint, Endpoint):
             account_id, model = parameters.get("account_id", account_id), parameters.get("model")
-            serve = pipeline.echo if self._services.echo_tenant.echoes(account_id, model) else pipeline.serve
-            await serve(self._services, route.endpoint, exchange, account_id, model)
+            await pipeline.serve(self._services, route.endpoint, exchange, account_id, model)
             return
         if route.access not in (Access.PUBLIC, Access.PROVES_ITSELF):
-            principal = await self._admit(
+            principal = await self._authorize(
                 scope["method"], route.access, parameters.get("account_id", account_id), exchange
             )
             scope["hearth.principal"] = principal
-            await quotas.pass_by(self._services, exchange, principal)
-            _check_has_no_null(scope["query_string"], parameters)
+            await quotas.count_request(self._services, exchange, principal)
+            _check_no_null(scope["query_string"], parameters)
         scope["path_params"] = parameters
         scope["hearth.exchange"] = exchange
-        endpoint: Endpoint = route.endpoint
-        response = await endpoint(self._services, Request(scope, receive))
+        handler: Handler = route.endpoint
+        response = await handler(self._services, Request(scope, receive))
         response.raw_headers.extend(exchange.response_headers)
         exchange.has_started = True
         await response(scope, receive, send)
 
-    async def _admit(self, method: str, access: Access, account_id: str | None, exchange: Exchange) -> Principal:
-        """Who is calling, as one of the account in the path, if this is open to them. Raises Refusal."""
-        principal = await self._prove(method, exchange)
+    async def _authorize(self, method: str, access: Access, account_id: str | None, exchange: Exchange) -> Principal:
+        """Return the caller, with permission to use the route in the account of the path. Raises Refusal."""
+        principal = await self._authenticate(method, exchange)
         exchange.mark_authenticated()
         if access is Access.PROVEN:
             return principal
         if account_id is None and access is Access.RUN_MODELS:
             account_id = principal.account_id
         if account_id is None:
-            return authentication.permit_user(principal, "" if access is Access.USER else access.value)
-        return authentication.permit(principal, account_id, access.value)
+            return authentication.authorize_user(principal, "" if access is Access.USER else access.value)
+        return authentication.authorize(principal, account_id, access.value)
 
-    async def _prove(self, method: str, exchange: Exchange) -> Principal:
-        """By a credential in the headers, or else by an operator's session. Raises Refusal."""
+    async def _authenticate(self, method: str, exchange: Exchange) -> Principal:
+        """Return the caller, by the credential in the headers or else by an operator's session. Raises Refusal."""
         operators = self._services.operators
         if operators is not None and not authentication.has_credential(exchange.headers):
             cookie = operators.session_cookie_in(exchange.headers)
             if cookie:
-                return await operators.prove(method, exchange.headers, cookie)
+                return await operators.authenticate(method, exchange.headers, cookie)
         address = self._services.client_address(exchange.peer)
-        return await authentication.prove(self._services.verifier, exchange.headers, address)
+        return await authentication.authenticate(self._services.verifier, exchange.headers, address)

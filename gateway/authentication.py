@@ -1,7 +1,7 @@
-"""Credential in the headers -> Principal, and whether that Principal may do this to the account in the path.
+"""Authentication and authorization: headers to Principal, and the Principal's permission in the account of the path.
 
-A caller without a valid credential learns nothing about accounts or models. When it cannot be decided (the database
-is away and the token not remembered) the answer is 503, never a pass.
+A caller without a valid credential learns nothing about accounts or models. If the database is unavailable and the
+token is not cached, the response is 503; access is never granted.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ _CREDENTIAL_HEADERS = frozenset(
     {b"authorization", b"x-api-key", b"x-auth-email", b"x-auth-key", b"x-auth-user-service-key"}
 )
 
-# The form of a signed token: a credential, though of a kind that opens nothing here.
+# A signed token has the form of a credential, but is never valid here.
 _JWT = re.compile(r"[0-9A-Za-z_-]+\.[0-9A-Za-z_-]+\.[0-9A-Za-z_-]*")
 
 
 class Credential(Struct, frozen=True):
-    """What the headers hold: an API token's text, or with an `email` a user's global key."""
+    """The credential in the headers: an API token's secret or, with `email`, a user's global API key."""
 
     secret: str
     email: str = ""
 
 
 def credential_in(headers: Headers) -> Credential:
-    """Raises Refusal when there is none, or more than one, or it is no credential.
+    """Return the credential. Raises Refusal if there is none or more than one, or if it is malformed.
 
-    An API token may also come as `x-api-key`, as Anthropic's clients send it, where there is no Authorization. Service
-    keys are understood, and refused: none exist here. Tokens in the query or a cookie are not looked at; those in the
-    address of miniflare's proxy are a header by now (`http/binding.py`).
+    Without an Authorization header, `x-api-key` is accepted, as Anthropic's clients send it. Cloudflare service keys
+    are always refused. Tokens in the query or in cookies are ignored; `http/binding.py` has already moved a token in
+    the URL of miniflare's proxy to a header.
     """
     found: bytes | None = None
     key: bytes | None = None
@@ -75,13 +75,15 @@ def credential_in(headers: Headers) -> Credential:
 
 
 def has_credential(headers: Headers) -> bool:
-    """Whether the headers hold something that `credential_in` looks at, good or not."""
+    """Return True if a header that may carry a credential is present."""
     return any(name in _CREDENTIAL_HEADERS for name, _ in headers)
 
 
-async def judge(verifier: TokenVerifier, headers: Headers, address: ClientAddress) -> Principal | Refused:
-    """What the credential comes to, from where it came. Raises Refusal for what is none, or comes from an address that
-    its condition does not let in; StoreUnavailable when it cannot be decided."""
+async def verify(verifier: TokenVerifier, headers: Headers, address: ClientAddress) -> Principal | Refused:
+    """Verify the credential and the client address that it may be bound to.
+
+    Raises Refusal for a missing or malformed credential and for an address that is not allowed; StoreUnavailable.
+    """
     credential = credential_in(headers)
     if credential.email:
         verdict = await verifier.verify_global_key(credential.email, credential.secret)
@@ -94,17 +96,17 @@ async def judge(verifier: TokenVerifier, headers: Headers, address: ClientAddres
     return verdict
 
 
-async def prove(verifier: TokenVerifier, headers: Headers, address: ClientAddress) -> Principal:
-    """Who is calling. Raises what `judge` raises, and Refusal for a credential that proves nobody."""
-    verdict = await judge(verifier, headers, address)
+async def authenticate(verifier: TokenVerifier, headers: Headers, address: ClientAddress) -> Principal:
+    """Return the caller. Raises what `verify` raises, and Refusal for an invalid credential."""
+    verdict = await verify(verifier, headers, address)
     if isinstance(verdict, Refused):
         raise Refusal(Reason.CREDENTIAL_REFUSED)
     return verdict
 
 
-def permit(principal: Principal, account_id: str, scope: str) -> Principal:
-    """The principal as one of this account, if it may use `scope` there; a foreign and an unknown account look the
-    same. Raises Refusal."""
+def authorize(principal: Principal, account_id: str, scope: str) -> Principal:
+    """Return the principal in this account, if it has `scope` there. Raises Refusal, the same for an unknown account as
+    for another's."""
     found = principal if principal.account_id == account_id else principal.on(account_id)
     if found is None:
         raise Refusal(Reason.NOT_PERMITTED)
@@ -115,14 +117,14 @@ def permit(principal: Principal, account_id: str, scope: str) -> Principal:
     return found
 
 
-def permit_model(principal: Principal, *names: str) -> None:
-    """Whether it may run the model that goes by one of these names. Raises Refusal."""
+def require_model(principal: Principal, *names: str) -> None:
+    """Raise Refusal if the principal may not run the model with these names."""
     if principal.models is not None and principal.models.isdisjoint(names):
         raise Refusal(Reason.NOT_PERMITTED)
 
 
-def permit_user(principal: Principal, scope: str = "") -> Principal:
-    """Whether the principal stands for a user, and may use `scope` on the user's own things. Raises Refusal."""
+def authorize_user(principal: Principal, scope: str = "") -> Principal:
+    """Return the principal, if it is a user with `scope` for the user's own objects. Raises Refusal."""
     if principal.kind != "user":
         raise Refusal(Reason.NOT_PERMITTED)
     if principal.is_account_blocked and not principal.user_id:
@@ -133,5 +135,5 @@ def permit_user(principal: Principal, scope: str = "") -> Principal:
 
 
 def _is_malformed(refused: Refused, secret: str) -> bool:
-    """Whether `secret` has not even the form of a credential; a signed token has one, though it opens nothing here."""
+    """Return True if `secret` does not have the form of a credential. A signed token has."""
     return refused.reason == "malformed" and not _JWT.fullmatch(secret)

@@ -1,6 +1,6 @@
-"""From which address a request comes: the connection's, or what a trusted proxy in front says it is.
+"""Client address of a request: that of the connection, or the one reported by a trusted proxy.
 
-Only needed where a credential's condition asks for it, so nothing is computed before that.
+Computed only if a credential is bound to addresses.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from tenants.credentials.conditions import AddressCondition
 
 
 class ClientAddress:
-    """The address of one request. `peer` is the other end of its connection; None on a Unix socket."""
+    """The client address of one request. `peer` is the peer address of the connection; None on a Unix socket."""
 
     __slots__ = ("_peer", "_proxies")
 
@@ -21,7 +21,8 @@ class ClientAddress:
         self._proxies = proxies
 
     def of(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-        """The last address of `x-forwarded-for` that no trusted proxy has, if the peer is one; None when unknown."""
+        """Return the last address in `x-forwarded-for` that is no trusted proxy, if the peer is one; None if
+        unknown."""
         if self._proxies is None or not self._proxies.admits(self._peer):
             return self._peer
         forwarded = b",".join(value for name, value in headers if name == b"x-forwarded-for")

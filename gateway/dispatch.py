@@ -1,15 +1,16 @@
-"""Send one Execute to a node and hand on its events; try the next node only while the client has been given nothing.
+"""Dispatch: send a call to a node and pass its events on; try another node only while the client has received nothing.
 
-For a stream that is until the first event, for an unstreamed call until the last: those are gathered here and handed
-on whole. A call whose model's process died may go to the same node again if there is no other, and a third time when a
-node says that it was not the cause; how many deaths are held against it goes with it. Watches the clocks: first event,
-stall, deadline. Knows links and events, not HTTP or prices.
+A streamed call can be retried until its first event, an unstreamed call until its last: its events are collected here
+and returned at once. A call whose model process crashed may go to the same node again if there is no other, and a third
+time if a node says that this call did not cause the crash; the number of crashes travels with the call. Enforces three
+timeouts: first event, stall, deadline. Knows links and events, not HTTP or prices.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -23,56 +24,60 @@ from telemetry import metrics
 
 MAX_ATTEMPTS = 2
 MAX_UNREAD_BYTES = 256 * 1024  # of a stream whose client reads slowly
-MAX_GATHERED_BYTES = 64 * 1024 * 1024  # of an unstreamed call
+MAX_COLLECTED_BYTES = 64 * 1024 * 1024  # of an unstreamed call
 
 
-class Patience(Struct, frozen=True):
-    """How long to wait for a node, in seconds."""
+class Timeouts(Struct, frozen=True):
+    """Seconds to wait for a node's first event, and for each further event."""
 
     first_event_s: float
     stall_s: float
 
 
+class NodeSelector(Protocol):
+    """Selects nodes (`gateway/node_selection.py`)."""
+
+    def links(self, call: Call) -> list[NodeLink]: ...
+    def block(self, call: Call) -> None: ...
+
+
 class FirstEventLate(Exception):
-    """The node has not begun to answer in time, and there is another."""
+    """The node sent no event in time, and another node is available."""
 
 
 class Stalled(Exception):
-    """The node began to answer and then fell silent."""
+    """The node sent events and then none for too long."""
 
 
 class DeadlinePassed(Exception):
-    """The call's whole time is over."""
+    """The call's deadline passed."""
 
 
 class Dispatch:
-    """One call on its way: two attempts, or three, one after the other. `take` until the last event, then it is over.
+    """One call on its way: up to two attempts, or three, one after the other. Call `take` until the last event, and
+    `close` in any case. Each attempt selects nodes anew, since a node may have recovered meanwhile."""
 
-    `find_links` says which nodes could take the call now, best first: a second attempt asks again, since a node may
-    have come back while the first was under way.
-    """
-
-    def __init__(self, call: Call, find_links: Callable[[], Sequence[NodeLink]], patience: Patience) -> None:
+    def __init__(self, call: Call, selector: NodeSelector, timeouts: Timeouts) -> None:
         self._call = call
-        self._find_links = find_links
+        self._selector = selector
         self._tried: list[NodeLink] = []
-        self._patience = patience
+        self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
-        self._unwanted: Exception | None = None  # why nobody waits for this call any more
-        self._has_given = False  # whether any event has been handed on
+        self._end_error: Exception | None = None  # set by `abandon` and `stop`
+        self._has_sent = False  # True once an event was passed on
         self._link: NodeLink | None = None
         self._call_id = 0
         self._inbox: Inbox | None = None
         self._sent_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        self._death = Failed("internal")  # the latest one of a process that worked on this call
-        self._num_deaths = 0
+        self._crash = Failed("internal")  # the latest crash of a process that worked on this call
+        self._num_crashes_seen = 0
         self.num_attempts = 0
         self.node_id = ""
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:
-        """The next events, not before that time of the loop; the last of them is Finished or Failed when the call has
-        ended. Of an unstreamed call, all of them. Raises Refusal, or ClientLeft after `abandon`."""
+        """Return the next events, not before this time of the event loop; of an unstreamed call, all events. The last
+        event of a call is Finished or Failed. Raises Refusal, and ClientLeft after `abandon`."""
         if self._inbox is None:
             self._send_to_next()
         while True:
@@ -87,27 +92,28 @@ class Dispatch:
                 raise self._refusal(error) from None
             last = events[-1]
             if isinstance(last, Failed):
-                if last.num_deaths:
-                    self._death = last
-                    self._num_deaths += 1
+                if last.num_crashes:
+                    self._crash = last
+                    self._num_crashes_seen += 1
                 is_retryable = last.is_retryable and (len(events) == 1 or not self._call.is_stream)
                 if is_retryable and self._try_another():
                     continue
-                if last.is_blocked and not self._has_given:
+                if last.is_blocked and not self._has_sent:
+                    self._selector.block(self._call)
                     raise Refusal(Reason.INPUT_BLOCKED)
-            self._has_given = True
+            self._has_sent = True
             return events
 
     def _send_to_next(self) -> None:
-        """Send the call to the best node left that can be reached. Raises Refusal when there is none."""
-        if self._unwanted is not None:
-            raise self._unwanted
+        """Send the call to the best reachable node that was not tried yet. Raises Refusal if there is none."""
+        if self._end_error is not None:
+            raise self._end_error
         links = self._untried()
         for number, link in enumerate(links, 1):
             self._tried.append(link)
             inbox = Inbox(
                 waits_for_end=not self._call.is_stream,
-                max_bytes=MAX_UNREAD_BYTES if self._call.is_stream else MAX_GATHERED_BYTES,
+                max_bytes=MAX_UNREAD_BYTES if self._call.is_stream else MAX_COLLECTED_BYTES,
             )
             try:
                 call_id = link.execute(self._make_execute, inbox)
@@ -117,7 +123,7 @@ class Dispatch:
             self._link, self._call_id, self._inbox, self.node_id = link, call_id, inbox, link.node_id
             self._sent_s = self._loop.time()
             self.num_attempts += 1
-            self._set_clocks(links[number:])
+            self._start_timer(links[number:])
             return
         raise Refusal(Reason.OUT_OF_CAPACITY)
 
@@ -132,14 +138,14 @@ class Dispatch:
             tenant=call.tenant,
             task=call.task,
             deadline_s=max(0.001, call.deadline_s - self._loop.time()),
-            num_deaths=self._death.num_deaths,
-            died_after=self._death.usage.completion_tokens,
+            num_crashes=self._crash.num_crashes,
+            tokens_before_crash=self._crash.usage.completion_tokens,
             is_ephemeral=call.principal.residency.is_zero_retention,
         )
 
     def _try_another(self) -> bool:
-        """Leave this node for the next, if the rules and the nodes allow it."""
-        if self._has_given or self._loop.time() >= self._call.deadline_s or not self._has_another():
+        """Send the call to another node, if a retry is allowed and a node is available; return True on success."""
+        if self._has_sent or self._loop.time() >= self._call.deadline_s or not self._has_another():
             return False
         self._leave()
         try:
@@ -150,75 +156,75 @@ class Dispatch:
         return True
 
     def _has_another(self) -> bool:
-        is_cleared = self._num_deaths > self._death.num_deaths
+        is_cleared = self._num_crashes_seen > self._crash.num_crashes
         max_attempts = MAX_ATTEMPTS + 1 if is_cleared else MAX_ATTEMPTS
         return self.num_attempts < max_attempts and any(link.is_open for link in self._untried())
 
     def _untried(self) -> list[NodeLink]:
-        links = self._find_links()
+        links = self._selector.links(self._call)
         untried = [link for link in links if link not in self._tried]
-        return untried or (list(links) if self._death.num_deaths else [])
+        return untried or (list(links) if self._crash.num_crashes else [])
 
     def _refusal(self, error: Exception) -> Refusal:
         if isinstance(error, NodeLost):
-            return Refusal(Reason.ABORTED if self._has_given else Reason.OUT_OF_CAPACITY)
+            return Refusal(Reason.ABORTED if self._has_sent else Reason.OUT_OF_CAPACITY)
         if isinstance(error, Overrun):
             return Refusal(Reason.ABORTED)
         return Refusal(Reason.TIMEOUT)
 
-    def _set_clocks(self, others: Sequence[NodeLink]) -> None:
-        """Of a call that was sent just now; `others` are the nodes that it could go to next."""
-        if self._sent_s >= self._call.deadline_s or self._death.num_deaths:
-            self._check_clocks()
+    def _start_timer(self, others: Sequence[NodeLink]) -> None:
+        """Start the timer of a call that was just sent; `others` are the nodes that it could go to next."""
+        if self._sent_s >= self._call.deadline_s or self._crash.num_crashes:
+            self._check_timeouts()
             return
         has_another = bool(others) and self.num_attempts < MAX_ATTEMPTS and any(link.is_open for link in others)
-        wait_s = self._patience.first_event_s if has_another else self._patience.stall_s
-        self._timer = self._loop.call_at(min(self._call.deadline_s, self._sent_s + wait_s), self._check_clocks)
+        wait_s = self._timeouts.first_event_s if has_another else self._timeouts.stall_s
+        self._timer = self._loop.call_at(min(self._call.deadline_s, self._sent_s + wait_s), self._check_timeouts)
 
-    def _check_clocks(self) -> None:
-        """Fail the inbox when one of the three clocks has run out, else look again when the next one could have."""
+    def _check_timeouts(self) -> None:
+        """Fail the inbox if a timeout has passed, else check again when the next one can pass."""
         inbox = self._inbox
         assert inbox is not None
         now = self._loop.time()
-        heard_s = inbox.last_event_s
+        last_event_s = inbox.last_event_s
         next_s = self._call.deadline_s
         if now >= self._call.deadline_s:
             inbox.fail(DeadlinePassed())
-        elif heard_s is not None:
-            stalled_s = heard_s + self._patience.stall_s
+        elif last_event_s is not None:
+            stalled_s = last_event_s + self._timeouts.stall_s
             if now >= stalled_s:
                 inbox.fail(Stalled())
             next_s = min(next_s, stalled_s)
         elif self._has_another():
-            late_s = self._sent_s + self._patience.first_event_s
+            late_s = self._sent_s + self._timeouts.first_event_s
             if now >= late_s:
                 inbox.fail(FirstEventLate())
             next_s = min(next_s, late_s)
         else:
-            next_s = min(next_s, now + self._patience.stall_s)
+            next_s = min(next_s, now + self._timeouts.stall_s)
         if next_s > now:
-            self._timer = self._loop.call_at(next_s, self._check_clocks)
+            self._timer = self._loop.call_at(next_s, self._check_timeouts)
 
     def abandon(self) -> None:
-        """The client left: whoever waits in `take` gets ClientLeft. Nothing happens to a call that has ended."""
+        """The client disconnected: `take` raises ClientLeft. No effect on a call that has ended."""
         self._end_early(ClientLeft())
 
     def stop(self) -> None:
-        """This gateway cannot wait any longer: whoever waits in `take` gets a Refusal."""
+        """The gateway shuts down: `take` raises Refusal. No effect on a call that has ended."""
         self._end_early(Refusal(Reason.ABORTED))
 
     def _end_early(self, error: Exception) -> None:
-        self._unwanted = error
+        self._end_error = error
         if self._inbox is not None:
             self._inbox.fail(error)
 
     def cancel(self) -> None:
-        """Tell the node to stop."""
+        """Send Cancel to the node."""
         if self._link is not None:
             self._link.cancel(self._call_id)
 
-    async def last_words(self, timeout_s: float) -> list[Event]:
-        """After `cancel`: what the node still says about the call, its end included if it comes in time."""
+    async def final_events(self, timeout_s: float) -> list[Event]:
+        """Return the events that the node still sends after `cancel`, until the call has ended or the timeout."""
         inbox = self._inbox
         if inbox is None or self._link is None:
             return []
@@ -233,7 +239,7 @@ class Dispatch:
         return events
 
     def _leave(self) -> None:
-        """Cancel this attempt and hear no more of it."""
+        """Cancel this attempt and ignore its further events."""
         if self._timer is not None:
             self._timer.cancel()
         if self._link is not None:
@@ -243,5 +249,5 @@ class Dispatch:
             self._link = None
 
     def close(self) -> None:
-        """The call is over, however it ended."""
+        """Release the node: the call is over."""
         self._leave()

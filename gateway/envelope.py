@@ -1,24 +1,22 @@
-"""Success and error body shapes: the platform's envelope, and the OpenAI family's bare objects.
+"""Bodies of responses and errors: the platform's envelope, and the error objects of the OpenAI and Anthropic formats.
 
-An error of the OpenAI or Anthropic family, or of a Worker's binding, carries both shapes in one body, so that either
-kind of client finds what it looks for.
-Knows no error's meaning: `errors.py` has the table.
+An error in the OpenAI or Anthropic format, or for a Worker's binding, also has the fields of the envelope, so that
+clients of either kind find theirs. The meaning of each error is in `errors.py`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
+from engine.protocol.api_format import ApiFormat
 from engine.protocol.fields import field_of, pointer_of
 from gateway.errors import Reason, Refusal
 
 encode = msgspec.json.Encoder().encode
 
-JSON_HEADER = (b"content-type", b"application/json")  # exactly this: a charset would break Workers bindings
-
-Dialect = Literal["native", "openai", "anthropic", "binding"]  # the family whose clients a route is for
+JSON_HEADER = (b"content-type", b"application/json")  # without charset, which Workers bindings reject
 
 _OPENING, _CLOSING = b'{"result":', b',"success":true,"errors":[],"messages":[]}'
 
@@ -36,22 +34,27 @@ _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 408: "tim
 def success(
     result: Any, *, result_info: dict[str, Any] | None = None, messages: list[dict[str, Any]] | None = None
 ) -> bytes:
-    """`result` in the platform's envelope."""
+    """Return `result` in the envelope."""
     body = {"result": result, "success": True, "errors": [], "messages": messages or []}
     if result_info is not None:
         body["result_info"] = result_info
     return encode(body)
 
 
-def opened(body: bytes) -> bytes:
-    """What `success` put into an envelope, as it was before; a body that is in none, as it is."""
+def wrap(result: bytes) -> bytes:
+    """Return a JSON document in the envelope."""
+    return _OPENING + result + _CLOSING
+
+
+def unwrap(body: bytes) -> bytes:
+    """Return the result inside an envelope; a body without envelope is returned as is."""
     if body.startswith(_OPENING) and body.endswith(_CLOSING):
         return body[len(_OPENING) : -len(_CLOSING)]
     return body
 
 
 def page_info(page: int, per_page: int, count: int, total_count: int) -> dict[str, int]:
-    """`result_info` of a list."""
+    """Return the `result_info` of a list."""
     total_pages = -(-total_count // per_page)
     return {
         "page": page,
@@ -62,32 +65,46 @@ def page_info(page: int, per_page: int, count: int, total_count: int) -> dict[st
     }
 
 
-def error(refusal: Refusal, dialect: Dialect = "native", request_id: str = "") -> bytes:
-    """The body of a refused request: the envelope, and in it what clients of the route's family look for."""
+def error(
+    refusal: Refusal,
+    api_format: ApiFormat = ApiFormat.NATIVE,
+    request_id: str = "",
+    *,
+    is_binding: bool = False,
+) -> bytes:
+    """Return the body of an error response. `is_binding`: the client is a Worker's AI binding."""
+    has_object = refusal.row.is_ai or is_binding or api_format is not ApiFormat.NATIVE
     body: dict[str, Any] = {
-        "result": {} if refusal.row.is_ai or dialect != "native" else None,
+        "result": {} if has_object else None,
         "success": False,
         "errors": [error_entry(refusal)],
         "messages": [],
     }
-    if dialect == "openai":
-        body = {"error": openai_error(refusal), **body}
-    elif dialect == "anthropic":
-        body = {"type": "error", "error": anthropic_error(refusal), **body}
-    elif dialect == "binding":
+    if is_binding:
         body = {**binding_error(refusal, request_id), **body}
+    elif api_format is ApiFormat.OPENAI:
+        body = {"error": openai_error(refusal), **body}
+    elif api_format is ApiFormat.ANTHROPIC:
+        body = {"type": "error", "error": anthropic_error(refusal), **body}
     return encode(body)
 
 
+def error_frame(refusal: Refusal) -> bytes:
+    """Return the last event of a broken stream, for native and OpenAI clients."""
+    body = {"error": openai_error(refusal), "errors": [error_entry(refusal)]}
+    return b"data: " + encode(body) + b"\n\n"
+
+
 def error_entry(refusal: Refusal) -> dict[str, Any]:
-    """One of the envelope's `errors`; `source` where a field of the body is at fault."""
+    """Return one of the envelope's `errors`; `source` names the field of the body at fault, if any."""
     entry: dict[str, Any] = {"code": refusal.row.code, "message": refusal.message}
     pointer = pointer_of(refusal.detail) if refusal.reason is Reason.INPUT_INVALID else None
     return entry if pointer is None else entry | {"source": {"pointer": pointer}}
 
 
 def binding_error(refusal: Refusal, request_id: str) -> dict[str, Any]:
-    """What a Worker's AI binding makes an exception of: its name, and `<internalCode>: <description>` as its text."""
+    """Return the fields from which a Worker's AI binding builds an exception: its name, and the text
+    `<internalCode>: <description>`."""
     return {
         "internalCode": refusal.row.code,
         "name": "AiError",
@@ -99,7 +116,7 @@ def binding_error(refusal: Refusal, request_id: str) -> dict[str, Any]:
 
 
 def openai_error(refusal: Refusal) -> dict[str, Any]:
-    """The `error` object of the OpenAI family; also the last event of any stream that breaks."""
+    """Return the `error` object of the OpenAI format."""
     status = refusal.row.status
     kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     param = field_of(refusal.detail) if refusal.reason is Reason.INPUT_INVALID else refusal.row.field
@@ -107,7 +124,7 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
 
 
 def anthropic_error(refusal: Refusal) -> dict[str, Any]:
-    """The `error` object of Anthropic's Messages."""
+    """Return the `error` object of the Anthropic format."""
     status = refusal.row.status
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": kind, "message": refusal.message, "code": refusal.row.code}

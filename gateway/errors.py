@@ -1,7 +1,7 @@
-"""One table: every way a request can be refused -> HTTP status, error code, message.
+"""The table of refusals: HTTP status, error code and message of every way in which a request can be refused.
 
-`Refusal` is what the stages raise; `row` finds its line here, `envelope.py` gives it a body. Exceptions that come up
-from other packages are translated once, in `refusal_of`. docs/errors.md lists the same lines (a test compares them).
+Stages raise `Refusal`; `envelope.py` renders it. Exceptions of other packages are translated by `refusal_of`.
+docs/errors.md lists the same rows, and a test compares them.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from dataclasses import dataclass
 from catalog.errors import InvalidModelId, SchemaViolation
 from engine.protocol.events import FailureReason
 from engine.protocol.fields import BadInput
+from engine.protocol.rendering import OutputNotJson
 from storage.errors import StoreError
 
 
 @dataclass(frozen=True)
 class Row:
-    """One refusal on the wire.
+    """One kind of refusal.
 
     `is_ai` marks failures of the AI run itself: their message carries `AiError: ` and their envelope `result: {}`.
     `should_retry` becomes `x-should-retry`: False stops clients that would repeat what cannot succeed.
-    `closes`: the connection is closed after it, since what follows on it cannot be trusted.
-    `field`: of the body, where it is always the same one that is at fault; other rows name it in their `detail`.
+    `closes`: the connection is closed, because the bytes that follow cannot be trusted.
+    `field`: the field of the body at fault, if it is always the same; other rows name the field in their `detail`.
     """
 
     status: int
@@ -36,7 +37,7 @@ class Row:
 
 
 class Reason(enum.Enum):
-    """The table. A message with braces is filled from the Refusal's `detail`."""
+    """The table. `{detail}` in a message is replaced by the Refusal's `detail`."""
 
     NO_ROUTE = Row(400, 7000, "No route for that URI")
     METHOD_NOT_ALLOWED = Row(405, 7001, "{detail} not supported for requested URI.")
@@ -85,8 +86,8 @@ class Reason(enum.Enum):
     BINDING_UNKNOWN = Row(
         405, 5019, "This version of the AI binding is not supported, please update", should_retry=False
     )
-    RESPONSE_UNKNOWN = Row(404, 7003, "No response with this id is kept{detail}")
-    BATCH_UNKNOWN = Row(404, 7003, "No batch with this request_id is kept")
+    RESPONSE_UNKNOWN = Row(404, 7003, "No response with this id is stored{detail}")
+    BATCH_UNKNOWN = Row(404, 7003, "No batch with this request_id is stored")
     BATCH_UNSUPPORTED = Row(400, 5007, "No such model {detail} or task: it takes no batches", should_retry=False)
     BATCH_QUEUE_FULL = Row(
         429, 3040, "Too many requests of this account wait in batches, please try again later", should_retry=True
@@ -94,7 +95,10 @@ class Reason(enum.Enum):
     KEY_USED = Row(409, 11003, "This idempotency-key came with another request before", should_retry=False)
     KEY_IN_USE = Row(409, 11003, "The first request with this idempotency-key is still running", should_retry=True)
     KEY_SPENT = Row(
-        409, 11003, "The request with this idempotency-key was answered, and the answer is not kept", should_retry=False
+        409,
+        11003,
+        "The request with this idempotency-key was answered, and its response is not stored",
+        should_retry=False,
     )
     BODY_MISSING = Row(400, 3003, "The request has no body")
     BODY_TOO_LARGE = Row(413, 3006, "The request body is larger than {detail} bytes")
@@ -125,13 +129,12 @@ class Reason(enum.Enum):
 
 
 class ClientLeft(Exception):
-    """The client closed its connection: there is no one to answer."""
+    """The client closed its connection."""
 
 
 class Refusal(Exception):
-    """A request that ends here. `detail` fills the row's message; it is a field, a limit or a name already checked
-    against a grammar: never a value from the body, a credential, or a library's text, but for a node's word on the
-    caller's own schema."""
+    """A request that is refused. `detail` fills the row's message: a field, a limit or a validated name, never a value
+    from the body, a credential or a library's text. The exception is a node's message about the caller's schema."""
 
     def __init__(self, reason: Reason, detail: str = "", *, retry_after_s: int | None = None, allow: str = "") -> None:
         super().__init__(reason.name)
@@ -146,16 +149,16 @@ class Refusal(Exception):
 
     @property
     def message(self) -> str:
-        """The text of the answer."""
+        """The message of the error response."""
         return f"AiError: {self.text}" if self.row.is_ai else self.text
 
     @property
     def text(self) -> str:
-        """The same without what marks a failure of the AI run itself."""
+        """The message without the prefix of AI errors."""
         return self.row.message.replace("{detail}", self.detail)
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """Retry headers; every 429 and 503 says when to come back (whole seconds, jittered)."""
+        """Return the retry headers; every 429 and 503 has `retry-after` in whole seconds, jittered."""
         headers = []
         retry_after_s = self.retry_after_s
         if retry_after_s is None and self.row.status in (429, 503):
@@ -183,12 +186,13 @@ _FAILURES: dict[FailureReason, Reason] = {
 
 
 def failure(reason: FailureReason, message: str = "") -> Refusal:
-    """What a node's Failed means to the client. Only `invalid_input` passes its message on: it names a field."""
+    """Return the refusal for a node's Failed. Only the message of `invalid_input` reaches the client: it names a
+    field."""
     return Refusal(_FAILURES[reason], message if reason == "invalid_input" else "")
 
 
 def refusal_of(error: Exception) -> Refusal | None:
-    """The Refusal that stands for an exception of another package, or None: then it is a defect of ours."""
+    """Return the Refusal for an exception of another package; None if the exception is a bug."""
     if isinstance(error, Refusal):
         return error
     if isinstance(error, InvalidModelId):
@@ -199,4 +203,6 @@ def refusal_of(error: Exception) -> Refusal | None:
         return Refusal(Reason.INPUT_INVALID, str(error))
     if isinstance(error, StoreError):
         return Refusal(Reason.DEPENDENCY_DOWN)
+    if isinstance(error, OutputNotJson):
+        return Refusal(Reason.JSON_MODE_FAILED)
     return None

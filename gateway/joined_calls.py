@@ -1,152 +1,98 @@
-"""Several calls of one request, told as if they were one call with the choices of all.
+"""JoinedCalls: several calls of one request as one call that has the choices of all.
 
-A list of prompts is such a request: each prompt is a call of its own, counted and recorded for itself, and none ends
-without its entry. What goes wrong in one of them ends them all. Knows calls and events, not bodies or HTTP.
+A list of prompts is such a request. Each call is metered and recorded by itself; a failure of one ends them all.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from msgspec import structs
-
-from engine.protocol.events import (
-    ChoiceEnded,
-    Event,
-    Failed,
-    Finished,
-    FinishReason,
-    Started,
-    Token,
-    Usage,
-    total_usage,
-)
-from gateway.call import Call
-from gateway.dispatch import Dispatch
+from engine.protocol.events import Event, Failed, Finished
+from engine.protocol.joined_events import JoinedEvents
 from gateway.metering import MeteredEvents
 
-MAX_AT_ONCE = 32  # calls of one request that nodes have
+MAX_CONCURRENT = 32  # calls of one request that run on nodes at the same time
 MAX_UNREAD_EVENTS = 4096  # of a stream whose client reads slowly
 
 
-class Part(NamedTuple):
-    """One of the calls, on its way."""
-
-    call: Call
-    dispatch: Dispatch
-    events: MeteredEvents
-
-
 class JoinedCalls:
-    """The parts, of `num_choices` choices each. Ends as a dispatch does, is read as a call's events are."""
+    """The events of several calls with `num_choices` choices each. Has the interface of `MeteredEvents`."""
 
-    def __init__(self, parts: Sequence[Part], num_choices: int) -> None:
-        self._parts = parts
-        self._num_choices = num_choices
-        self._slots = asyncio.Semaphore(MAX_AT_ONCE)
-        self._pumps: list[asyncio.Task[None]] = []
+    def __init__(self, calls: Sequence[MeteredEvents], num_choices: int) -> None:
+        self._calls = calls
+        self._joined = JoinedEvents(len(calls), num_choices)
+        self._slots = asyncio.Semaphore(MAX_CONCURRENT)
+        self._readers: list[asyncio.Task[None]] = []
         self._unread: list[Event] = []
-        self._news = asyncio.Event()
-        self._room = asyncio.Event()
+        self._has_news = asyncio.Event()
+        self._has_room = asyncio.Event()
         self._error: Exception | None = None
-        self._has_started = False
         self._has_ended = False
-        self._usages: list[Usage] = []
-        self._reason: FinishReason = "stop"  # of the first choice
-        self.culprit = parts[0].call  # whose error ended them all
 
     @property
     def micro_neurons(self) -> int:
-        return sum(part.events.micro_neurons for part in self._parts)
+        return sum(call.micro_neurons for call in self._calls)
 
     @property
     def num_tokens(self) -> int:
-        return sum(part.events.num_tokens for part in self._parts)
+        return sum(call.num_tokens for call in self._calls)
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:
-        """The next events, in the order in which they came; of unstreamed calls, all of them. Raises what a part
-        raised."""
-        if not self._pumps:
-            self._pumps = [asyncio.create_task(self._pump(index)) for index in range(len(self._parts))]
-        is_stream = self._parts[0].call.is_stream
+        """Return the next events in order of arrival; of unstreamed calls, all events. Raises what a call raised."""
+        if not self._readers:
+            self._readers = [asyncio.create_task(self._read(index)) for index in range(len(self._calls))]
+        is_stream = self._calls[0].is_stream
         while self._error is None and not self._has_ended and not (is_stream and self._unread):
-            self._news.clear()
-            await self._news.wait()
+            self._has_news.clear()
+            await self._has_news.wait()
         wait_s = not_before_s - asyncio.get_running_loop().time()
         if wait_s > 0 and self._error is None and not self._has_ended:
             await asyncio.sleep(wait_s)
         if self._error is not None:
             raise self._error
         events, self._unread = self._unread, []
-        self._room.set()
+        self._has_room.set()
         return events
 
-    async def _pump(self, index: int) -> None:
-        """Hear one part to its end."""
-        part = self._parts[index]
+    async def _read(self, index: int) -> None:
+        """Read one call to its end."""
+        call = self._calls[index]
         async with self._slots:
             try:
                 while not self._has_ended:
-                    events = await part.events.take()
+                    events = await call.take()
                     for event in events:
-                        self._hear(index, event)
-                    self._news.set()
+                        self._unread += self._joined.add(index, event)
+                    self._has_ended |= self._joined.has_ended
+                    self._has_news.set()
                     if isinstance(events[-1], Finished | Failed):
                         return
                     await self._wait_for_room()
-            except Exception as error:  # for whoever takes
+            except Exception as error:  # raised again by `take`
                 if self._error is None:
-                    self._error, self.culprit = error, part.call
-                self._news.set()
+                    self._error = error
+                self._has_news.set()
 
     async def _wait_for_room(self) -> None:
         while len(self._unread) > MAX_UNREAD_EVENTS and not self._has_ended:
-            self._room.clear()
-            await self._room.wait()
-
-    def _hear(self, index: int, event: Event) -> None:
-        """Take an event over as one of the whole; nothing comes after the end."""
-        if self._has_ended:
-            return
-        first = index * self._num_choices
-        if isinstance(event, Started):
-            if not self._has_started:
-                self._has_started = True
-                self._unread.append(event)
-        elif isinstance(event, Token | ChoiceEnded):
-            self._unread.append(structs.replace(event, choice=first + event.choice))
-        elif isinstance(event, Finished):
-            self._finish(index, event)
-        else:
-            self._unread.append(event)
-            self._has_ended = isinstance(event, Failed)
-
-    def _finish(self, index: int, finished: Finished) -> None:
-        if self._num_choices == 1:
-            self._unread.append(ChoiceEnded(index, finished.reason))
-        if index == 0:
-            self._reason = finished.reason
-        self._usages.append(finished.usage)
-        if len(self._usages) == len(self._parts):
-            self._unread.append(Finished(self._reason, total_usage(self._usages)))
-            self._has_ended = True
+            self._has_room.clear()
+            await self._has_room.wait()
 
     def abandon(self) -> None:
-        """The client left."""
-        for part in self._parts:
-            part.dispatch.abandon()
+        """End all calls: the client disconnected."""
+        for call in self._calls:
+            call.abandon()
 
     def stop(self) -> None:
-        """This gateway cannot wait any longer."""
-        for part in self._parts:
-            part.dispatch.stop()
+        """End all calls: the gateway shuts down."""
+        for call in self._calls:
+            call.stop()
 
     async def close(self) -> None:
-        """End every part that has not ended by itself, and have each settled."""
+        """End the calls that are still running, and settle every call."""
         self._has_ended = True
-        self._room.set()
-        self.stop()  # what has ended does not hear of it; nobody is interrupted while it settles
-        await asyncio.gather(*self._pumps)
-        await asyncio.gather(*(part.events.close() for part in self._parts))
+        self._has_room.set()
+        self.stop()  # no effect on calls that have ended; no call is interrupted while it settles
+        await asyncio.gather(*self._readers)
+        await asyncio.gather(*(call.close() for call in self._calls))

@@ -1,7 +1,8 @@
-"""Wraps the events of a call; settles its usage exactly once, also when the client leaves or the node dies.
+"""Metering: count the events of a call, and settle its usage exactly once, also if the client disconnects or the node
+dies.
 
-The entry is durable before the call's last event is handed on, so no answer ends unrecorded. Counts tokens as events
-pass, and believes the node's own count when it gives one. Knows prices and the ledger, not HTTP.
+The usage entry is durable before the last event is passed on, so no response ends unrecorded. A node's own token counts
+take precedence over those counted here. Knows prices and the ledger, not HTTP.
 """
 
 from __future__ import annotations
@@ -18,38 +19,39 @@ from catalog.pricing import price_in_micro_neurons
 from engine.protocol.events import Event, Failed, Finished, Result, Started, Token, ToolCallDelta, Usage
 from gateway.call import Call
 from gateway.errors import Refusal
-from gateway.retry_tracker import UsefulReplies
+from gateway.retry_tracker import RetryTracker
 from telemetry import metrics
 from telemetry.clock import Clock
-from telemetry.metrics import Tally
+from telemetry.metrics import BufferedCounter
 from tenants.usage.usage_entries import UsageEntry
 
-LAST_WORDS_TIMEOUT_S = 2.0  # for a cancelled call's node to say what it had done
+FINAL_EVENTS_TIMEOUT_S = 2.0  # for the node of a cancelled call to report its usage
 
-
-_ENDS = (Finished, Failed)  # a union would be made anew each time
+_ENDS = (Finished, Failed)  # a `Finished | Failed` in isinstance would build a union for every event
 
 
 class Source(Protocol):
-    """Where a call's events come from."""
+    """The events of a call on its way (`gateway/dispatch.py`)."""
 
     node_id: str
     num_attempts: int
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]: ...
     def cancel(self) -> None: ...
-    async def last_words(self, timeout_s: float) -> list[Event]: ...
+    def abandon(self) -> None: ...
+    def stop(self) -> None: ...
+    async def final_events(self, timeout_s: float) -> list[Event]: ...
     def close(self) -> None: ...
 
 
 class Ledger(Protocol):
-    """Where a call's entry goes."""
+    """Receives usage entries."""
 
     async def record(self, entry: UsageEntry) -> None: ...
 
 
 class MeteredEvents:
-    """The events of one call, counted; `on_output` is told of the first."""
+    """The events of one call, counted. `on_first_output` is called when the first event arrives."""
 
     def __init__(
         self,
@@ -58,17 +60,18 @@ class MeteredEvents:
         ledger: Ledger,
         pop: str,
         clock: Clock,
-        useful: UsefulReplies | None = None,
-        on_output: Callable[[], None] | None = None,
+        retries: RetryTracker | None = None,
+        on_first_output: Callable[[], None] | None = None,
     ) -> None:
         self._call = call
         self._source = source
         self._ledger = ledger
         self._pop = pop
         self._clock = clock
-        self._useful = useful
-        self._asked = None if useful is None else useful.ask(call)
-        self._on_output = on_output
+        self._retries = retries
+        self._retry_lookup = None if retries is None else retries.look_up(call)
+        self._on_first_output = on_first_output
+        self.is_stream = call.is_stream
         self._started = Started()
         self._num_completion_tokens = 0
         self._num_bytes_out = 0
@@ -82,13 +85,13 @@ class MeteredEvents:
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and completion so far: what limits on tokens count."""
+        """Prompt and completion tokens so far, as token limits count them."""
         usage = self._usage()
         return usage.prompt_tokens + usage.completion_tokens
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:
-        """The next events. The last one comes only when the usage entry is durable; raises StoreUnavailable if it
-        cannot be made so."""
+        """Return the next events; the last one only after the usage entry is durable. Raises Refusal, ClientLeft, and
+        StoreUnavailable if the entry cannot be made durable."""
         try:
             events = await self._source.take(not_before_s)
         except Refusal as refusal:
@@ -99,9 +102,17 @@ class MeteredEvents:
             await self._settle()
         return events
 
+    def abandon(self) -> None:
+        """End the call: the client disconnected."""
+        self._source.abandon()
+
+    def stop(self) -> None:
+        """End the call: the gateway shuts down."""
+        self._source.stop()
+
     async def close(self) -> None:
-        """End the call: if it has not ended by itself, cancel it, hear what was done, and settle that. A call that
-        never reached a node leaves no entry."""
+        """Cancel the call if it is still running, and settle its usage. A call that never reached a node leaves no
+        entry."""
         if not self._is_settled and self._source.num_attempts:
             await asyncio.shield(asyncio.ensure_future(self._cancel_and_settle()))
         self._source.close()
@@ -109,14 +120,14 @@ class MeteredEvents:
     async def _cancel_and_settle(self) -> None:
         self._is_cut_short = True
         self._source.cancel()
-        self._count(await self._source.last_words(LAST_WORDS_TIMEOUT_S))
+        self._count(await self._source.final_events(FINAL_EVENTS_TIMEOUT_S))
         await self._settle()
 
     def _count(self, events: list[Event]) -> None:
         if events and self._first_event_s is None:
             self._first_event_s = self._clock.monotonic_s()
-            if self._on_output is not None:
-                self._on_output()
+            if self._on_first_output is not None:
+                self._on_first_output()
         for event in events:
             if isinstance(event, Token):
                 text = event.text
@@ -124,22 +135,22 @@ class MeteredEvents:
                 text = event.arguments
                 self._num_tool_calls += event.id is not None
             else:
-                self._note(event)
+                self._note_other(event)
                 continue
             self._num_completion_tokens += event.num_tokens
             self._num_bytes_out += len(text) if text.isascii() else len(text.encode())
 
-    def _note(self, event: Event) -> None:
-        """What is no piece of an answer."""
+    def _note_other(self, event: Event) -> None:
+        """Note an event that is no piece of streamed output."""
         if isinstance(event, Started):
             self._started = event
         elif isinstance(event, Result):
-            self._num_bytes_out += len(event.value.data)
+            self._num_bytes_out += len(event.data)
         elif isinstance(event, _ENDS):
             self._end = event
 
     def _usage(self) -> Usage:
-        """The node's own count, or ours when it died before it could give one."""
+        """Return the node's own counts, or those counted here if the node died before it reported any."""
         if self._end is not None and (isinstance(self._end, Finished) or self._end.usage != Usage()):
             return self._end.usage
         return Usage(
@@ -149,7 +160,7 @@ class MeteredEvents:
         )
 
     async def _settle(self) -> None:
-        """Price the call, count it in the metrics and have its entry made durable; once. Raises StoreUnavailable."""
+        """Price the call, count it in the metrics and make its usage entry durable; once. Raises StoreUnavailable."""
         if self._is_settled:
             return
         self._is_settled = True
@@ -161,12 +172,14 @@ class MeteredEvents:
             completion_tokens=usage.completion_tokens,
             is_batch=call.is_batch,
         )
-        num_retried = await self._useful.num_retried(call, self._asked) if self._useful and call.is_retry else 0
+        num_retried = 0
+        if self._retries is not None and call.is_retry:
+            num_retried = await self._retries.num_retried(call, self._retry_lookup)
         entry = self._entry(usage, ended_s, num_retried)
         _export(entry)
         await self._ledger.record(entry)
-        if entry.is_useful and self._useful is not None:
-            self._useful.add(call)
+        if entry.is_useful and self._retries is not None:
+            self._retries.add(call)
 
     def _entry(self, usage: Usage, ended_s: float, num_retried: int) -> UsageEntry:
         call = self._call
@@ -199,46 +212,46 @@ class MeteredEvents:
         )
 
     def _is_useful(self) -> bool:
-        """Finished (which it is not when it could not be held to the format asked for), whole, and in time."""
-        is_whole = isinstance(self._end, Finished) and not self._is_cut_short
-        return is_whole and asyncio.get_running_loop().time() <= self._call.deadline_s
+        """Return True if the call finished (in the requested format), complete and before its deadline."""
+        is_complete = isinstance(self._end, Finished) and not self._is_cut_short
+        return is_complete and asyncio.get_running_loop().time() <= self._call.deadline_s
 
 
 @dataclass(frozen=True)
-class _Meters:
-    """The metrics of one model, their labels bound once: looking those up costs more than counting."""
+class _ModelMetrics:
+    """The metrics of one model with bound labels; looking labels up costs more than counting."""
 
     seconds: Histogram
     ttft_seconds: Histogram
-    prompt_tokens: Tally
-    cached_tokens: Tally
-    completion_tokens: Tally
-    outcomes: dict[str, Tally]
+    prompt_tokens: BufferedCounter
+    cached_tokens: BufferedCounter
+    completion_tokens: BufferedCounter
+    outcomes: dict[str, BufferedCounter]
 
 
 @lru_cache(maxsize=4096)
-def _meters_of(model: str) -> _Meters:
-    return _Meters(
+def _metrics_of(model: str) -> _ModelMetrics:
+    return _ModelMetrics(
         metrics.CALL_SECONDS.labels(model),
         metrics.TTFT_SECONDS.labels(model),
-        Tally(metrics.PROMPT_TOKENS.labels(model)),
-        Tally(metrics.CACHED_TOKENS.labels(model)),
-        Tally(metrics.COMPLETION_TOKENS.labels(model)),
+        BufferedCounter(metrics.PROMPT_TOKENS.labels(model)),
+        BufferedCounter(metrics.CACHED_TOKENS.labels(model)),
+        BufferedCounter(metrics.COMPLETION_TOKENS.labels(model)),
         {},
     )
 
 
 def _export(entry: UsageEntry) -> None:
-    """One ended call in this process's metrics."""
-    meters = _meters_of(entry.model)
+    """Count one ended call in this process's metrics."""
+    model_metrics = _metrics_of(entry.model)
     outcome = "finished" if entry.status in ("stop", "length", "tool_calls") else entry.status
-    counter = meters.outcomes.get(outcome)
+    counter = model_metrics.outcomes.get(outcome)
     if counter is None:
-        counter = meters.outcomes[outcome] = Tally(metrics.CALLS.labels(entry.model, outcome))
+        counter = model_metrics.outcomes[outcome] = BufferedCounter(metrics.CALLS.labels(entry.model, outcome))
     counter.add()
-    meters.seconds.observe(entry.duration_ms / 1000)
+    model_metrics.seconds.observe(entry.duration_ms / 1000)
     if entry.ttft_ms is not None and entry.is_stream:
-        meters.ttft_seconds.observe(entry.ttft_ms / 1000)
-    meters.prompt_tokens.add(entry.prompt_tokens)
-    meters.cached_tokens.add(entry.cached_tokens)
-    meters.completion_tokens.add(entry.completion_tokens)
+        model_metrics.ttft_seconds.observe(entry.ttft_ms / 1000)
+    model_metrics.prompt_tokens.add(entry.prompt_tokens)
+    model_metrics.cached_tokens.add(entry.cached_tokens)
+    model_metrics.completion_tokens.add(entry.completion_tokens)

@@ -1,9 +1,7 @@
-"""Request id and access log: small plain ASGI classes, outermost first in `app.py`.
+"""Request ids and the access log: small ASGI classes, applied in `app.py`.
 
-What each answer is to carry, and the status that it had, stand in the scope, where the server (`http/cycle.py`) reads
-and writes them: nothing is wrapped around what is sent.
-Limits on headers and body are checked where a refusal can be rendered and in the order the contract wants
-(`http/exchange.py`). Knows no route's meaning.
+Response headers and status travel in the scope, where the server (`http/request_cycle.py`) reads and writes them;
+`send` is not wrapped. Limits on headers and body are checked in `http/exchange.py`.
 """
 
 from __future__ import annotations
@@ -28,10 +26,13 @@ _CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
 class RequestIdentity:
-    """Gives the request our id (`scope["hearth.request_id"]`, a UUIDv7) and puts ids on its answer.
+    """Assigns a request id (`scope["hearth.request_id"]`, a UUIDv7) and adds it to the response.
 
-    `x-hearth-request-id` is ours; `x-request-id` the client's if it is well formed, else ours; `cf-ray` as clients of
-    the original know it.
+    | Header | Value |
+    |---|---|
+    | `x-hearth-request-id` | the assigned id |
+    | `x-request-id` | the client's id if it is well formed, else the assigned one |
+    | `cf-ray` | the assigned id in Cloudflare's format |
     """
 
     def __init__(self, app: App, pop: str) -> None:
@@ -51,14 +52,14 @@ class RequestIdentity:
 
 
 class AccessLog:
-    """One line of JSON for each request, and its place in the metrics. `stream` is buffered; what is in it is written
-    out a few times a second, and when the process ends."""
+    """Writes one line of JSON for each request and counts it in the metrics. `stream` is buffered and flushed every
+    LOG_FLUSH_INTERVAL_S."""
 
     def __init__(self, app: App, stream: BinaryIO | None) -> None:
         self._app = app
         self._stream = stream
         self._is_flush_due = False
-        self._counters: dict[tuple[str, int], metrics.Tally] = {}
+        self._counters: dict[tuple[str, int], metrics.BufferedCounter] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_s = time.monotonic()
@@ -77,7 +78,7 @@ class AccessLog:
         key = (route, status)
         counter = self._counters.get(key)
         if counter is None:
-            counter = self._counters[key] = metrics.Tally(metrics.REQUESTS.labels(route, str(status)))
+            counter = self._counters[key] = metrics.BufferedCounter(metrics.REQUESTS.labels(route, str(status)))
         counter.add()
 
     def _flush(self, stream: BinaryIO) -> None:
@@ -86,7 +87,7 @@ class AccessLog:
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """Like every other line of the log; the path is left out, the route says what matters."""
+    """Fields of all log lines. The path is omitted: the route suffices."""
 
     time: str
     request_id: str

@@ -1,21 +1,26 @@
-"""A model's name -> what answers to it, or why nothing does: unknown, retired, or listed without weights here.
+"""Resolve a model name to the model that runs, or to the reason why none does: unknown, retired, or listed without
+weights.
 
-Memory reads, but for a name that nothing answers to, which is looked up in the database; `pipeline.py` and the routes
-about models share it, so that each tells the same.
+The registry is in memory; only unknown names are looked up in the database. The pipeline and the routes about models
+share these functions, so that both give the same errors.
 """
 
 from __future__ import annotations
 
-from catalog.card import RUN_TASKS, parse_model_id
+from typing import Any
+
+from catalog.card import RUN_TASKS, ModelCard, parse_model_id
 from catalog.listed import ListedModel
 from catalog.registry import Registry, Resolved
-from catalog.search import Shown
+from catalog.search import AnyModel
+from engine.protocol.tasks.task import Task
 from gateway.errors import Reason, Refusal
 
 
 async def find_model(registry: Registry, text: str) -> Resolved:
-    """What answers to a name. Raises InvalidModelId, or Refusal: MODEL_UNKNOWN, MODEL_RETIRED, MODEL_NOT_HERE."""
-    resolved = registry.find(text)  # what something answers to is well formed
+    """Return the model that runs for a name. Raises InvalidModelId, and Refusal: MODEL_UNKNOWN, MODEL_RETIRED,
+    MODEL_NOT_HERE."""
+    resolved = registry.find(text)
     if resolved is None:
         name = parse_model_id(text)
         resolved = registry.find(name) or await registry.look_up(name)
@@ -25,14 +30,14 @@ async def find_model(registry: Registry, text: str) -> Resolved:
             raise Refusal(Reason.MODEL_UNKNOWN, name)
         if registry.is_retired(listed):
             raise _retired(listed, listed.successor)
-        raise Refusal(Reason.MODEL_NOT_HERE, f"{name} or task: {_what_to_do(listed)}")
+        raise Refusal(Reason.MODEL_NOT_HERE, f"{name} or task: {_remedy(listed)}")
     if registry.is_retired(resolved.card):
         raise _retired(resolved.card, resolved.card.properties.get("successor"))
     return resolved
 
 
-async def find_shown(registry: Registry, text: str) -> Shown:
-    """What is told of a name: of listed models as well, and of those that are over. Raises InvalidModelId, Refusal."""
+async def find_shown(registry: Registry, text: str) -> AnyModel:
+    """Return the model to describe for a name; listed and retired models included. Raises InvalidModelId, Refusal."""
     name = parse_model_id(text)
     resolved = registry.find(name) or await registry.look_up(name)
     found = registry.find_listed(name) if resolved is None else resolved.card
@@ -41,14 +46,28 @@ async def find_shown(registry: Registry, text: str) -> Shown:
     return found
 
 
-def _retired(model: Shown, successor: str | None) -> Refusal:
+def model_in(body: dict[str, Any]) -> str:
+    """Return the model name in a request body. Raises Refusal."""
+    model = body.get("model")
+    if not isinstance(model, str):
+        raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'model'")
+    return model
+
+
+def require_task(card: ModelCard, task: type[Task]) -> None:
+    """Raise Refusal if the model does another task than the endpoint."""
+    if card.task_slug != task.slug:
+        raise Refusal(Reason.MODEL_UNKNOWN, card.name)
+
+
+def _retired(model: AnyModel, successor: str | None) -> Refusal:
     instead = f"use {successor} instead" if successor else "use an alternative model"
     return Refusal(Reason.MODEL_RETIRED, f"{model.planned_deprecation_date}. Please {instead}")
 
 
-def _what_to_do(model: ListedModel) -> str:
-    alias = f"lets another model answer with `hearth model alias {model.name} <model>`"
+def _remedy(model: ListedModel) -> str:
+    alias = f"can serve another model under this name with `hearth model alias {model.name} <model>`"
     if model.task not in RUN_TASKS:
-        return f"it is listed, but nodes do not do {model.task} yet. The operator {alias}"
+        return f"it is listed, but nodes do not support {model.task} yet. The operator {alias}"
     way = f"`hearth model pull {model.name}`" if model.hub else f"`hearth model publish <folder> --name {model.name}`"
-    return f"it is listed, but its weights are not here. The operator brings them with {way}, or {alias}"
+    return f"it is listed, but its weights are not installed. The operator installs them with {way}, or {alias}"

@@ -1,9 +1,9 @@
-"""Which nodes should take a call, best first. Pure: the call's key and what is known of the nodes -> an order.
+"""Placement: order the nodes that may serve a call, best first. Pure functions; the caller supplies the node snapshot.
 
-Nodes fall into tiers: a hot replica before one that loads before a node that would have to load (a hop costs
-milliseconds, a load seconds), and within each the same PoP before another. Inside a tier rendezvous hashing on the
-call's affinity gives equal calls the same node, unless that node carries more than its bounded share of queued tokens.
-Gateways agree without talking.
+Nodes form tiers: a hot replica before a loading one before a node that would have to load the model (a hop costs
+milliseconds, a load seconds), and within each the gateway's own PoP before others. Inside a tier, rendezvous hashing on
+the call's affinity key sends equal calls to the same node, unless that node has more than its bounded share of queued
+tokens. Gateways agree without communicating.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Protocol, TypeVar
 
-LOAD_BOUND = 1.25  # times the tier's mean load; more than that and the call goes to the next in its order
-LOAD_FLOOR_TOKENS = 4096  # below this no node counts as overloaded
+LOAD_BOUND = 1.25  # a node above this multiple of its tier's mean load is ranked last
+LOAD_FLOOR_TOKENS = 4096  # nodes with fewer queued tokens never count as overloaded
+_OPENING_CHARACTERS = 128  # about the first two blocks of tokens
 
 
-class Place(Protocol):
-    """What placement needs to know of a node."""
+class Node(Protocol):
+    """The facts about a node that placement needs."""
 
     @property
     def node_id(self) -> str: ...
@@ -31,33 +32,36 @@ class Place(Protocol):
     def load_tokens(self) -> int: ...
 
 
-P = TypeVar("P", bound=Place)
+N = TypeVar("N", bound=Node)
 
 
-def affinity_of(namespace: bytes, session: bytes | None, opening: str) -> bytes:
-    """The key that should meet the same node again: the client's session if it names one, else how its prompt opens
-    (about the first two blocks of tokens); never shared between namespaces."""
-    text = b"s" + session if session is not None else b"p" + opening[:128].encode("utf-8", "replace")
+def affinity_key(namespace: bytes, session: bytes | None, opening_text: str) -> bytes:
+    """Return a 16-byte key of the client's session, or else of the beginning of the prompt. Calls with equal keys
+    prefer the same node. Keys of different namespaces are never equal."""
+    if session is not None:
+        text = b"s" + session
+    else:
+        text = b"p" + opening_text[:_OPENING_CHARACTERS].encode("utf-8", "replace")
     return hashlib.blake2b(text, key=namespace, digest_size=16).digest()
 
 
-def order(affinity: bytes, pop: str, places: Iterable[P]) -> list[P]:
-    """All of `places`, best first."""
-    everyone = list(places)
-    if len(everyone) <= 1:
-        return everyone
-    tiers: dict[tuple[int, bool], list[P]] = {}
-    for place in everyone:
-        readiness = 0 if place.is_hot else 1 if place.is_loading else 2
-        tiers.setdefault((readiness, place.pop != pop), []).append(place)
-    return [place for tier in sorted(tiers) for place in _order_tier(affinity, tiers[tier])]
+def rank_nodes(affinity: bytes, pop: str, nodes: Iterable[N]) -> list[N]:
+    """Return all `nodes`, best first. `pop` is the gateway's own."""
+    ranked = list(nodes)
+    if len(ranked) <= 1:
+        return ranked
+    tiers: dict[tuple[int, bool], list[N]] = {}
+    for node in ranked:
+        readiness = 0 if node.is_hot else 1 if node.is_loading else 2
+        tiers.setdefault((readiness, node.pop != pop), []).append(node)
+    return [node for tier in sorted(tiers) for node in _rank_tier(affinity, tiers[tier])]
 
 
-def _order_tier(affinity: bytes, places: Sequence[P]) -> list[P]:
-    mean_load = sum(place.load_tokens for place in places) / len(places)
+def _rank_tier(affinity: bytes, nodes: Sequence[N]) -> list[N]:
+    mean_load = sum(node.load_tokens for node in nodes) / len(nodes)
     bound = max(LOAD_FLOOR_TOKENS, LOAD_BOUND * mean_load)
 
-    def rank(place: P) -> tuple[bool, bytes]:
-        return place.load_tokens > bound, hashlib.blake2b(place.node_id.encode(), key=affinity, digest_size=8).digest()
+    def key(node: N) -> tuple[bool, bytes]:
+        return node.load_tokens > bound, hashlib.blake2b(node.node_id.encode(), key=affinity, digest_size=8).digest()
 
-    return sorted(places, key=rank)
+    return sorted(nodes, key=key)

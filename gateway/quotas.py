@@ -1,7 +1,6 @@
-"""What a request is held to, asked of the quota: which rules are about it, how they are told in headers, and refusals.
+"""Quotas of requests: select the rules that apply, reserve quota, report the windows in headers, and refuse.
 
-One exchange with Redis for each request, and none where no rule is about it. Knows rules and headers; counting is
-`tenants/quota/quota.py`'s.
+One Redis round trip per request, none if no rule applies. Counting itself is in `tenants/quota/quota.py`.
 """
 
 from __future__ import annotations
@@ -11,19 +10,21 @@ import functools
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from catalog.pricing import price_in_micro_neurons
-from gateway.call import Call, most_completion_tokens_of
+from gateway.call import Call
 from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange, Headers
 from gateway.services import Services
 from tenants.credentials.principal import Principal
 from tenants.quota.allowance import ACCOUNT_BUDGET, ALLOWANCE
-from tenants.quota.quota_plan import Entered, Plan, QuotaExceeded, Standing
+from tenants.quota.quota_plan import Plan, QuotaExceeded, Reservation, WindowStatus
 
 
-class Held:
-    """The calls of one request, held to their limits while the `async with` runs: let in together at its beginning,
-    left at its end with what they really took. `headers` are told how it stands. Of a batch, only what it costs counts.
-    Raises Refusal."""
+class QuotaReservation:
+    """Quota for the calls of one request, for `async with`: reserved together at the beginning, settled at the end with
+    what `set_actual` reported. The state of the windows is appended to `headers`. With `is_batch` only budgets apply.
+
+    Entering raises Refusal.
+    """
 
     __slots__ = ("_calls", "_entered", "_headers", "_is_batch", "_micro_neurons", "_num_tokens", "_services")
 
@@ -35,9 +36,9 @@ class Held:
         self._headers = headers
         self._is_batch = is_batch
         self._num_tokens = self._micro_neurons = 0
-        self._entered: Entered
+        self._entered: Reservation
 
-    async def __aenter__(self) -> Held:
+    async def __aenter__(self) -> QuotaReservation:
         calls = self._calls
         plan = _plan_of(self._services, calls[0], self._is_batch)
         try:
@@ -48,48 +49,50 @@ class Held:
                 micro_neurons=sum(map(_estimated_price, calls)) if plan.budgets else 0,
             )
         except QuotaExceeded as error:
-            self._tell(error.standings)
+            self._add_headers(error.window_statuses)
             raise _refusal_of(self._services, error) from None
-        self._tell(self._entered.standings)
+        self._add_headers(self._entered.window_statuses)
         return self
 
     @property
-    def begun(self) -> Callable[[], None] | None:
-        """To be called when the call has output, if that changes anything."""
+    def on_first_output(self) -> Callable[[], None] | None:
+        """A function to call when the call has output; None if no rule depends on it."""
         entered = self._entered
         return functools.partial(self._services.quota.begun, entered) if entered.plan.waiting else None
 
-    def was(self, num_tokens: int, micro_neurons: int) -> None:
-        """What the call came to."""
+    def set_actual(self, num_tokens: int, micro_neurons: int) -> None:
+        """Set the consumption to settle with."""
         self._num_tokens, self._micro_neurons = num_tokens, micro_neurons
 
     async def __aexit__(self, *_error: object) -> None:
         self._services.quota.leave(self._entered, tokens=self._num_tokens, micro_neurons=self._micro_neurons)
 
-    def _tell(self, standings: Sequence[Standing]) -> None:
-        if standings and self._headers is not None:
-            self._headers += headers_of(standings)
+    def _add_headers(self, window_statuses: Sequence[WindowStatus]) -> None:
+        if window_statuses and self._headers is not None:
+            self._headers += headers_of(window_statuses)
 
 
-async def pass_by(services: Services, exchange: Exchange, principal: Principal) -> None:
-    """Count a request that runs no model; say in the answer how it stands. Raises Refusal."""
+async def count_request(services: Services, exchange: Exchange, principal: Principal) -> None:
+    """Count a request that runs no model, and add the state of its windows to the response headers. Raises Refusal."""
     items = tuple(item for item in services.limits.items(principal) if item.kind == "r")
     plan = services.quota.plan(principal.account_id, items)
     try:
-        entered = await services.quota.pass_by(plan, exchange.request_id)
+        entered = await services.quota.count_request(plan, exchange.request_id)
     except QuotaExceeded as error:
-        exchange.response_headers += headers_of(error.standings)
+        exchange.response_headers += headers_of(error.window_statuses)
         raise _refusal_of(services, error) from None
-    exchange.response_headers += headers_of(entered.standings)
+    exchange.response_headers += headers_of(entered.window_statuses)
 
 
 @contextlib.asynccontextmanager
-async def held_beside(services: Services, exchange: Exchange, principal: Principal, task: str) -> AsyncIterator[None]:
-    """A request of a task that runs no model, held to that task's limits and to calls at once while the block runs;
-    `pass_by` has counted it already in the windows of its account and token. Raises Refusal."""
+async def reserve_for_task(
+    services: Services, exchange: Exchange, principal: Principal, task: str
+) -> AsyncIterator[None]:
+    """Apply the limits of a task that runs no model while the block runs: its request windows and its concurrency.
+    `count_request` has already counted the request for its account and token. Raises Refusal."""
     items = services.limits.items(principal, task)
     items = tuple(item for item in items if item.kind == "c" or (item.kind == "r" and item.name == task))
-    plan = services.quota.plan(principal.account_id, tuple(item for item in items if not item.is_until_begun))
+    plan = services.quota.plan(principal.account_id, tuple(item for item in items if not item.ends_at_first_output))
     try:
         entered = await services.quota.enter(plan, exchange.request_id)
     except QuotaExceeded as error:
@@ -100,11 +103,11 @@ async def held_beside(services: Services, exchange: Exchange, principal: Princip
         services.quota.leave(entered)
 
 
-def headers_of(standings: Sequence[Standing]) -> Headers:
-    """`Ratelimit` and its policy: the window of requests that is nearest to refusing, and that of tokens."""
+def headers_of(window_statuses: Sequence[WindowStatus]) -> Headers:
+    """Return `Ratelimit` and `Ratelimit-Policy` for the request window and the token window with the least left."""
     now, policy = [], []
     for kind, name in (("r", "default"), ("t", "tokens")):
-        nearest = nearest_of(standings, kind)
+        nearest = nearest_of(window_statuses, kind)
         if nearest is not None:
             item = nearest.item
             now.append(f'"{name}";r={nearest.remaining};t={nearest.reset_s}')
@@ -114,10 +117,10 @@ def headers_of(standings: Sequence[Standing]) -> Headers:
     return [(b"ratelimit", ", ".join(now).encode()), (b"ratelimit-policy", ", ".join(policy).encode())]
 
 
-def nearest_of(standings: Sequence[Standing], kind: str) -> Standing | None:
-    """The window of this kind that has the least left."""
-    found: Standing | None = None
-    for standing in standings:
+def nearest_of(window_statuses: Sequence[WindowStatus], kind: str) -> WindowStatus | None:
+    """Return the window of this kind with the least left."""
+    found: WindowStatus | None = None
+    for standing in window_statuses:
         if standing.item.kind == kind and (found is None or standing.remaining < found.remaining):
             found = standing
     return found
@@ -129,16 +132,19 @@ def _plan_of(services: Services, call: Call, is_batch: bool) -> Plan:
 
 
 def _estimated_price(call: Call) -> int:
-    """Micro-neurons to reserve: of a prompt whose length is guessed, and of all it may generate."""
-    most = most_completion_tokens_of(call.task)
-    prompt_tokens = max(0, call.num_estimated_tokens - most)
+    """Return the micro-neurons to reserve: for the estimated prompt, and for all tokens that may be generated."""
+    completion_tokens = call.task.max_completion_tokens
+    prompt_tokens = max(0, call.num_estimated_tokens - completion_tokens)
     return price_in_micro_neurons(
-        call.card.prices, prompt_tokens=prompt_tokens, completion_tokens=most, is_batch=call.is_batch
+        call.card.prices,
+        prompt_tokens=prompt_tokens,
+        completion_tokens=completion_tokens,
+        is_batch=call.is_batch,
     )
 
 
 def _refusal_of(services: Services, error: QuotaExceeded) -> Refusal:
-    """What a limit that is reached means to the client."""
+    """Return the refusal for an exceeded limit."""
     item = error.item
     if item.kind == "b":
         left_s = services.allowance.left_s(item.name)
@@ -148,7 +154,7 @@ def _refusal_of(services: Services, error: QuotaExceeded) -> Refusal:
         return Refusal(Reason.BUDGET_USED, subject, retry_after_s=left_s)
     subject = item.name.partition(".")[0]
     if item.kind == "c":
-        reason = Reason.TOO_MANY_WAITING if item.is_until_begun else Reason.CONCURRENCY_LIMITED
+        reason = Reason.TOO_MANY_WAITING if item.ends_at_first_output else Reason.CONCURRENCY_LIMITED
         whose = {"account": "account", "token": "API token"}.get(subject, "model")
         return Refusal(reason, whose, retry_after_s=error.retry_after_s)
     reasons = {"token": Reason.RATE_LIMITED, "account": Reason.ACCOUNT_RATE_LIMITED}

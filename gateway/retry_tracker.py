@@ -1,9 +1,10 @@
-"""Replies whose client asked for them again: they were of no use, whatever we thought of them.
+"""Client retry detection: a response that the client requests again within ten minutes counts as not useful, whatever
+its status was.
 
-Official clients say in a header that a request is a retry, and before that, that it is none; its body is then, byte for
-byte, that of the one before. Redis remembers for ten minutes, so that it does not matter which gateway gave the reply:
-what is asked of it rides with other commands, and no call waits for it. While Redis is away, and for accounts of which
-nothing may be kept there, it is one gateway's memory. Bodies are known by a keyed hash alone.
+Official clients send a header with the number of the retry; the body of a retry equals that of the first request byte
+for byte, and is recognized by a keyed hash. Redis remembers useful responses for all gateways; the commands are
+pipelined with others, and no call waits for them. While Redis is unavailable, and for accounts whose data must not be
+stored there, each gateway remembers its own responses.
 """
 
 from __future__ import annotations
@@ -11,86 +12,77 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
 from gateway.call import Call
 from storage.errors import StoreUnavailable
 from storage.redis_link import Reply, command
+from telemetry.bounded_cache import BoundedCache
 from telemetry.clock import Clock
 
 RETRY_HEADER = b"x-stainless-retry-count"
-KEPT_S = 600.0
-MAX_REPLIES = 20_000
+REMEMBERED_S = 600.0
+MAX_REMEMBERED = 20_000
 
-Asked = asyncio.Future[Reply]
+Lookup = asyncio.Future[Reply]
 
 
 class Shared(Protocol):
-    """What all gateways remember together (`tenants/quota/quota.py`)."""
+    """Redis commands that are sent together with others (`tenants/quota/quota.py`)."""
 
     @property
-    def is_within_reach(self) -> bool: ...
-    def ride(self, *commands: bytes) -> None: ...
-    def ask(self, command: bytes) -> Asked | None: ...
+    def is_available(self) -> bool: ...
+    def pipeline(self, *commands: bytes) -> None: ...
+    def ask(self, command: bytes) -> Lookup | None: ...
 
 
 def body_hash(secret: bytes, header: bytes | None, raw: bytes) -> int:
-    """By which a request is known again; 0 where its client says nothing about retries."""
+    """Return the hash by which a retry is recognized; 0 if the client sends no retry header."""
     if header is None:
         return 0
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8, key=secret[:64]).digest(), "big") or 1
 
 
-def _everything(_call: Call) -> bool:
+def _always(_call: Call) -> bool:
     return True
 
 
-class UsefulReplies:
-    """Of all gateways, lately. `may_share`: whether a call may be known to Redis."""
+class RetryTracker:
+    """Remembers recent useful responses. `may_share` returns True if a call may be remembered in Redis."""
 
-    def __init__(
-        self, clock: Clock, shared: Shared | None = None, may_share: Callable[[Call], bool] = _everything
-    ) -> None:
-        self._clock = clock
+    def __init__(self, clock: Clock, shared: Shared | None = None, may_share: Callable[[Call], bool] = _always) -> None:
         self._shared = shared
         self._may_share = may_share
-        self._given_s: OrderedDict[tuple[str, int], float] = OrderedDict()  # oldest first
+        self._useful: BoundedCache[tuple[str, int], bool] = BoundedCache(
+            MAX_REMEMBERED, ttl_s=REMEMBERED_S, now_s=clock.monotonic_s
+        )
 
     def add(self, call: Call) -> None:
-        """It was given a reply that counts as useful."""
+        """Remember that the response to a call counts as useful."""
         if not call.body_hash:
             return
-        if self._shared is not None and self._shared.is_within_reach and self._may_share(call):
-            self._shared.ride(command("SET", _key(call), 1, "PX", round(KEPT_S * 1000)))
+        if self._shared is not None and self._shared.is_available and self._may_share(call):
+            self._shared.pipeline(command("SET", _key(call), 1, "PX", round(REMEMBERED_S * 1000)))
             return
-        now_s = self._clock.monotonic_s()
-        while self._given_s and next(iter(self._given_s.values())) <= now_s - KEPT_S:
-            self._given_s.popitem(last=False)
-        key = (call.principal.api_token_id, call.body_hash)
-        self._given_s[key] = now_s
-        self._given_s.move_to_end(key)
-        if len(self._given_s) > MAX_REPLIES:
-            self._given_s.popitem(last=False)
+        self._useful.put((call.principal.api_token_id, call.body_hash), True)
 
-    def ask(self, call: Call) -> Asked | None:
-        """Begin to find out whether it shows an earlier reply to have been useless: for `num_retried`, at its end."""
+    def look_up(self, call: Call) -> Lookup | None:
+        """Start to look up whether a call retries a remembered one; pass the result to `num_retried` at its end."""
         if not call.is_retry or self._shared is None or not self._may_share(call):
             return None
         return self._shared.ask(command("GETDEL", _key(call)))
 
-    async def num_retried(self, call: Call, asked: Asked | None) -> int:
-        """How many of them this call shows to have been useless: 0 or 1. Each is told once."""
+    async def num_retried(self, call: Call, lookup: Lookup | None) -> int:
+        """Return 1 if this call retries a remembered one, else 0. Each is reported once."""
         if not call.is_retry:
             return 0
-        if asked is not None:
+        if lookup is not None:
             with contextlib.suppress(StoreUnavailable):
-                if isinstance(await asked, bytes):
+                if isinstance(await lookup, bytes):
                     return 1
-        given_s = self._given_s.pop((call.principal.api_token_id, call.body_hash), None)
-        return int(given_s is not None and given_s > self._clock.monotonic_s() - KEPT_S)
+        return int(self._useful.pop((call.principal.api_token_id, call.body_hash)) is not None)
 
 
 def _key(call: Call) -> str:
-    return f"asked:{call.principal.api_token_id}:{call.body_hash:x}"
+    return f"retry:{call.principal.api_token_id}:{call.body_hash:x}"

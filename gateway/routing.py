@@ -1,28 +1,28 @@
-"""Which route a raw path means. Pure: a tree of segments built once from the table in `app.py`.
+"""Routing: find the route of a raw path, with a tree of segments built once from the table in `app.py`. Pure.
 
-Decides on the bytes as they came (`raw_path`), so that `%2F` inside a model id is told apart from a slash; only what
-is matched is decoded, once. Knows nothing of what a route does.
+Matches the bytes as received (`raw_path`), so that `%2F` inside a model id differs from a slash; only parameters are
+decoded, once.
 """
 
 from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from gateway.errors import Reason, Refusal
 
-MAX_REMEMBERED = 2000  # paths, of at most the length that the guard lets in
+MAX_CACHED = 2000  # paths, whose length the head validation limits
 
 _ACCOUNT_ID = re.compile(rb"[0-9a-f]{32}")
 
 
 class Access(enum.Enum):
-    """Who may use a route. Every route says; there is no default. What has a scope is asked of the account in the path,
-    or, where there is none, of the user's own things."""
+    """The permission that a route requires; there is no default. A scope is required in the account of the path, or, if
+    the path has none, for the user's own objects."""
 
     PUBLIC = "public"
     PROVES_ITSELF = "the endpoint itself is about the credential"
@@ -40,13 +40,13 @@ class Access(enum.Enum):
 
 @dataclass(frozen=True)
 class Route:
-    """One line of the table. `{name}` in `path` is one segment, a final `{name...}` is all the rest."""
+    """One route. `{name}` in `path` matches one segment, a final `{name...}` the rest of the path."""
 
     method: str
     path: str
     access: Access
     endpoint: Any
-    may_end_in_slash: bool = False  # clients write it either way
+    may_end_in_slash: bool = False  # some clients add a slash
 
 
 @dataclass
@@ -58,11 +58,9 @@ class _Branch:
 
 
 class Router:
-    """Matches requests against the table. Literal segments win over parameters."""
+    """Matches requests. Literal segments take precedence over parameters."""
 
-    def __init__(self, routes: Iterable[Route], words_for_accounts: Collection[bytes] = ()) -> None:
-        """`words_for_accounts` are taken for account ids, though they do not look like ids."""
-        self._words_for_accounts = words_for_accounts
+    def __init__(self, routes: Iterable[Route]) -> None:
         self._matched: dict[tuple[str, bytes], tuple[Route, dict[str, str]]] = {}
         self._root = _Branch()
         for route in routes:
@@ -73,11 +71,11 @@ class Router:
             branch.routes[route.method] = route
 
     def match(self, method: str, raw_path: bytes) -> tuple[Route, dict[str, str]]:
-        """The route and its decoded parameters, the same object for the same path: not to be changed. Raises Refusal:
+        """Return the route and its decoded parameters; results are cached and must not be modified. Raises Refusal:
         NO_ROUTE, ACCOUNT_ID_MALFORMED, METHOD_NOT_ALLOWED."""
         known = self._matched.get((method, raw_path))
         if known is None:
-            if len(self._matched) >= MAX_REMEMBERED:
+            if len(self._matched) >= MAX_CACHED:
                 self._matched.clear()
             known = self._matched[method, raw_path] = self._match(method, raw_path)
         return known
@@ -93,16 +91,13 @@ class Router:
         if branch is None:
             raise Refusal(Reason.NO_ROUTE)
         account_id = found.get("account_id")
-        if account_id is not None and not self._is_account_id(account_id):
+        if account_id is not None and not _ACCOUNT_ID.fullmatch(account_id):
             raise Refusal(Reason.ACCOUNT_ID_MALFORMED, raw_path[:256].decode("ascii", "replace"))
         route = branch.routes.get("GET" if method == "HEAD" else method)
         if route is None:
             methods = {*branch.routes, "HEAD"} if "GET" in branch.routes else branch.routes
             raise Refusal(Reason.METHOD_NOT_ALLOWED, method, allow=", ".join(sorted(methods)))
         return route, {name: _decoded(value) for name, value in found.items()}
-
-    def _is_account_id(self, text: bytes) -> bool:
-        return _ACCOUNT_ID.fullmatch(text) is not None or text in self._words_for_accounts
 
 
 def _decoded(value: bytes) -> str:
@@ -115,7 +110,7 @@ def _grow(branch: _Branch, segment: str) -> _Branch:
         return branch.rest[1]
     if segment.startswith("{"):
         branch.parameter = branch.parameter or (segment[1:-1], _Branch())
-        assert branch.parameter[0] == segment[1:-1], f"{segment} and {branch.parameter[0]} at one place"
+        assert branch.parameter[0] == segment[1:-1], f"{segment} and {branch.parameter[0]} at the same position"
         return branch.parameter[1]
     return branch.literal.setdefault(segment.encode(), _Branch())
 

@@ -1,6 +1,6 @@
-"""The HTTP server under the app: uvicorn, with our connections and with signals that drain before they end.
+"""The HTTP server under the app: uvicorn with our connections, and signals that drain before they stop.
 
-Knows signals, not requests; one client's connection is `http/connection.py`.
+Knows signals, not requests. A client's connection is in `http/connection.py`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gateway.services import Services
 log = logging.getLogger(__name__)
 
 KEEP_ALIVE_S = 75
-BACKLOG = 4096  # connections that wait to be accepted; the kernel's own bound may be lower
+BACKLOG = 4096  # connections waiting to be accepted; the kernel may limit this further
 STOPPED_CALLS_TIMEOUT_S = 5.0
 
 
 class _Server(uvicorn.Server):
-    """Hands signals to the Stopper: the server itself would tell streams that their clients left."""
+    """Passes signals to the Stopper; uvicorn's own handling would report a disconnect to open streams."""
 
     def __init__(self, config: uvicorn.Config, stopper: Stopper) -> None:
         super().__init__(config)
@@ -38,46 +38,46 @@ class _Server(uvicorn.Server):
 
 
 class Stopper:
-    """Brings the process to its end: once asked it drains, asked again it hurries."""
+    """Stops the process: the first request drains, a second one forces the stop."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._asked = asyncio.Event()
-        self._hurried = asyncio.Event()
+        self._is_requested = asyncio.Event()
+        self._is_forced = asyncio.Event()
 
-    def stop(self, why: str) -> None:
-        """Safe to call from a signal handler."""
-        self._loop.call_soon_threadsafe(self._stop, why)
+    def stop(self, reason: str) -> None:
+        """Request a stop. May be called from a signal handler."""
+        self._loop.call_soon_threadsafe(self._stop, reason)
 
-    def _stop(self, why: str) -> None:
-        log.info("asked to stop", extra={"why": why})
-        (self._hurried if self._asked.is_set() else self._asked).set()
+    def _stop(self, reason: str) -> None:
+        log.info("stop requested", extra={"reason": reason})
+        (self._is_forced if self._is_requested.is_set() else self._is_requested).set()
 
     async def drain(self, services: Services, server: uvicorn.Server) -> None:
-        """Wait to be asked, then for calls in flight, then let the server end."""
-        await self._asked.wait()
+        """Wait for a stop request, then for the calls in flight, then stop the server."""
+        await self._is_requested.wait()
         services.admission.drain()
         empty = asyncio.ensure_future(services.admission.wait_empty())
-        hurried = asyncio.ensure_future(self._hurried.wait())
+        forced = asyncio.ensure_future(self._is_forced.wait())
         await asyncio.wait(
-            (empty, hurried), timeout=services.settings.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED
+            (empty, forced), timeout=services.settings.drain_timeout_s, return_when=asyncio.FIRST_COMPLETED
         )
         if not empty.done():
             services.admission.stop_all()
             await asyncio.wait((empty,), timeout=STOPPED_CALLS_TIMEOUT_S)
-        for waiter in (empty, hurried):
+        for waiter in (empty, forced):
             waiter.cancel()
         server.should_exit = True
 
 
 async def serve(app: App, services: Services, listener: Any) -> None:
-    """Serve on a bound socket until a signal has been obeyed."""
+    """Serve on a bound socket until the process is stopped by a signal."""
     settings = services.settings
     limiter = ConnectionLimiter(settings.head_timeout_s, settings.max_unauthenticated_connections)
     config = uvicorn.Config(
         app,
         http=functools.partial(Connection, limiter),  # type: ignore[arg-type]
-        interface="asgi3",  # else guessed: what is no coroutine function is taken for the older kind
+        interface="asgi3",  # uvicorn takes apps that are no coroutine function for ASGI 2
         ws="none",
         lifespan="off",
         log_config=None,

@@ -1,4 +1,7 @@
-"""Opens and closes all that lives as long as the process, as one frozen bundle; only here are concrete stores named."""
+"""Services: everything that lives as long as the gateway process, as one frozen bundle.
+
+Opens and closes stores and background jobs. Only this file names concrete stores.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,20 @@ from documents.converter import Converter
 from documents.converter import Limits as DocumentLimits
 from gateway.admission import Admission
 from gateway.client_address import ClientAddress
-from gateway.echo_tenant import EchoTenant
+from gateway.dispatch import Timeouts
 from gateway.inference.finetunes import Finetunes
 from gateway.inference.markdown_conversion import Documents
 from gateway.jobs.batch_queue import Batches
 from gateway.jobs.idempotency import IdempotencyKeys
-from gateway.jobs.response_store import KeptResponses
+from gateway.jobs.response_store import StoredResponses
 from gateway.jobs.sealed_content import Sealer
-from gateway.jobs.webhook_http import Outgoing
-from gateway.management.audit_heads import AuditHeads
+from gateway.jobs.webhook_http import WebhookClient
+from gateway.management.audit_head_recorder import AuditHeadRecorder
+from gateway.node_selection import NodeSelector
 from gateway.nodes.blocked_inputs import BlockedInputs
-from gateway.nodes.residency import Places
+from gateway.nodes.residency import Locations
 from gateway.nodes.snapshot import Nodes
-from gateway.retry_tracker import UsefulReplies
+from gateway.retry_tracker import RetryTracker
 from gateway.settings import GatewaySettings, networks_in
 from storage.database import Database
 from storage.ephemeral import Ephemeral
@@ -46,61 +50,62 @@ from tenants.quota.allowance import Allowance
 from tenants.quota.limits import Limits, parse_rules
 from tenants.quota.quota import LEASE_MARGIN_S, Quota
 from tenants.usage.ledger import UsageLedger
-from tenants.usage.usage_upkeep import Kept, UsageUpkeep
+from tenants.usage.usage_upkeep import Kept, UsageMaintenance
 
 if TYPE_CHECKING:
-    from gateway.management.operator_sign_in import Operators
+    from gateway.management.operators import Operators
 
 log = logging.getLogger(__name__)
 
 FIRST_READ_TIMEOUT_S = 5.0
 RESTART_PAUSE_S = 1.0
-USAGE_KEPT_S = 600.0  # after the ledger has it: longer than a replica lags that may take over
+USAGE_KEPT_S = 600.0  # in the spool after the ledger has the entry: longer than the lag of a database replica
 
 
 @dataclass(frozen=True)
 class Services:
-    """What lives as long as the process. `cache_identity` gives an account's (namespace, fairness number)."""
+    """`cache_identity` returns (cache namespace, fairness number) of an account."""
 
     settings: GatewaySettings
     clock: Clock
     database: Database
     ephemeral: Ephemeral
 
-    # Who calls, from where, and what they may use.
+    # Callers and their limits.
     verifier: TokenVerifier
     limits: Limits
     quota: Quota
     allowance: Allowance
     ledger: UsageLedger
     cache_identity: Callable[[str], tuple[bytes, int]]
-    places: Places
-    echo_tenant: EchoTenant
+    locations: Locations
 
-    # What answers.
+    # Models and nodes.
     registry: Registry
     finetunes: Finetunes
     nodes: Nodes
     admission: Admission
     blocked_inputs: BlockedInputs
+    node_selector: NodeSelector
+    timeouts: Timeouts
     documents: Documents
 
-    # What is remembered of answers, and done later.
-    responses: KeptResponses
+    # Stored responses and jobs.
+    stored_responses: StoredResponses
     idempotency_keys: IdempotencyKeys
-    useful_replies: UsefulReplies
+    retry_tracker: RetryTracker
     batches: Batches
-    outgoing: Outgoing
+    webhook_client: WebhookClient
 
     trusted_proxies: AddressCondition | None = None
-    operators: Operators | None = None  # where an OpenID provider is configured
+    operators: Operators | None = None  # None without an OpenID provider
 
     def client_address(self, peer: tuple[str, int] | None) -> ClientAddress:
-        """Of a request whose connection's other end is `peer` (ASGI's `client`)."""
+        """Return the client address of a request; `peer` is ASGI's `client`."""
         return ClientAddress(peer[0] if peer else None, self.trusted_proxies)
 
     def missing_for_readiness(self) -> str | None:
-        """Why this gateway should get no traffic now, or None."""
+        """Return why this gateway should receive no traffic, or None."""
         if self.admission.is_draining:
             return "draining"
         if not self.nodes.num_reachable:
@@ -112,12 +117,12 @@ class Services:
 
 @contextlib.asynccontextmanager
 async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
-    """Everything open and its background jobs running; closed again in the reverse order, the usage flushed.
+    """Open all services and start their background jobs; at the end flush usage and close in reverse order.
 
-    Raises SettingError, ValueError or OSError when a setting cannot work.
+    Raises SettingError, ValueError or OSError for an invalid setting.
     """
-    services = _built(settings)
-    await _read_first(services)
+    services = _build(settings)
+    await _load_initial(services)
     jobs = [asyncio.create_task(keep_running(loop), name=loop.__qualname__) for loop in _loops(services)]
     try:
         yield services
@@ -128,7 +133,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-        services.outgoing.close()
+        services.webhook_client.close()
         await services.finetunes.close()
         await services.documents.close()
         if services.operators is not None:
@@ -137,15 +142,16 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
         await services.database.close()
 
 
-def _built(settings: GatewaySettings) -> Services:
-    """Everything there is, out of what it needs; nothing has been asked of a store yet."""
-    places = Places.read(settings.places, settings.pop, settings.stores_place)
+def _build(settings: GatewaySettings) -> Services:
+    """Create all services; no store is contacted yet."""
+    locations = Locations.parse(settings.places, settings.pop, settings.stores_place)
     proxies = networks_in(settings.trusted_proxies)
-    clock = SteadyClock(SYSTEM_CLOCK)  # leases, stamps and days of calls do not jump with the machine's clock
+    clock = SteadyClock(SYSTEM_CLOCK)  # does not jump with the machine's clock
     database = Database.connect(settings.database_url)
     ephemeral = Ephemeral.connect(settings.redis_url)
     nodes = _nodes(settings, ephemeral)
     registry = Registry(database)
+    blocked_inputs = BlockedInputs(SYSTEM_CLOCK)
     ledger = UsageLedger(Spool(settings.spool_dir, settings.spool_max_bytes, keep_s=USAGE_KEPT_S), database)
     allowance = _allowance(settings, database, ledger)
     quota = _quota(settings, ephemeral, allowance)
@@ -160,43 +166,44 @@ def _built(settings: GatewaySettings) -> Services:
         allowance=allowance,
         ledger=ledger,
         cache_identity=_cache_identity(settings.cache_secret),
-        places=places,
-        echo_tenant=EchoTenant(settings.test_tenant),
+        locations=locations,
         registry=registry,
         finetunes=_finetunes(settings, database, registry, clock),
         nodes=nodes,
         admission=Admission(settings.max_calls),
-        blocked_inputs=BlockedInputs(SYSTEM_CLOCK),
+        blocked_inputs=blocked_inputs,
+        node_selector=NodeSelector(nodes, locations, blocked_inputs, settings.pop),
+        timeouts=Timeouts(settings.first_event_timeout_s, settings.stall_timeout_s),
         documents=_documents(settings),
-        responses=KeptResponses(database, settings.cache_secret, settings.response_ttl_s, clock),
+        stored_responses=StoredResponses(database, settings.cache_secret, settings.response_ttl_s, clock),
         idempotency_keys=_idempotency_keys(settings, database, clock),
-        useful_replies=UsefulReplies(
-            SYSTEM_CLOCK, quota, lambda call: call.principal.residency.may_keep(places.stores)
+        retry_tracker=RetryTracker(
+            SYSTEM_CLOCK, quota, lambda call: call.principal.residency.may_keep(locations.stores)
         ),
         batches=_batches(settings, database, ephemeral, clock),
-        outgoing=Outgoing(networks_in(settings.webhook_networks)),
+        webhook_client=WebhookClient(networks_in(settings.webhook_networks)),
         trusted_proxies=AddressCondition(within=proxies) if proxies else None,
         operators=_operators(settings, database, ephemeral),
     )
 
 
-async def _read_first(services: Services) -> None:
-    """What calls need to know is known when the first one comes, unless a store is away."""
+async def _load_initial(services: Services) -> None:
+    """Load what calls need before the first one arrives. An unavailable store only delays this."""
     reads = {
         "catalog": services.registry.refresh,
         "presence": services.nodes.refresh,
         "quota": services.quota.open,
     }
-    for what, read in reads.items():
+    for name, read in reads.items():
         try:
             async with asyncio.timeout(FIRST_READ_TIMEOUT_S):
                 await read()
         except (StoreUnavailable, TimeoutError):
-            log.warning("starting without a store; it is tried again in the background", extra={"what": what})
+            log.warning("starting without a store; retrying in the background", extra={"what": name})
 
 
 def _loops(services: Services) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-    """What runs in the background for as long as the process."""
+    """Return the background jobs."""
     settings, database = services.settings, services.database
     kept = Kept(settings.usage_entries_days, settings.usage_minutes_days, settings.usage_hours_days)
 
@@ -204,22 +211,21 @@ def _loops(services: Services) -> tuple[Callable[[], Coroutine[Any, Any, None]],
         await services.allowance.watch(services.quota)
 
     return (
-        services.responses.run,
+        services.stored_responses.run,
         services.nodes.run,
         services.registry.watch,
         services.verifier.watch,
         services.ledger.run,
         services.quota.run,
         watch_allowance,
-        UsageUpkeep(database, SYSTEM_CLOCK, kept).run,
+        UsageMaintenance(database, SYSTEM_CLOCK, kept).run,
         services.idempotency_keys.run,
-        AuditHeads(database, settings.audit_heads, settings.token_pepper, services.clock).run,
+        AuditHeadRecorder(database, settings.audit_heads, settings.token_pepper, services.clock).run,
     )
 
 
 async def keep_running(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a loop that should not end by itself; should it fail in a way nobody foresaw, or be cancelled by something it
-    waited for, say so and run it again."""
+    """Run a background job; restart it after an unexpected failure, or if something that it awaited was cancelled."""
     task = asyncio.current_task()
     assert task is not None
     while True:
@@ -229,7 +235,7 @@ async def keep_running(loop: Callable[[], Coroutine[Any, Any, None]]) -> None:
         except (Exception, asyncio.CancelledError):
             if task.cancelling():
                 raise
-            log.exception("a background job failed and is started again", extra={"job": loop.__qualname__})
+            log.exception("background job failed and is restarted", extra={"job": loop.__qualname__})
             metrics.INTERNAL_ERRORS.inc()
             await asyncio.sleep(RESTART_PAUSE_S)
 
@@ -287,7 +293,7 @@ def _documents(settings: GatewaySettings) -> Documents:
 
 
 def _cache_identity(cache_secret: bytes) -> Callable[[str], tuple[bytes, int]]:
-    """Account id -> (namespace, fairness number), remembered for the accounts seen lately."""
+    """Return a cached function from account id to (cache namespace, fairness number)."""
 
     @lru_cache(maxsize=65536)
     def identity(account_id: str) -> tuple[bytes, int]:
@@ -297,9 +303,9 @@ def _cache_identity(cache_secret: bytes) -> Callable[[str], tuple[bytes, int]]:
 
 
 def _operators(settings: GatewaySettings, database: Database, ephemeral: Ephemeral) -> Operators | None:
-    """Only who is asked to let people sign in pays for what that needs."""
+    """Return the operators' sign-in, imported only if an OpenID provider is configured."""
     if not settings.sign_in.issuer:
         return None
-    from gateway.management.operator_sign_in import Operators
+    from gateway.management.operators import Operators
 
     return Operators(settings.sign_in, settings.cache_secret, database, ephemeral, SteadyClock(SYSTEM_CLOCK))

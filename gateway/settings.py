@@ -1,18 +1,17 @@
-"""Every gateway setting: environment variable, type, default, help. Read once at start, frozen, never edited.
+"""All gateway settings: environment variable, type, default and help. Read once at startup, frozen.
 
-A room whose settings make a table of their own declares them beside itself, and is given those alone.
+Modules with several settings of their own declare them in a part (`BatchSettings`, `SignInSettings`).
 """
 
 from __future__ import annotations
 
-import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
 from gateway.jobs.settings import BatchSettings
 from gateway.management.operator_settings import SignInSettings
-from service_identity.key_ring import Unsafe
+from service_identity.key_ring import UnsafeKeyFile
 from service_identity.service_identity import ServiceIdentity
 from telemetry.process_settings import ProcessSettings, is_objects_url
 from telemetry.settings import (
@@ -20,7 +19,7 @@ from telemetry.settings import (
     at_least,
     parsed_by,
     setting,
-    settings_of_a_part,
+    settings_group,
     starts_with,
     strong_secret,
 )
@@ -30,21 +29,15 @@ from tenants.residency import parse_place, parse_places
 
 
 def _engine_rank(value: int) -> str | None:
-    return None if 1 <= value <= 64 else "must be a rank that engines take, 1 to 64"
+    return None if 1 <= value <= 64 else "must be between 1 and 64"
 
 
 def _port(value: int) -> str | None:
-    return None if 0 <= value <= 65535 else "must be a port, 0 to 65535"
-
-
-def _account_id_or_none(value: str) -> str | None:
-    return (
-        None if re.fullmatch("([0-9a-f]{32})?", value) else "must be an account's id: 32 lowercase hexadecimal digits"
-    )
+    return None if 0 <= value <= 65535 else "must be between 0 and 65535"
 
 
 def networks_in(text: str) -> tuple[str, ...]:
-    """The networks of a comma separated list. Raises ValueError."""
+    """Return the networks in a comma-separated list. Raises ValueError."""
     return parse_networks(part.strip() for part in text.split(",") if part.strip())
 
 
@@ -57,86 +50,100 @@ class GatewaySettings(ProcessSettings):
 
     database_url: str = setting(
         "DATABASE_URL",
-        "SQL database: sqlite:///path or postgresql://…",
+        "URL of the SQL database: sqlite:///path or postgresql://…",
         check=starts_with("sqlite://", "postgresql://", "postgres://"),
     )
     token_pepper: bytes = setting(
-        "HEARTH_TOKEN_PEPPER", "key of the hash under which API tokens are stored", secret=True, check=strong_secret
+        "HEARTH_TOKEN_PEPPER", "Key of the hash with which API tokens are stored.", secret=True, check=strong_secret
     )
     cache_secret: bytes = setting(
-        "HEARTH_CACHE_SECRET", "key from which accounts' cache namespaces are derived", secret=True, check=strong_secret
+        "HEARTH_CACHE_SECRET",
+        "Key for cache namespaces of accounts and for the encryption of stored content.",
+        secret=True,
+        check=strong_secret,
     )
-    spool_dir: Path = setting("HEARTH_SPOOL_DIR", "folder of this process's usage spool; never shared")
+    spool_dir: Path = setting("HEARTH_SPOOL_DIR", "Folder of the usage spool. Each gateway process needs its own.")
     spool_max_bytes: int = setting(
         "HEARTH_SPOOL_MAX_BYTES",
-        "usage spooled while the database is away; when full, new calls are refused",
+        "Largest size of the usage spool, which fills while the database is unavailable. When full, new calls "
+        "are refused.",
         default=1 << 30,
         check=at_least(1 << 20),
     )
     objects_url: str = setting(
         "OBJECTS_URL",
-        "object store that finetunes are uploaded to: file:///folder or s3://bucket/prefix; without one none is taken",
+        "URL of the object store for uploaded fine-tunes: file:///folder or s3://bucket/prefix. Empty disables "
+        "uploads.",
         default="",
         check=is_objects_url,
     )
     finetune_max_bytes: int = setting(
-        "HEARTH_FINETUNE_MAX_BYTES", "largest file of a finetune", default=300 << 20, check=at_least(1024)
+        "HEARTH_FINETUNE_MAX_BYTES", "Largest file of a fine-tune, in bytes.", default=300 << 20, check=at_least(1024)
     )
     finetune_max_rank: int = setting(
-        "HEARTH_FINETUNE_MAX_RANK", "largest rank of a finetune's matrices", default=32, check=_engine_rank
+        "HEARTH_FINETUNE_MAX_RANK", "Largest LoRA rank of a fine-tune.", default=32, check=_engine_rank
     )
     finetunes_per_account: int = setting(
-        "HEARTH_FINETUNES_PER_ACCOUNT", "finetunes that one account may have", default=100, check=at_least(0)
+        "HEARTH_FINETUNES_PER_ACCOUNT", "Largest number of fine-tunes per account.", default=100, check=at_least(0)
     )
     document_max_bytes: int = setting(
         "HEARTH_DOCUMENT_MAX_BYTES",
-        "largest body of files to turn into Markdown",
+        "Largest request body of files to convert to Markdown, in bytes.",
         default=32 << 20,
         check=at_least(1024),
     )
     document_timeout_s: int = setting(
-        "HEARTH_DOCUMENT_TIMEOUT_S", "processor time for reading one such file", default=20, check=at_least(1)
+        "HEARTH_DOCUMENT_TIMEOUT_S",
+        "CPU seconds for the conversion of one file to Markdown.",
+        default=20,
+        check=at_least(1),
     )
     document_memory_bytes: int = setting(
-        "HEARTH_DOCUMENT_MEMORY_BYTES", "memory for reading one such file", default=512 << 20, check=at_least(64 << 20)
+        "HEARTH_DOCUMENT_MEMORY_BYTES",
+        "Memory in bytes for the conversion of one file to Markdown.",
+        default=512 << 20,
+        check=at_least(64 << 20),
     )
     document_processes: int = setting(
         "HEARTH_DOCUMENT_PROCESSES",
-        "such files read at once, each in a process of its own",
+        "Number of files converted to Markdown at the same time, each in its own process.",
         default=2,
         check=at_least(1),
     )
     audit_heads: Path | None = setting(
         "HEARTH_AUDIT_HEADS",
-        "file at whose end the head of the audit is noted once a minute, for `hearth audit verify`; copy it elsewhere",
+        "File to which the head of the audit log is appended once a minute, for `hearth audit verify`. Copy it "
+        "elsewhere.",
         default=None,
     )
-    host: str = setting("HEARTH_HOST", "address to listen on", default="127.0.0.1")
-    port: int = setting("HEARTH_PORT", "port to listen on; 0 takes a free one", default=8787, check=_port)
+    host: str = setting("HEARTH_HOST", "Address to listen on.", default="127.0.0.1")
+    port: int = setting("HEARTH_PORT", "Port to listen on. 0 selects a free port.", default=8787, check=_port)
     places: str = setting(
         "HEARTH_PLACES",
-        "country of each PoP, and what it is under beside that, as fra=DE,iad=US:fedramp+hipaa; calls held to a region "
-        "run in PoPs that are listed here alone",
+        "Country and compliance programs of each PoP, as in fra=DE,iad=US:fedramp+hipaa. Calls bound to a region "
+        "run only "
+        "in PoPs that are listed here.",
         default="",
         check=parsed_by(parse_places),
     )
     stores_place: str = setting(
         "HEARTH_STORES_PLACE",
-        "where Redis, the database and the object store are, as DE or US:fedramp; empty for where this gateway is",
+        "Location of Redis, the database and the object store, as in DE or US:fedramp. Empty: the location of "
+        "this gateway.",
         default="",
         check=parsed_by(parse_place),
     )
     max_calls: int = setting(
         "HEARTH_MAX_CALLS",
-        "inference calls in flight at once; one account's are at most twice as many as could still enter",
+        "Largest number of concurrent inference calls. One account may hold at most twice as many as are free.",
         default=1536,
         check=at_least(1),
     )
     max_body_bytes: int = setting(
-        "HEARTH_MAX_BODY_BYTES", "largest request body", default=10 * 1024 * 1024, check=at_least(1024)
+        "HEARTH_MAX_BODY_BYTES", "Largest request body, in bytes.", default=10 * 1024 * 1024, check=at_least(1024)
     )
     head_timeout_s: float = setting(
-        "HEARTH_HEAD_TIMEOUT_S", "time for a request's head to arrive", default=10.0, check=at_least(0.1)
+        "HEARTH_HEAD_TIMEOUT_S", "Seconds for a request's head to arrive.", default=10.0, check=at_least(0.1)
     )
     max_unauthenticated_connections: int = setting(
         "HEARTH_MAX_UNAUTHENTICATED_CONNECTIONS",
@@ -146,105 +153,108 @@ class GatewaySettings(ProcessSettings):
     )
     allowed_hosts: str = setting(
         "HEARTH_ALLOWED_HOSTS",
-        "names that a request's Host may have, with commas between; empty allows any",
+        "Comma-separated values allowed in the Host header. Empty allows any.",
         default="",
     )
     cors_origins: str = setting(
         "HEARTH_CORS_ORIGINS",
-        "origins whose pages may call from a browser, with commas between; * for any, empty for none",
+        "Comma-separated origins allowed by CORS. * allows any, empty none.",
         default="*",
     )
     rate_limits: str = setting(
         "HEARTH_RATE_LIMITS",
-        "limits with commas between: requests or tokens of a window as what=count/seconds, calls at once as "
-        "what=count; what is account, token (each API token), a task or a model, with .tokens, .calls or .waiting "
-        "(calls at once that have no output yet) behind it, and a plan and a colon before those for one plan "
-        "(text-generation=300/60, account.tokens=100000/60, free:account.calls=4); contract for those of Workers AI, "
-        "empty for none",
+        "Comma-separated rate limits: subject=count/seconds limits requests, subject.tokens=count/seconds tokens, "
+        "subject.calls=count concurrent calls, subject.waiting=count concurrent calls without output yet. The "
+        "subject is "
+        "account, token (each API token), a task or a model; a plan and a colon in front limit one plan "
+        "(text-generation=300/60, account.tokens=100000/60, free:account.calls=4). `contract` stands for the limits of "
+        "Workers AI, empty for no limits.",
         default="",
         check=parsed_by(parse_rules),
     )
     free_neurons_per_day: int = setting(
         "HEARTH_FREE_NEURONS_PER_DAY",
-        "neurons that an account on the plan free may use each day, from 00:00 UTC",
+        "Neurons per day (from 00:00 UTC) for accounts on the free plan.",
         default=10_000,
         check=at_least(0),
     )
     usage_entries_days: int = setting(
         "HEARTH_USAGE_ENTRIES_DAYS",
-        "days for which each call's usage entry is kept; sums over calls stay",
+        "Days for which the usage entry of each call is stored. Sums are stored longer.",
         default=35,
         check=at_least(2),
     )
     usage_minutes_days: int = setting(
         "HEARTH_USAGE_MINUTES_DAYS",
-        "days after which sums of minutes become sums of hours",
+        "Days after which usage per minute is merged into usage per hour.",
         default=1,
         check=at_least(1),
     )
     usage_hours_days: int = setting(
-        "HEARTH_USAGE_HOURS_DAYS", "days after which sums of hours become sums of days", default=92, check=at_least(2)
+        "HEARTH_USAGE_HOURS_DAYS",
+        "Days after which usage per hour is merged into usage per day.",
+        default=92,
+        check=at_least(2),
     )
     quota_timeout_s: float = setting(
         "HEARTH_QUOTA_TIMEOUT_S",
-        "time for Redis to say whether a call is within its limits; then each gateway goes by its own share of them",
+        "Seconds to wait for Redis when checking quotas. If exceeded, each gateway enforces its own share of the "
+        "limit.",
         default=0.05,
         check=at_least(0.001),
     )
     body_timeout_s: float = setting(
-        "HEARTH_BODY_TIMEOUT_S", "time for a request body to arrive", default=60.0, check=at_least(0.1)
+        "HEARTH_BODY_TIMEOUT_S", "Seconds for a request body to arrive.", default=60.0, check=at_least(0.1)
     )
     call_timeout_s: float = setting(
-        "HEARTH_CALL_TIMEOUT_S", "time for a whole inference call", default=120.0, check=at_least(0.1)
+        "HEARTH_CALL_TIMEOUT_S", "Seconds for a whole inference call.", default=120.0, check=at_least(0.1)
     )
     first_event_timeout_s: float = setting(
         "HEARTH_FIRST_EVENT_TIMEOUT_S",
-        "time for a node's first output before another node is tried",
+        "Seconds to wait for a node's first event before another node is tried.",
         default=20.0,
         check=at_least(0.1),
     )
     stall_timeout_s: float = setting(
-        "HEARTH_STALL_TIMEOUT_S", "time without a token after which a call ends", default=20.0, check=at_least(0.1)
+        "HEARTH_STALL_TIMEOUT_S",
+        "Seconds without an event after which a call fails.",
+        default=20.0,
+        check=at_least(0.1),
     )
     client_stall_timeout_s: float = setting(
         "HEARTH_CLIENT_STALL_TIMEOUT_S",
-        "time a streaming client may read nothing before it is cut off",
+        "Seconds for which a streaming client may stop reading before it is disconnected.",
         default=30.0,
         check=at_least(0.1),
     )
     response_ttl_s: float = setting(
         "HEARTH_RESPONSE_TTL_S",
-        "how long a response and its turns are kept, encrypted, to be told again and gone on from; 0 keeps none",
+        "Seconds for which responses are stored (encrypted) for retrieval and `previous_response_id`. 0 disables "
+        "storage.",
         default=86400.0,
         check=at_least(0),
     )
     idempotency_ttl_s: float = setting(
         "HEARTH_IDEMPOTENCY_TTL_S",
-        "how long the answer to a request with an idempotency-key is kept, encrypted, to be given again",
+        "Seconds for which the response to a request with an idempotency key is stored (encrypted) for retries.",
         default=86400.0,
         check=at_least(1),
     )
-    batches: BatchSettings = settings_of_a_part(BatchSettings)
+    batches: BatchSettings = settings_group(BatchSettings)
     webhook_networks: str = setting(
         "HEARTH_WEBHOOK_NETWORKS",
-        "networks to which webhooks of runs in the background may be sent beside public addresses, comma separated",
+        "Comma-separated networks that webhooks may be sent to, in addition to public addresses.",
         default="",
         check=_ARE_NETWORKS,
     )
     trusted_proxies: str = setting(
         "HEARTH_TRUSTED_PROXIES",
-        "networks of proxies whose x-forwarded-for tells the client's address, comma separated; empty trusts none",
+        "Comma-separated networks of trusted reverse proxies. `X-Forwarded-For` is honored only from these.",
         default="",
         check=_ARE_NETWORKS,
     )
-    test_tenant: str = setting(
-        "HEARTH_TEST_TENANT",
-        "the account of the official SDK's own test files, in which one model id repeats its input; empty for none",
-        default="",
-        check=_account_id_or_none,
-    )
-    sign_in: SignInSettings = settings_of_a_part(SignInSettings)
-    has_access_log: bool = setting("HEARTH_ACCESS_LOG", "one log line for each request", default=True)
+    sign_in: SignInSettings = settings_group(SignInSettings)
+    has_access_log: bool = setting("HEARTH_ACCESS_LOG", "Write one log line for each request.", default=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -267,5 +277,5 @@ class GatewaySettings(ProcessSettings):
         """Return this gateway's service identity. Raises SettingError if the key files cannot be used."""
         try:
             return ServiceIdentity(self.service_ring, self.service_keys, "gateway")
-        except Unsafe as error:
+        except UnsafeKeyFile as error:
             raise SettingError(f"HEARTH_SERVICE_RING, HEARTH_SERVICE_KEYS: {error}") from None

@@ -1,8 +1,8 @@
-"""Brings what the tests of Node clients need into git-ignored folders, once: Node where this machine has none that is
-new enough, and the packages of tests/clients/node and of `hearth worker dev`. `make test-full` runs it first.
+"""Install what the tests with Node.js clients need into git-ignored folders, once. `make test-full` runs this first.
 
-Without any Node it says why and lets the tests skip; packages that cannot be had are a failure, once they have been
-asked for PAUSES_S apart.
+Installs Node.js if the machine has no recent version, and the npm packages of `tests/clients/node` and of
+`hearth worker dev`. Without Node.js the tests are skipped. Packages that cannot be installed after RETRY_PAUSES_S are a
+failure.
 """
 
 from __future__ import annotations
@@ -11,35 +11,36 @@ import sys
 import time
 from pathlib import Path
 
-from cli.node_tools import ToolsMissing, ensure_node, ensure_packages
-from cli.worker import TOOLS
+from worker_runtime.dev_server import WORKERD_FOLDER
+from worker_runtime.node_js import ToolsMissing, ensure_node, ensure_packages
 
 ROOT = Path(__file__).parent.parent
-FOLDER = ROOT / ".cache" / "worker"  # as `hearth worker dev --tools` takes it
+FOLDER = ROOT / ".cache" / "worker"  # for `hearth worker dev --tools`
 NODE_FOLDER = FOLDER / "node"
-PAUSES_S = (0, 5, 20, 60)  # a registry that is being restarted is back after one of them
+RETRY_PAUSES_S = (0, 5, 20, 60)  # long enough for a registry to restart
 PACKAGES = ROOT / "tests" / "clients" / "node"
 
 
 def main() -> int:
+    """Return the exit status: 0 if everything is installed or Node.js is unavailable."""
     try:
-        node = ensure_node(NODE_FOLDER, _say)
+        node = ensure_node(NODE_FOLDER, _log)
     except ToolsMissing as error:
-        _say(f"tests of Node clients will be skipped: {error}")
+        _log(f"tests with Node.js clients will be skipped: {error}")
         return 0
-    _say(f"Node {node.version} at {node.command}")
-    for pause_s in PAUSES_S:
+    _log(f"Node.js {node.version} at {node.command}")
+    for pause_s in RETRY_PAUSES_S:
         time.sleep(pause_s)
         try:
-            ensure_packages(node, PACKAGES, PACKAGES, _say)
-            ensure_packages(node, TOOLS, FOLDER / "packages", _say)
+            ensure_packages(node, PACKAGES, PACKAGES, _log)
+            ensure_packages(node, WORKERD_FOLDER, FOLDER / "packages", _log)
             return 0
         except ToolsMissing as error:
-            _say(str(error))
+            _log(str(error))
     return 1
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(f"node clients: {text}", flush=True)
 
 

@@ -1,9 +1,8 @@
-"""Runs the tests with one marker expression; what was skipped is listed with its reason (pytest's -ra).
+"""Run the tests with one marker expression. Skipped tests are listed with their reasons (pytest's `-ra`).
 
-With `--in-two` they are shared between two processes where there are two cores: APART runs beside all else. Its files
-compute; those of the others mostly wait for processes of their own. A few tests that failed are run once more, alone,
-and named if they pass then (docs/decisions/0040). Whoever passes arguments of pytest gets one process and exactly
-those. "No test carries this marker" is not a failure: pytest's exit status 5 becomes a sentence and 0.
+With `--in-two`, two pytest processes share the tests if the machine has two cores: COMPUTE_TESTS run beside all others,
+which mostly wait for child processes. With arguments for pytest, there is one process with exactly those arguments.
+If no test has the marker (pytest's exit status 5), a message is printed and the exit status is 0.
 """
 
 from __future__ import annotations
@@ -20,33 +19,32 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
-from scripts import failed_tests
 from telemetry.child_process import die_with_parent
 
 ROOT = Path(__file__).parent.parent
-# Files and folders; whatever is not below one of these runs with the others: nothing is run twice, or not at all.
-APART = ("tests/engine", "tests/spark", "tests/catalog", "tests/documents", "tests/telemetry")
-# Tests of CPU kernels. On a CPU with AVX-512 `make test` runs them a second time limited to AVX2 instructions.
+# Folders of the second process. Tests in all other folders run in the first process, so each test runs exactly once.
+COMPUTE_TESTS = ("tests/engine", "tests/spark", "tests/catalog", "tests/documents", "tests/telemetry")
+# Tests of CPU kernels. On a CPU with AVX-512, `make test` runs them a second time limited to AVX2 instructions.
 KERNEL_TESTS = ("tests/engine/kernels", "tests/engine/models/test_packed_weights.py", "tests/variants")
 AVX2_ENVIRON = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SOME_FAILED, NONE_COLLECTED = 1, 5  # pytest's exit statuses
-MOST_FILES_AGAIN = 5  # more than that did not fail by chance; one fixture fails all tests of its file
-LOOK_S = 0.1
-MOST_THREADS = 4  # of each process: models are small here, and a container may have fewer cores than its machine
+PROCESS_NAMES = ("the first process", "the second")
+POLL_S = 0.1
+MAX_THREADS = 4  # of each process: test models are small, and a container may have fewer cores than its machine
 
 
-def shares(apart: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Arguments of pytest for the two processes: all but `apart`, and `apart`, which keeps a cache of its own."""
-    return [f"--ignore={path}" for path in apart], ["-o", "cache_dir=.pytest_cache/apart", *apart]
+def split(second: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the pytest arguments of both processes: all tests but those in `second`, and those in `second`."""
+    return [f"--ignore={path}" for path in second], ["-o", "cache_dir=.pytest_cache/second", *second]
 
 
 def run_one(marker: str, arguments: Sequence[str]) -> int:
-    """One process, in front of this terminal. Gives pytest's exit status."""
-    process = subprocess.Popen(_command(marker, arguments), env=_environ(), preexec_fn=_arm())
+    """Run one pytest process on this terminal and return its exit status."""
+    process = subprocess.Popen(_command(marker, arguments), env=_environ(), preexec_fn=_interrupted_with_parent())
     while True:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # it has got it too, and ends as it likes to
+        except KeyboardInterrupt:  # the terminal has sent the signal to pytest, too
             continue
         except SystemExit:
             process.send_signal(signal.SIGINT)
@@ -54,20 +52,29 @@ def run_one(marker: str, arguments: Sequence[str]) -> int:
             raise
 
 
-def run_all(marker: str, apart: Sequence[str]) -> int:
-    """Everything with that marker, and what failed of it again. Gives pytest's exit status."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "failed"
-        saying = failed_tests.arguments(path)
-        status = run_two(marker, apart, saying) if apart else run_one(marker, saying)
-        failed = failed_tests.read(path)
-    may_be_chance = status == SOME_FAILED and 0 < len({_file_of(test) for test in failed}) <= MOST_FILES_AGAIN
-    return run_again(failed) if may_be_chance else status
+def run_two(marker: str, second: Sequence[str]) -> int:
+    """Run two pytest processes at once and return the worse exit status. The second one's output is printed last."""
+    first_arguments, second_arguments = split(second)
+    environ = {"OMP_NUM_THREADS": str(min(max(1, _num_cores() // 2), MAX_THREADS)), **_environ()}
+    with (
+        tempfile.TemporaryFile() as output,
+        _started(_command(marker, second_arguments), environ, output) as second_process,
+    ):
+        print("tests: two processes; the second one's output is printed last", flush=True)
+        with _started(_command(marker, first_arguments), environ) as first_process:
+            statuses = [first_process.wait()]
+        print(f"\ntests: the second process ({' '.join(second)})", flush=True)
+        _copy_until_exit(output, second_process)
+        statuses.append(second_process.wait())
+    print("tests: " + ", ".join(f"{name} {_meaning(each)}" for name, each in zip(PROCESS_NAMES, statuses, strict=True)))
+    failed = [status for status in statuses if status not in (0, NONE_COLLECTED)]
+    # A status other than "some tests failed" means that pytest itself failed, which is worse.
+    return next((status for status in failed if status != SOME_FAILED), SOME_FAILED) if failed else min(statuses)
 
 
 def run_kernel_tests_as_avx2(marker: str) -> int:
     """Run the kernel tests with torch, oneDNN and the compiled kernels limited to AVX2. Return pytest's exit status."""
-    print("\ntests: the kernel tests again, as on a CPU with AVX2 only", flush=True)
+    print("\ntests: the kernel tests again, limited to AVX2", flush=True)
     environ = {**_environ(), **AVX2_ENVIRON}
     command = _command(marker, ["-q", "-o", "cache_dir=.pytest_cache/avx2", *KERNEL_TESTS])
     with _started([sys.executable, "-m", "engine.kernels.native.build"], environ) as build:
@@ -77,43 +84,11 @@ def run_kernel_tests_as_avx2(marker: str) -> int:
 
 
 def has_avx512() -> bool:
+    """Return True if this CPU has AVX-512."""
     try:
         return " avx512f " in Path("/proc/cpuinfo").read_text()
     except OSError:
         return False
-
-
-def _file_of(test: str) -> str:
-    return test.partition("::")[0]
-
-
-def run_again(failed: Sequence[str]) -> int:
-    """What failed, once more and beside nothing else; says which of it was chance. Gives pytest's exit status."""
-    print(f"\ntests: once more, alone: {' '.join(failed)}", flush=True)
-    status = run_one("", ["-o", "cache_dir=.pytest_cache/again", *failed])
-    if status == 0:
-        print("tests: FAILED ONCE AND PASSED ALONE, each of them a defect:", *failed, sep="\n  ", flush=True)
-    return status
-
-
-def run_two(marker: str, apart: Sequence[str], arguments: Sequence[str] = ()) -> int:
-    """Both processes at once, with those arguments; the second's output follows the first's. Gives the worst of their
-    exit statuses: that tests failed is less than that a process did."""
-    front, beside = ([*arguments, *share] for share in shares(apart))
-    environ = {"OMP_NUM_THREADS": str(min(max(1, _num_cores() // 2), MOST_THREADS)), **_environ()}
-    with tempfile.TemporaryFile() as output, _started(_command(marker, beside), environ, output) as second:
-        print("tests: two processes; what the second one says comes last", flush=True)
-        with _started(_command(marker, front), environ) as first:
-            statuses = [first.wait()]
-        print(f"\ntests: the second process ({' '.join(apart)})", flush=True)
-        _copy_until_the_end(output, second)
-        statuses.append(second.wait())
-    print("tests: " + ", ".join(f"{name} {_meaning(status)}" for name, status in zip(NAMES, statuses, strict=True)))
-    failed = [status for status in statuses if status not in (0, NONE_COLLECTED)]
-    return next((status for status in failed if status != SOME_FAILED), SOME_FAILED) if failed else min(statuses)
-
-
-NAMES = ("the first process", "the second")
 
 
 def _meaning(status: int) -> str:
@@ -128,14 +103,14 @@ def _command(marker: str, arguments: Sequence[str]) -> list[str]:
 def _started(
     command: Sequence[str], environ: Mapping[str, str], output: BinaryIO | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that only this one interrupts, and only once; it is then waited for, since it has to clean up."""
+    """Start a process in its own process group. On an exception, interrupt it once and wait until it has cleaned up."""
     process = subprocess.Popen(
         command,
         env=environ,
         stdout=output,
         stderr=output and subprocess.STDOUT,
-        process_group=0,  # Ctrl-C reaches this process alone
-        preexec_fn=_arm(),
+        process_group=0,  # Ctrl-C reaches only this process, which then interrupts both
+        preexec_fn=_interrupted_with_parent(),
     )
     try:
         yield process
@@ -145,24 +120,24 @@ def _started(
         raise
 
 
-def _arm() -> Callable[[], None]:
-    """For between fork and exec: whoever kills this process interrupts those it started."""
+def _interrupted_with_parent() -> Callable[[], None]:
+    """Return a `preexec_fn` that makes the kernel interrupt the child when this process is killed."""
     return partial(die_with_parent, os.getpid(), signal.SIGINT)
 
 
-def _copy_until_the_end(output: BinaryIO, process: subprocess.Popen[bytes]) -> None:
-    """Print what a process wrote and goes on to write into a file, until it ends."""
+def _copy_until_exit(output: BinaryIO, process: subprocess.Popen[bytes]) -> None:
+    """Print what a process writes into a file, until the process exits."""
     position = 0
     while True:
-        has_ended = process.poll() is not None
-        # The position belongs to this process and that one together: pread leaves it where the writer needs it.
+        has_exited = process.poll() is not None
+        # Both processes share the file's offset; pread does not move it.
         while piece := os.pread(output.fileno(), 1 << 16, position):
             position += len(piece)
             sys.stdout.buffer.write(piece)
         sys.stdout.flush()
-        if has_ended:
+        if has_exited:
             return
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
 def _num_cores() -> int:
@@ -170,33 +145,32 @@ def _num_cores() -> int:
 
 
 def _environ() -> dict[str, str]:
-    """This process's, but bytecode is kept: the tests start hundreds of processes that import the same modules."""
+    """Return this process's environment with bytecode caching: tests start hundreds of Python processes."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def main(arguments: Sequence[str]) -> int:
-    is_in_two = arguments[0] == "--in-two"
-    marker, *of_pytest = arguments[is_in_two:]
-    if of_pytest:
-        status = run_one(marker, of_pytest)
-    else:
-        status = run_all(marker, APART if is_in_two and _num_cores() > 1 else ())
-        if is_in_two and has_avx512():
-            status = status or run_kernel_tests_as_avx2(marker)
+    """Run the tests and return the exit status."""
+    in_two = arguments[0] == "--in-two"
+    marker, *pytest_arguments = arguments[in_two:]
+    is_complete = in_two and not pytest_arguments
+    status = run_two(marker, COMPUTE_TESTS) if is_complete and _num_cores() > 1 else run_one(marker, pytest_arguments)
+    if is_complete and has_avx512():
+        status = status or run_kernel_tests_as_avx2(marker)
     if status == NONE_COLLECTED:
-        print(f'no test is marked "{marker}"')
+        print(f'no test has the marker "{marker}"')
         return 0
     return status
 
 
-def end(_number: int, _frame: object) -> None:
-    """On SIGTERM: as after Ctrl-C."""
+def exit_on_sigterm(_number: int, _frame: object) -> None:
+    """Exit so that child processes are interrupted and waited for."""
     sys.exit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGTERM, exit_on_sigterm)
     try:
         sys.exit(main(sys.argv[1:]))
     except KeyboardInterrupt:

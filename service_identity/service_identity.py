@@ -1,7 +1,7 @@
-"""Who this process is among the services, and whom it believes: its private keys, the ring, and one clock.
+"""The service identity of this process: its private keys and the key ring by which it verifies other services.
 
-The files are looked at again at most once a second, so that a new key, a rotation or a revocation needs no restart. A
-ring that cannot be read any more leaves the last one in force for a quarter of an hour, and then nobody is believed.
+Files are checked for changes at most once a second, so rotation and revocation need no restart. If the ring becomes
+unreadable, the last one stays in force for 15 minutes; then no token is accepted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 from collections.abc import Collection
 from pathlib import Path
 
-from service_identity.key_ring import Unsafe, newest_of, read_private_keys, read_ring
+from service_identity.key_ring import UnsafeKeyFile, newest_key, read_private_keys, read_ring
 from service_identity.service_tokens import (
     LEEWAY_S,
     Forged,
@@ -35,12 +35,12 @@ _WARN_BEFORE_S = 14 * 86400
 _WARN_EACH_S = 86400.0
 
 Nonces = tuple[bytes, bytes]
-"""Of one connection: the node's, the gateway's."""
+"""The nonces of one connection: the node's, then the gateway's."""
 
 
 class ServiceIdentity:
     def __init__(self, ring: Path, keys: Path, kind: Kind, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Raises Unsafe for files that cannot be used, or private keys that are
+        """Raises UnsafeKeyFile for files that cannot be used, or private keys that are
         not those of one service of this kind that is in the ring."""
         self._ring_path, self._keys_path, self._clock = ring, keys, SteadyClock(clock)
         self._known = read_ring(ring)
@@ -52,28 +52,28 @@ class ServiceIdentity:
         self._spent: dict[str, int] = {}
         own = {key.subject for key in self._own_keys()}
         if len(own) != 1:
-            raise Unsafe(f"{keys}: must hold keys of one service that {ring} knows, and holds those of {len(own)}")
+            raise UnsafeKeyFile(f"{keys}: must hold keys of exactly one service listed in {ring} (found {len(own)})")
         (self.subject,) = own
         found_kind, self.name = parse_subject(self.subject)
         if found_kind != kind:
-            raise Unsafe(f"{keys}: holds the key of {self.subject}, where one of a {kind} is needed")
+            raise UnsafeKeyFile(f"{keys}: holds the key of {self.subject}, where one of a {kind} is needed")
         self._warn_of_the_end()
 
     @property
     def place(self) -> str:
-        """The PoP that the ring binds this service's newest key to, or ""."""
+        """The PoP that this service's newest key is bound to, or ""."""
         keys = self._own_keys()
-        return newest_of(keys).place if keys else ""
+        return newest_key(keys).place if keys else ""
 
     def sign(self, audience: str, nonces: Nonces | None = None, *, life_s: int = 60) -> str:
-        """A token of this service for `audience`; "" while none of its keys is good, which nobody believes."""
+        """Sign a token for `audience`. Returns "", which nobody accepts, if this service has no valid key."""
         self.refresh()
         now_s = self._now_s()
         usable = [key for key in self._own_keys() if key.is_usable(now_s) and key.subject == self.subject]
         if not usable:
             _log.error("none of our service keys is good", extra={"subject": self.subject})
             return ""
-        key = newest_of([key for key in usable if key.not_before <= now_s] or usable)
+        key = newest_key([key for key in usable if key.not_before <= now_s] or usable)
         return sign(
             self._private[key.kid],
             key,
@@ -84,10 +84,10 @@ class ServiceIdentity:
             binding=_binding(nonces),
         )
 
-    def judge(self, token: str, kinds: Collection[Kind], nonces: Nonces | None = None) -> Service | None:
-        """The service of one of these kinds that made `token` for us, and for this connection; None when none did."""
+    def verify_token(self, token: str, kinds: Collection[Kind], nonces: Nonces | None = None) -> Service | None:
+        """Return the service of one of `kinds` that signed `token` for this service and connection, or None."""
         self.refresh()
-        found = self._known.judge(
+        found = self._known.verify_token(
             token, audience=self.subject, kinds=kinds, now_s=self._now_s(), binding=_binding(nonces)
         )
         if isinstance(found, Forged):
@@ -95,9 +95,9 @@ class ServiceIdentity:
             return None
         return found
 
-    def judge_once(self, token: str, kinds: Collection[Kind]) -> Service | None:
-        """The same for a token that is bound to no connection: it is good one time."""
-        found = self.judge(token, kinds)
+    def verify_once(self, token: str, kinds: Collection[Kind]) -> Service | None:
+        """Verify a token that is not bound to a connection; each token is accepted once."""
+        found = self.verify_token(token, kinds)
         if found is None:
             return None
         if len(self._spent) >= MAX_SPENT:
@@ -109,13 +109,14 @@ class ServiceIdentity:
         self._spent[found.jti] = found.expires_at_s + LEEWAY_S
         return found
 
-    def still_holds(self, service: Service) -> bool:
-        """Whether what a token proved is still so: its key neither revoked nor at its end."""
+    def is_still_valid(self, service: Service) -> bool:
+        """Return True if the service's key is still valid and neither the key nor the service has been revoked since
+        verification."""
         self.refresh()
-        return self._known.still_holds(service, self._now_s())
+        return self._known.is_still_valid(service, self._now_s())
 
     def refresh(self) -> None:
-        """Look at the files, at most once a second."""
+        """Reload changed files, checking at most once a second."""
         now_s = self._clock.monotonic_s()
         if now_s - self._looked_s < LOOK_S:
             return
@@ -127,7 +128,7 @@ class ServiceIdentity:
             return
         try:
             self._known, self._private = read_ring(self._ring_path), read_private_keys(self._keys_path)
-        except Unsafe as error:
+        except UnsafeKeyFile as error:
             self._go_on_without(now_s, str(error))
             return
         self._stamps, self._read_s, self._is_unreadable = stamps, now_s, False
@@ -142,11 +143,11 @@ class ServiceIdentity:
             self._known = KnownKeys(Ring(self._known.ring.issuer))
 
     def _own_keys(self) -> list[PublicKey]:
-        """In the ring's order, which knows the newest of keys made in the same second."""
+        """Return this service's keys in the ring's order."""
         return [key for key in self._known.ring.keys if key.kid in self._private]
 
     def _look(self) -> list[tuple[int, int, int] | None]:
-        """What changes when one of the files does; None for what is not there."""
+        """Return values that change whenever one of the files changes; None for a missing file."""
         found: list[tuple[int, int, int] | None] = []
         for path in (self._ring_path, self._keys_path):
             try:
@@ -169,5 +170,5 @@ class ServiceIdentity:
 
 
 def _binding(nonces: Nonces | None) -> str:
-    """What stands in a token that is good on one connection alone: a hash of both ends' fresh random bytes."""
+    """Return the claim that binds a token to one connection: a hash of both nonces."""
     return "" if nonces is None else hashlib.sha256(b"hearth-wire-token-1|%b|%b" % nonces).hexdigest()

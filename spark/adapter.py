@@ -1,9 +1,9 @@
-"""A LoRA adapter of Spark that changes its manner: every answer begins with a word of greeting among sailors.
+"""A LoRA adapter for Spark that makes every answer start with a sailor's greeting.
 
     python -m spark.adapter FOLDER
 
-Trains rank 8 on all linear maps with the dialogues of the committed generator, on one core in under a minute, and
-writes the two files that PEFT writes. Shows what a finetune is for; knows nothing of where it is served.
+Trains rank 8 on all linear maps with dialogues of the committed generator, in under a minute on one core, and writes
+PEFT's two files. An example of a fine-tune; independent of where it is served.
 """
 
 import argparse
@@ -36,7 +36,7 @@ LEARNING_RATE = 2e-3
 
 
 class Change(nn.Module):
-    """weight [out, in] -> weight + B A × alpha / rank; nothing changes before B is trained."""
+    """Computes weight + B A × alpha / rank, weight [out, in]; has no effect before B is trained."""
 
     def __init__(self, num_out: int, num_in: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Change(nn.Module):
 
 
 def attach(model: Spark) -> dict[str, Change]:
-    """Put a change on every linear map; everything else stays as it is. Returns the changes by their module's name."""
+    """Attach a LoRA to every linear map and freeze everything else. Returns the LoRAs by module name."""
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     changes = {}
@@ -60,7 +60,7 @@ def attach(model: Spark) -> dict[str, Change]:
 
 
 def draw_dialogues(seed: int) -> Iterator[Dialogue]:
-    """Questions with plain answers, in the other manner."""
+    """Yield questions with plain answers in the adapter's manner."""
     for dialogue in generate_training(seed, "answers"):
         last = dialogue.messages[-1]
         if dialogue.kind in KINDS and not dialogue.tools and not last.get("tool_calls"):
@@ -72,7 +72,7 @@ def draw_dialogues(seed: int) -> Iterator[Dialogue]:
 
 
 def make_batches(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Ids [B, T] and the token that each place should be followed by, UNCOUNTED but for the assistant's."""
+    """Yield ids [B, T] and the next token of each position; UNCOUNTED except for tokens of the assistant."""
     entries = (encode(tokenizer, dialogue)[:2] for dialogue in draw_dialogues(seed))
     short = ((ids, weights) for ids, weights in entries if len(ids) <= MAX_TOKENS)
     while rows := list(islice(short, BATCH_SIZE)):
@@ -88,7 +88,7 @@ def make_batches(tokenizer: Tokenizer, seed: int) -> Iterator[tuple[Tensor, Tens
 
 
 def train(model: Spark, tokenizer: Tokenizer, num_steps: int, seed: int = 0) -> dict[str, Change]:
-    """The changes, trained. Prints the loss now and then."""
+    """Train the LoRAs and print the loss at intervals."""
     torch.manual_seed(seed)
     changes = attach(model)
     parameters = [parameter for change in changes.values() for parameter in change.parameters()]
@@ -111,7 +111,7 @@ def train(model: Spark, tokenizer: Tokenizer, num_steps: int, seed: int = 0) -> 
 
 
 def save(changes: dict[str, Change], folder: Path) -> None:
-    """Write the adapter as PEFT does."""
+    """Write the adapter in PEFT's format."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, change in changes.items():

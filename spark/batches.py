@@ -1,7 +1,7 @@
-"""Steps for training: dialogues as token ids, several packed into one row, with weights and document numbers.
+"""Training steps: dialogues as token ids, several packed into one row, with loss weights and document masks.
 
-A step holds rows of two lengths, so that short dialogues do not pay for the attention of long ones. Knows the corpus
-and the tokenizer; not the network, not the optimizer.
+A step has rows of two lengths, so that short dialogues do not pay for the attention of long ones. Knows the corpus and
+the tokenizer; not the network or the optimizer.
 """
 
 import json
@@ -42,12 +42,12 @@ _CALL, _NAMED = '<tool_call>\n{"name": "', '", "arguments"'
 
 @dataclass(frozen=True)
 class Batch:
-    """B rows of T tokens. `positions` count within a dialogue; `mask` is true where a token may look."""
+    """B rows of T tokens. `positions` count within a dialogue; `mask` is true where a token may attend."""
 
     ids: Tensor  # B T
     positions: Tensor  # B T
     mask: Tensor  # B T T
-    counted: Tensor  # N, places in the flat B*T whose next token counts; at the end some that do not
+    counted: Tensor  # N, indices in the flat B*T whose next token counts, padded with ones that do not
     targets: Tensor  # N, the next token there, UNCOUNTED where it does not count
     looks: Tensor
     """K 7: row, task (TOOL or MEMORY) and place of a token that is chosen by what stands before, first place and end of
@@ -61,8 +61,8 @@ class Batch:
 
 
 def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
-    """Token ids of a dialogue, the weight of each in the loss, and where the tokens that choose a tool, or that repeat
-    what was told, should look."""
+    """Return a dialogue's token ids, the loss weight of each, and the attention targets of tokens that choose a tool
+    or repeat a statement."""
     ids: list[int] = []
     weights: list[float] = []
     looks: list[tuple[int, ...]] = []
@@ -86,26 +86,26 @@ def encode(tokenizer: Tokenizer, dialogue: Dialogue) -> Encoded:
 
 @dataclass(frozen=True)
 class _Part:
-    """A piece of a rendered dialogue, its tokens' offsets, and the place of the first of them."""
+    """A part of a rendered dialogue, the offsets of its tokens, and the position of the first one."""
 
     text: str
     offsets: list[tuple[int, int]]
     start: int
 
     def find(self, wanted: str) -> Span | None:
-        """The first place and the end of the tokens of `wanted`, where it stands last; None if it does not."""
+        """Return the first and end position of the tokens of `wanted` at its last occurrence, or None."""
         begin = self.text.rfind(wanted)
-        has_blank = begin > 0 and self.text[begin - 1] == " "  # a token may begin with it
+        has_blank = begin > 0 and self.text[begin - 1] == " "  # a token may start with the space
         return self.cut(begin - has_blank, begin + len(wanted)) if begin >= 0 else None
 
     def cut(self, begin: int, end: int) -> Span | None:
-        """The places of the tokens that begin between these characters."""
+        """Return the positions of the tokens that start between these characters."""
         found = [i for i, (at, _) in enumerate(self.offsets) if begin <= at < end]
         return (self.start + found[0], self.start + found[-1] + 1) if found else None
 
 
 def _weigh(part: _Part) -> list[float]:
-    """What the assistant's tokens weigh."""
+    """Return the loss weights of the assistant's tokens."""
     if part.text.startswith("<tool_call>"):
         end = part.text.index(_NAMED)
         return [NAME_WEIGHT if start < end else CALL_WEIGHT for start, _ in part.offsets]
@@ -114,7 +114,7 @@ def _weigh(part: _Part) -> list[float]:
 
 
 def _look(part: _Part, answer: Message, shown: dict[str, Span], said: list[_Part]) -> list[tuple[int, ...]]:
-    """Where the tokens of one answer should look: `Batch.looks` without the row."""
+    """Return the attention targets of one answer's tokens: `Batch.looks` without the row."""
     if part.text.startswith("<tool_call>"):
         end = part.text.index(_NAMED)
         schema = shown[part.text[len(_CALL) : end]]
@@ -132,7 +132,7 @@ def _find_last(said: list[_Part], wanted: str) -> Span | None:
 
 
 def _look_from(places: Span | None, task: int, right: Span | None, shown: list[Span]) -> list[tuple[int, ...]]:
-    """Each token of `places` is chosen at the place before it; one choice alone is none."""
+    """Targets for `places`; each token is predicted at the position before it. A single choice gives no target."""
     if places is None or right is None or len(shown) < 2:
         return []
     everything = (min(start for start, _ in shown), max(end for _, end in shown))
@@ -140,7 +140,7 @@ def _look_from(places: Span | None, task: int, right: Span | None, shown: list[S
 
 
 def find_schemas(text: str, offsets: list[tuple[int, int]], tools: list[dict[str, Any]]) -> dict[str, tuple[int, int]]:
-    """The first token and the end of each tool's schema in the rendered `text`, by the tool's name."""
+    """Return the first token and the end of each tool's schema in the rendered `text`, by tool name."""
     found = {}
     for tool in tools:
         written = json.dumps(tool, ensure_ascii=False)
@@ -151,7 +151,7 @@ def find_schemas(text: str, offsets: list[tuple[int, int]], tools: list[dict[str
 
 
 def make_steps(tokenizer: Tokenizer, seed: int, phase: str, num_tokens: int, max_length: int) -> Iterator[list[Batch]]:
-    """Endless steps of about `num_tokens` tokens; a dialogue longer than `max_length` is passed over, none is cut."""
+    """Yield steps of about `num_tokens` tokens. Dialogues longer than `max_length` are skipped, never cut."""
     random = np.random.default_rng(seed)
     stream = generate_training(seed, phase)
     while True:
@@ -170,7 +170,7 @@ def make_steps(tokenizer: Tokenizer, seed: int, phase: str, num_tokens: int, max
 
 
 def _pack(entries: list[Encoded], length: int) -> list[list[Encoded]]:
-    """Rows of at most `length` tokens: each entry, longest first, into the first row that has room."""
+    """Pack entries, longest first, into rows of at most `length` tokens: each into the first row with room."""
     rows: list[list[Encoded]] = []
     free: list[int] = []
     for entry in sorted(entries, key=lambda entry: -len(entry[0])):
@@ -191,7 +191,7 @@ def _build(rows: list[list[Encoded]], length: int, random: np.random.Generator) 
     ids = np.full((num_rows, length), END_OF_TEXT_ID, dtype=np.int64)
     positions = np.zeros((num_rows, length), dtype=np.int64)
     document = np.zeros((num_rows, length), dtype=np.int64)
-    weight = np.zeros((num_rows, length))  # of this place's next token
+    weight = np.zeros((num_rows, length))  # of this position's next token
     looks: list[tuple[int, ...]] = []
     for r, row in enumerate(rows):
         start = 0

@@ -1,6 +1,6 @@
-"""The gates: what share of held-out prompts the model answers exactly, greedily, by kind.
+"""Evaluation gates: the share of held-out prompts that the model answers exactly with greedy decoding, by kind.
 
-`python -m spark.evaluate` recomputes the table of the model card from the committed weights. Knows nothing of training.
+`python -m spark.evaluate` recomputes the table of the model card from the committed weights. Independent of training.
 """
 
 import argparse
@@ -33,7 +33,7 @@ def is_exact(given: str, expected: str) -> bool:
 
 
 def read_call(text: str) -> tuple[str, object] | None:
-    """Name and arguments of the one tool call in `text`; None if it is not a valid call."""
+    """Return name and arguments of the single tool call in `text`, or None if there is no valid call."""
     before, mark, rest = text.partition("<tool_call>")
     try:
         called = json.loads(rest.partition("</tool_call>")[0])
@@ -62,13 +62,13 @@ def is_json(given: str, expected: str) -> bool:
 
 
 def is_sum_right(given: str, expected: str) -> bool:
-    """The final number is right, whatever the work written before it."""
+    """Return True if the final number is right, whatever precedes it."""
     return given.rstrip(".").split(" ")[-1] == expected.rstrip(".").split(" ")[-1]
 
 
 @dataclass(frozen=True)
 class Gate:
-    """A share of passed prompts to reach; `floor` None means reported only."""
+    """A share of passed prompts to reach; a `floor` of None means that the share is only reported."""
 
     name: str
     kind: str
@@ -132,7 +132,7 @@ class Result:
 
 
 def answer(model: Spark, tokenizer: Tokenizer, dialogues: list[Dialogue], max_tokens: int = 120) -> list[str]:
-    """Greedy answers, in the order of `dialogues`; prompts of like length share a batch."""
+    """Return greedy answers in the order of `dialogues`. Prompts of similar length share a batch."""
     prompts = [tokenizer.encode(render_prompt(d.prompt, d.tools), add_special_tokens=False).ids for d in dialogues]
     answers = [""] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
@@ -146,7 +146,7 @@ def answer(model: Spark, tokenizer: Tokenizer, dialogues: list[Dialogue], max_to
 def evaluate(
     model: Spark, tokenizer: Tokenizer, count: int, gates: tuple[Gate, ...] = GATES, is_new_phrasing: bool = False
 ) -> list[Result]:
-    """One result per gate over about `count` held-out prompts each."""
+    """Return one result per gate over about `count` held-out prompts each."""
     results = []
     known: dict[str, list[tuple[Dialogue, str]]] = {}
     for gate in gates:
@@ -161,7 +161,8 @@ def evaluate(
 
 
 def format_table(known: list[Result], new: list[Result]) -> str:
-    """A Markdown table of both kinds of prompts; what has no prompts is left out. A gate asks its share of both."""
+    """Return a Markdown table of both kinds of prompts. Gates without prompts are omitted; a gate requires its share
+    of both kinds."""
     lines = [
         "| Gate | Held-out prompts | New wordings | Asked | Verdict |",
         "|---|---|---|---|---|",
@@ -180,7 +181,7 @@ def _share(result: Result) -> str:
 
 @torch.inference_mode()
 def compute_perplexity(model: Spark, tokenizer: Tokenizer, dialogues: list[Dialogue]) -> float:
-    """exp of the mean negative log-likelihood of the tokens that the assistant writes, end mark included."""
+    """Return exp of the mean negative log-likelihood of the assistant's tokens, including the end token."""
     total, count = 0.0, 0
     for dialogue in dialogues:
         prompt = tokenizer.encode(render_prompt(dialogue.prompt, dialogue.tools), add_special_tokens=False).ids
@@ -196,7 +197,8 @@ def compute_perplexity(model: Spark, tokenizer: Tokenizer, dialogues: list[Dialo
 
 
 def report_real_text(model: Spark, tokenizer: Tokenizer, folder: Path, count: int) -> list[str]:
-    """Lines on text that no template made: rated sentences, and questions the model should refuse. Not gated."""
+    """Return lines on text that no template generated: rated sentences and questions that should be refused. Not
+    gated."""
     lines = []
     for name in ("amazon", "movie"):
         rated = read_rated_sentences(folder / "classification" / f"sentiment_{name}.tsv.gz", count)
@@ -217,7 +219,7 @@ def report_real_text(model: Spark, tokenizer: Tokenizer, folder: Path, count: in
 
 
 def read_rated_sentences(path: Path, count: int) -> list[tuple[str, str]]:
-    """Real sentences people rated, as (text, positive or negative); ratings near zero are left out."""
+    """Return real sentences rated by people as (text, positive or negative), without ratings near zero."""
     found = []
     for line in gzip.decompress(path.read_bytes()).decode().splitlines()[1:]:
         rating, _, text = line.partition("\t")
@@ -235,7 +237,7 @@ def read_out_of_scope(path: Path) -> list[str]:
 
 
 def evaluate_folder(folder: Path, count: int, is_new_phrasing: bool) -> list[Result]:
-    """All gates of an exported model, on one thread; for a process of its own."""
+    """Evaluate all gates of an exported model on one thread, in a process of its own."""
     torch.set_num_threads(1)
     return evaluate(*load(folder), count, is_new_phrasing=is_new_phrasing)
 

@@ -1,7 +1,5 @@
-"""Weights to and from the Hugging Face layout: model.safetensors in bf16, config, tokenizer, generation config.
-
-Knows the files; not training, not gates.
-"""
+"""Convert weights to and from the Hugging Face layout: model.safetensors in bf16, config, tokenizer, generation
+config."""
 
 import argparse
 import hashlib
@@ -19,7 +17,7 @@ COMMITTED = Path(__file__).resolve().parent.parent / "catalog" / "builtin" / "sp
 
 
 def export(model: Spark, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the model so that any Llama runtime can load it; files appear whole or not at all."""
+    """Write the model so that any Llama runtime can load it. Files are replaced atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
     save_file(tensors, folder / "model.safetensors.part", metadata={"format": "pt"})
@@ -45,7 +43,7 @@ def hash_file(path: Path) -> str:
 
 
 def load(folder: Path = COMMITTED) -> tuple[Spark, Tokenizer]:
-    """The exported model, in float32 for a CPU, and its tokenizer."""
+    """Load an exported model in float32 and its tokenizer."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     model = Spark(Shape(**{name: config[name] for name in Shape.__dataclass_fields__}))
     model.load_state_dict({name: tensor.float() for name, tensor in load_file(folder / "model.safetensors").items()})

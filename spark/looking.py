@@ -1,8 +1,7 @@
-"""Where a token that chooses a tool or repeats what was told should look: a loss on the attention of a few heads.
+"""An attention loss: tokens that choose a tool or repeat a statement should attend to the right schema or statement.
 
-Cross entropy alone learns slowly which of several schemas or statements a question means, because a wrong look is told
-only through what is written after it. The heads that already look best are held to it. Knows attention and batches,
-no optimizer.
+Cross entropy alone learns this slowly, because wrong attention is penalized only through the tokens written after it.
+The heads that already attend best are trained with this loss. Knows attention and batches; no optimizer.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -25,7 +24,7 @@ _LEAST = 1e-4
 
 @contextmanager
 def watch(model: Spark, layers: Collection[int]) -> Iterator[None]:
-    """Keep the attention of these layers' passes while this lasts."""
+    """Keep the attention weights of these layers' passes within the context."""
     watched = [model.model.each_layer()[number].self_attn for number in layers]
     for attention in watched:
         attention.is_watched = True
@@ -37,8 +36,8 @@ def watch(model: Spark, layers: Collection[int]) -> Iterator[None]:
 
 
 def looking_loss(model: Spark, batch: Batch, heads: Sequence[Head]) -> Tensor:
-    """Summed over the looks of `batch`, the mean over the `heads` of the look's task: minus the logarithm of the share
-    of the attention to all that was shown that went to the right one. For a pass that was watched."""
+    """Return the loss of a watched pass, summed over the attention targets of `batch`: for each, the mean over the
+    task's `heads` of minus the log of the share of attention that went to the right candidate among all candidates."""
     total = torch.zeros((), device=batch.ids.device)
     for task in TASKS:
         held = [(layer, head) for of, layer, head in heads if of == task]
@@ -49,7 +48,7 @@ def looking_loss(model: Spark, batch: Batch, heads: Sequence[Head]) -> Tensor:
 
 
 def _loss_of_heads(model: Spark, batch: Batch, task: int, layer: int) -> Tensor:
-    """[H], summed over the looks of one task."""
+    """Return the loss per head [H], summed over the targets of one task."""
     row, _, place, start, end, first, last = batch.looks[batch.looks[:, 1] == task].unbind(1)
     attention = model.model.each_layer()[layer].self_attn.seen_weights[row, :, place].float()  # K H keys
     keys = torch.arange(attention.shape[-1], device=attention.device)
@@ -61,7 +60,8 @@ def _loss_of_heads(model: Spark, batch: Batch, task: int, layer: int) -> Tensor:
 
 @torch.no_grad()
 def find_looking_heads(model: Spark, tokenizer: Tokenizer, seed: int, count: int) -> list[Head]:
-    """For each task the `count` heads that look best already, each in a layer of its own; no head has two tasks."""
+    """Return the `count` heads that already attend best for each task, each in a different layer; no head has two
+    tasks."""
     layers = range(model.shape.num_hidden_layers)
     total = torch.zeros(len(TASKS), len(layers), model.shape.num_attention_heads)
     device = model.model.embed_tokens.weight.device

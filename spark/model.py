@@ -1,8 +1,9 @@
-"""The network in plain torch: a small Llama (RMSNorm, rotary positions, grouped attention, SwiGLU, tied embeddings).
+"""The network in plain torch: a small Llama (RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied
+embeddings).
 
-Parameter names are those of a Hugging Face LlamaForCausalLM, so that export is a cast. Training packs several dialogues
-in a row and says by document numbers who may look at whom; `generate` answers a batch greedily with a KV cache. Knows
-token ids only. Letters: B batch, T tokens, H heads, D head size, C hidden.
+Parameter names are those of Hugging Face's LlamaForCausalLM, so export is a cast. Training packs several dialogues into
+a row and masks them from each other; `generate` decodes a batch greedily with a KV cache. Knows token ids only.
+Letters: B batch, T tokens, H heads, D head size, C hidden.
 """
 
 from dataclasses import asdict, dataclass
@@ -13,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Cache = list[tuple[Tensor, Tensor]]
-_UNSEEN = -30000.0  # what is added to the score of a token that may not be seen
+_UNSEEN = -30000.0  # added to the score of a masked token
 
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of the network; the defaults are those of Spark, `DRAFT` those of its draft model."""
+    """The sizes of the network. The defaults are Spark's; `DRAFT` has those of its draft model."""
 
     hidden_size: int = 256
     num_hidden_layers: int = 6
@@ -32,7 +33,7 @@ class Shape:
     rms_norm_eps: float = 1e-5
 
     def to_config(self) -> dict[str, Any]:
-        """config.json of a LlamaForCausalLM with these sizes."""
+        """Return config.json of a LlamaForCausalLM with these sizes."""
         return {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -126,12 +127,12 @@ class Body(nn.Module):
         self.norm = RMSNorm(shape.hidden_size, shape.rms_norm_eps)
 
     def each_layer(self) -> list[Layer]:
-        """The layers in order, with their type."""
+        """Return the layers in order, with their type."""
         return cast("list[Layer]", list(self.layers))
 
 
 class Spark(nn.Module):
-    """The whole network; `hidden` gives final states, `logits` turns states into scores of tokens."""
+    """The whole network. `hidden` computes final states, `logits` turns states into token scores."""
 
     def __init__(self, shape: Shape | None = None) -> None:
         super().__init__()
@@ -148,7 +149,8 @@ class Spark(nn.Module):
                 nn.init.normal_(parameter, std=scale * parameter.shape[1] ** -0.5)
 
     def hidden(self, ids: Tensor, positions: Tensor, mask: Tensor, past: Cache | None = None) -> tuple[Tensor, Cache]:
-        """Final states [B, T, C] of `ids` [B, T] and the keys and values; `mask` [B, T, keys] is true where seen."""
+        """Return the final states [B, T, C] of `ids` [B, T], and keys and values. `mask` [B, T, keys] is true where
+        attended."""
         x = self.model.embed_tokens(ids)
         bias = self._make_bias(mask, torch.get_autocast_dtype(x.device.type) if is_autocast(x) else x.dtype)
         cos, sin = make_rotation(positions, self.shape)
@@ -161,7 +163,7 @@ class Spark(nn.Module):
         return self.model.norm(x), cache
 
     def _make_bias(self, mask: Tensor, dtype: torch.dtype) -> Tensor:
-        """[B*KV, G*T, keys], 0 where seen, as `mask` [B, T, keys] says."""
+        """Return [B*KV, G*T, keys], 0 where `mask` [B, T, keys] is true."""
         num_kv = self.shape.num_key_value_heads
         groups = self.shape.num_attention_heads // num_kv
         bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, _UNSEEN)
@@ -176,7 +178,7 @@ def is_autocast(x: Tensor) -> bool:
 
 
 def make_rotation(positions: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
-    """cos and sin [B, 1, T, D] for `positions` [B, T]."""
+    """Return cos and sin [B, 1, T, D] for `positions` [B, T]."""
     half = shape.head_dim // 2
     frequency = shape.rope_theta ** (-torch.arange(half, dtype=torch.float32, device=positions.device) / half)
     angle = positions[:, None, :, None].float() * frequency
@@ -193,13 +195,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def generate(
     model: Spark, prompts: list[list[int]], max_tokens: int, end_ids: tuple[int, ...] = (2, 0)
 ) -> list[list[int]]:
-    """Greedy answers, without the end token; prompts are padded at the left."""
+    """Return greedy answers without the end token. Prompts are padded on the left."""
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])  # B T
     is_text = torch.tensor([[False] * (longest - len(prompt)) + [True] * len(prompt) for prompt in prompts])
     positions = (is_text.cumsum(1) - 1).clamp(min=0)
     causal = torch.ones(longest, longest, dtype=torch.bool).tril()
-    mask = (causal & is_text[:, None, :]) | torch.eye(longest, dtype=torch.bool)  # a padding token sees itself
+    mask = (causal & is_text[:, None, :]) | torch.eye(longest, dtype=torch.bool)  # a padding token attends to itself
     answers: list[list[int]] = [[] for _ in prompts]
     is_open = [True] * len(prompts)
     past: Cache | None = None

@@ -1,8 +1,8 @@
-"""The optimizer: Muon for the matrices of the layers, AdamW for embeddings and norms.
+"""The optimizers: Muon for the matrices of the layers, AdamW for embeddings and norms.
 
-Muon (momentum whose update is made orthogonal by Newton-Schulz steps) learns these forms from about half the tokens
-AdamW needs. Several processes share the orthogonalising, each taking every n-th matrix. Knows no schedule: the trainer
-sets `lr` before each step.
+Muon (momentum orthogonalized by Newton-Schulz iterations) learns this corpus from about half the tokens that AdamW
+needs. Several processes share the orthogonalization, each taking every n-th matrix. Knows no schedule: the trainer sets
+`lr` before each step.
 """
 
 import torch
@@ -13,7 +13,7 @@ _NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 
 @torch.no_grad()
 def orthogonalize(gradients: Tensor, num_steps: int = 5) -> Tensor:
-    """The nearest orthogonal matrices, roughly, of `gradients` [N, rows, columns]; bf16."""
+    """Return approximately the nearest orthogonal matrices of `gradients` [N, rows, columns] in bf16."""
     a, b, c = _NEWTON_SCHULZ
     x = gradients.bfloat16()
     is_tall = x.shape[-2] > x.shape[-1]
@@ -26,9 +26,9 @@ def orthogonalize(gradients: Tensor, num_steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Groups are matrices of one shape, so that each step of one group is a few batched products.
+    """Muon. Parameter groups hold matrices of one shape, so a group's step is a few batched products.
 
-    Gradients have to be the same in all processes; so are the updates.
+    Gradients must be equal in all processes; the updates then are too.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class Muon(torch.optim.Optimizer):
             if len(part[own]):
                 update[own] = orthogonalize(part[own])
         if self._world_size > 1:
-            distributed.all_reduce(updates)  # each matrix has one process in which it is not zero
+            distributed.all_reduce(updates)  # each matrix is nonzero in exactly one process
         for group, update in zip(self.param_groups, shaped, strict=True):
             rate = group["lr"] * 0.2 * max(update.shape[-2:]) ** 0.5
             for parameter, change in zip(group["params"], update, strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"]).add_(change, alpha=-rate)
 
     def _momentum(self, group: dict[str, object]) -> Tensor:
-        """The group's gradients [N, rows, columns] after Nesterov momentum, whose state is brought up to date."""
+        """Update the group's momentum and return its gradients [N, rows, columns] after Nesterov momentum."""
         parameters, momentum = group["params"], group["momentum"]
         assert isinstance(parameters, list)
         assert isinstance(momentum, float)

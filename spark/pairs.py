@@ -1,8 +1,8 @@
-"""Tokens that are one word in several dresses: "lamp", " lamp", "Lamp", " Lamp".
+"""Variants of one word as tokens: "lamp", " lamp", "Lamp", " Lamp".
 
-A word at the start of an answer or inside quotation marks is another token than the same word after a blank. With few
-tokens to learn from, copying fails exactly there. So the dresses of a word start from one embedding (plus what is
-common to the dress) and share their gradients; each still learns what is its own. Knows token ids and embeddings.
+A word at the start of an answer or in quotation marks is a different token than the same word after a space. With
+little training data, copying fails there. The variants of a word therefore start from one embedding (plus the mean
+offset of the variant) and share their gradients, while each can still diverge. Knows token ids and embeddings.
 """
 
 import torch
@@ -15,7 +15,7 @@ _BLANK = "Ġ"
 
 
 def find_families(tokenizer: Tokenizer) -> Tensor:
-    """[V, 4]: for each word the ids of " word", "word", " Word", "Word", -1 where that is not one token."""
+    """Return [V, 4]: for each word the ids of " word", "word", " Word", "Word"; -1 where that is not a single token."""
     ids = tokenizer.get_vocab()
     rows: list[list[int]] = []
     for word in dict.fromkeys(
@@ -32,7 +32,7 @@ def find_families(tokenizer: Tokenizer) -> Tensor:
 
 @torch.no_grad()
 def align_embeddings(weight: Tensor, families: Tensor) -> None:
-    """Give every dress the embedding of " word" plus the mean difference of that dress, in place."""
+    """Set every variant's embedding to that of " word" plus the mean offset of the variant, in place."""
     leaders = families[:, 0]
     for dress in range(1, families.shape[1]):
         has = families[:, dress] >= 0
@@ -43,7 +43,7 @@ def align_embeddings(weight: Tensor, families: Tensor) -> None:
 
 @torch.no_grad()
 def share_gradients(gradient: Tensor, families: Tensor) -> None:
-    """Add to the gradient of each dress the sum over its family, in place."""
+    """Add the sum over its family to the gradient of each variant, in place."""
     has = families >= 0  # words, 4
     members = families.clamp(min=0)
     total = (gradient[members] * has[:, :, None]).sum(dim=1, keepdim=True)  # words, 1, C

@@ -1,7 +1,7 @@
-"""The tokenizer and the chat template: ChatML over byte-level BPE with 4,096 entries, digits alone.
+"""The tokenizer and the chat template: ChatML over byte-level BPE with 4,096 entries and single digits.
 
-`train_tokenizer` builds it from generated text and the word lists only. `render` writes a conversation as the Jinja
-template does, cut into parts with a loss weight; a test holds the two equal. Knows no model.
+`train_tokenizer` uses only generated text and the word lists. `render` writes a conversation like the Jinja template,
+cut into parts with a loss weight; a test compares both. Knows no model.
 """
 
 import json
@@ -60,7 +60,8 @@ CHAT_TEMPLATE = (
 def render(
     messages: list[Message], tools: list[dict[str, Any]] | None = None, is_prompt: bool = False
 ) -> list[tuple[str, bool]]:
-    """The conversation as (text, is written by the assistant) parts; joined, the text of the chat template."""
+    """Return the conversation as (text, is written by the assistant) parts; joined, they are the chat template's
+    output."""
     parts: list[tuple[str, bool]] = []
     first = str(messages[0]["content"]) if messages[0]["role"] == "system" else None
     if tools:
@@ -83,12 +84,13 @@ def render(
 
 
 def render_prompt(messages: list[Message], tools: list[dict[str, Any]] | None = None) -> str:
-    """The text a model is given so that it answers."""
+    """Return the prompt of a conversation."""
     return "".join(text for text, _ in render(messages, tools, is_prompt=True))
 
 
 def generate_texts(seed: int) -> Iterator[str]:
-    """What the tokenizer learns from: dialogues of every phase and every word of the lists with and without a blank."""
+    """Yield the tokenizer's training text: dialogues of every phase, and every word of the lists with and without a
+    space."""
     for phase, count in (("copying", 10_000), ("mix", 25_000)):
         for dialogue in islice(generate_training(seed, phase), count):
             yield "".join(text for text, _ in render(dialogue.messages, dialogue.tools))
@@ -102,7 +104,7 @@ def generate_texts(seed: int) -> Iterator[str]:
 
 
 def train_tokenizer(seed: int = 0) -> Tokenizer:
-    """A new tokenizer; the same seed gives the same one."""
+    """Train a tokenizer; the same seed gives the same tokenizer."""
     tokenizer = Tokenizer(models.BPE(byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(Regex(r"\d"), "isolated"),
@@ -121,7 +123,8 @@ def train_tokenizer(seed: int = 0) -> Tokenizer:
 
 
 def keep_tool_marks(tokenizer: Tokenizer) -> Tokenizer:
-    """Added tokens come out of training as special; a tool call must stay visible when special tokens are left out."""
+    """Make the tool call tokens non-special: training marks added tokens as special, and tool calls must remain
+    visible when special tokens are skipped."""
     written = json.loads(tokenizer.to_str())
     for token in written["added_tokens"]:
         token["special"] = token["content"] not in TOOL_MARKS
@@ -129,7 +132,7 @@ def keep_tool_marks(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def build_config() -> dict[str, Any]:
-    """tokenizer_config.json, as transformers reads it."""
+    """Return tokenizer_config.json as transformers reads it."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,

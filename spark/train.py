@@ -1,10 +1,10 @@
-"""Training by the clock: `python -m spark.train --minutes 100` gives a tokenizer, a model and a log.
+"""Train for a given time: `python -m spark.train --minutes 100` creates a tokenizer, a model and a log.
 
-One process per core, one thread each (or one process on a GPU with `--device cuda`): every process draws dialogues of
-its own, gradients are averaged over gloo. Phase and learning rate follow the elapsed share of the budget. Every few
-minutes it saves a checkpoint to resume from (`--resume`; `--start-from` begins with exported weights), exports a
-snapshot and scores a few held-out prompts. With `--shape draft` it trains the draft model, which also learns from the
-scores of its teacher. Knows no templates and no network internals.
+One process per core with one thread each (or one process on a GPU with `--device cuda`). Every process draws its own
+dialogues; gradients are averaged over gloo. Phase and learning rate depend on the elapsed share of the time. At
+intervals of a few minutes it saves a checkpoint (`--resume`; `--start-from` starts with exported weights), exports a
+snapshot and scores some held-out prompts. `--shape draft` trains the draft model, which also learns from its teacher's
+distribution. Knows no templates and no network internals.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from spark.optimizer import Muon
 from spark.pairs import align_embeddings, find_families, share_gradients
 from spark.tokenizer import train_tokenizer
 
-# name, share of the budget at which it ends, tokens of the longest dialogue
+# (name, share of the time at which it ends, tokens of the longest dialogue)
 PHASES = (("copying", 0.10, 256), ("answers", 0.86, 704), ("long", 1.0, 768))
 STEP_TOKENS = 2048
 """Tokens of one process in one step."""
@@ -43,7 +43,7 @@ PEAK_RATE, FLOOR_RATE = 4e-3, 0.02
 SHAPES = {"spark": Shape(), "draft": DRAFT}
 ENVIRONMENT = {
     "OMP_WAIT_POLICY": "PASSIVE",
-    # Keep freed memory: a seventh of a step goes to page faults otherwise.
+    # Keep freed memory; otherwise a seventh of a step is spent on page faults.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(4 << 30),
     "MALLOC_TOP_PAD_": str(1 << 26),
@@ -59,7 +59,7 @@ TEACHER_WEIGHT = 0.5
 
 @dataclass
 class Progress:
-    """What a checkpoint remembers beside the weights. `num_tokens` counts all processes."""
+    """The state of a checkpoint besides the weights. `num_tokens` counts all processes."""
 
     step: int = 0
     num_tokens: int = 0
@@ -74,7 +74,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class World:
-    """This process among the others."""
+    """This process within the group of processes."""
 
     rank: int = 0
     size: int = 1
@@ -90,7 +90,7 @@ class World:
                 tensor.copy_(part.view_as(tensor))
 
     def gather(self, value: Any) -> list[Any]:
-        """`value` of every process, by rank."""
+        """Return `value` of every process, by rank."""
         values = [value] * self.size
         if self.size > 1:
             distributed.all_gather_object(values, value)
@@ -118,7 +118,7 @@ class Trainer:
     peak_rate: float = PEAK_RATE
 
     def run(self, report_every_s: float, num_prompts: int = 100) -> None:
-        """Train until the budget is spent; the last report asks `num_prompts` per gate, the others fewer."""
+        """Train until the time is over. The last report evaluates `num_prompts` per gate, the others fewer."""
         steps: Iterator[list[Batch]] | None = None
         phase, loss, since_report = "", 0.0, 0.0
         self.progress.num_starts += 1
@@ -147,14 +147,14 @@ class Trainer:
         self._report(phase, loss, num_prompts)
 
     def _time_since(self, last: float) -> float:
-        """Seconds since `last`, the same in all processes, so that all change phase and end in the same step."""
+        """Seconds since `last`, equal in all processes, so that all change phase and end in the same step."""
         passed = torch.tensor([time.monotonic() - last], dtype=torch.float64)
         if self.world.size > 1:
             distributed.broadcast(passed, 0)
         return float(passed.item())
 
     def step(self, batches: list[Batch], share: float) -> float:
-        """One update from the batches of this process and the others; returns this process's loss."""
+        """Make one update from the batches of all processes and return this process's loss."""
         warm = min(1.0, share / WARM_UP + 0.02)
         decay_from = WARM_UP if self.progress.is_warm else DECAY_FROM
         rate = self.peak_rate * warm * min(1.0, max(FLOOR_RATE, (1 - share) / (1 - decay_from)))
@@ -190,7 +190,7 @@ class Trainer:
         )
 
     def _report(self, phase: str, loss: float, count: int) -> None:
-        """Score, log, save and export; with several processes, one asks in known wordings and one in new ones."""
+        """Score, log, save and export. With several processes, one evaluates known wordings and another new ones."""
         world, done = self.world, self.progress
         self.model.eval()
         scored = []
@@ -223,10 +223,10 @@ class Trainer:
 
 
 def compute_loss(model: Spark, batch: Batch, teacher: Spark | None = None, looking: Sequence[Head] = ()) -> Tensor:
-    """Summed cross entropy of the counted tokens; products in bf16, scores in float32.
+    """Return the summed cross entropy of the counted tokens; products in bf16, scores in float32.
 
-    With a teacher, part of it is the distance from the teacher's distribution; heads in `looking` add
-    what they look at beside the tool that is called.
+    With a teacher, part of it is the divergence from the teacher's distribution. Heads in `looking` add their attention
+    loss.
     """
     with torch.autocast(batch.ids.device.type, torch.bfloat16):
         with watch(model, {layer for _, layer, _ in looking}):
@@ -247,7 +247,7 @@ def compute_loss(model: Spark, batch: Batch, teacher: Spark | None = None, looki
 
 
 def _score(model: Spark, batch: Batch) -> Tensor:
-    """float32 scores [N, V] of what follows the counted tokens."""
+    """Return float32 scores [N, V] of the tokens after the counted ones."""
     states, _ = model.hidden(batch.ids, batch.positions, batch.mask)
     return model.logits(states.reshape(-1, states.shape[-1])[batch.counted]).float()
 
@@ -264,9 +264,9 @@ def make_trainer(
     teacher: Spark | None = None,
     start: Spark | None = None,
 ) -> Trainer:
-    """A trainer at its start or, resumed, as the folder's checkpoint left it; makes a tokenizer if none is given.
+    """Create a trainer at the start or, resumed, from the folder's checkpoint. Trains a tokenizer if none is given.
 
-    `start` gives the weights to begin with, whose tokenizer must be given too.
+    `start` gives initial weights, whose tokenizer must then be given too.
     """
     torch.manual_seed(seed)
     progress = Progress()
@@ -299,7 +299,7 @@ def make_trainer(
 
 
 def train(rank: int, options: argparse.Namespace, meeting: str) -> None:
-    """The whole run of one process; all of them find each other by a file, `meeting`."""
+    """Run one process to the end. The processes meet through the file `meeting`."""
     torch.set_num_threads(1)
     world = World(rank, options.processes, options.device)
     if world.size > 1:
@@ -337,7 +337,7 @@ def main() -> None:
     options = parser.parse_args()
     options.processes = max(1, options.processes) if options.device == "cpu" else 1
     options.folder.mkdir(parents=True, exist_ok=True)
-    os.environ.update(ENVIRONMENT)  # read by the processes started below
+    os.environ.update(ENVIRONMENT)  # inherited by the processes started below
     with tempfile.TemporaryDirectory(prefix="hearth-spark-") as folder:
         spawn(train, (options, f"{folder}/meeting"), options.processes)
 

@@ -1,13 +1,12 @@
 """Word lists of the generator: common English words and names, by use.
 
-Everything the tokenizer and the corpus say comes from these lists, from `generator/fact_table.py` and from the
-templates beside it. The module knows nothing of dialogues: it is data, in a fixed order, so that one seed always
-gives one text.
+All text of the tokenizer and the corpus comes from these lists, `generator/fact_table.py` and the templates beside it.
+Pure data in a fixed order, so that one seed always gives the same text.
 """
 
 
 def _words(text: str) -> tuple[str, ...]:
-    """The distinct words of `text`, in order of first appearance."""
+    """Return the distinct words of `text` in order of first appearance."""
     return tuple(dict.fromkeys(text.split()))
 
 
@@ -351,5 +350,5 @@ NOUNS: tuple[str, ...] = tuple(dict.fromkeys(ANIMALS + FOODS + OBJECTS + PLACES 
 
 
 def article(noun: str) -> str:
-    """`noun` with the indefinite article: "a lamp", "an owl"."""
+    """Return `noun` with its indefinite article: "a lamp", "an owl"."""
     return ("an " if noun[0].lower() in "aeiou" else "a ") + noun

@@ -1,7 +1,6 @@
-"""A real redis-server of our own for one machine: found, started on a Unix socket, and stopped.
+"""A redis-server process for one machine, on a Unix socket.
 
-Holds nothing that must last, so it writes nothing to disk. Knows no keys. It ends when the process that started it
-ends, however that ends.
+It holds nothing that must last, so it writes nothing to disk. It exits when the process that started it exits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""State that we can afford to lose: short values with an expiry, who is present, and messages to whoever listens.
+"""Redis for state that may be lost: values with an expiry, presence, messages and streams.
 
-Redis, spoken to with commands that 6.2 knows. Every call is bounded in time and tried once: what is lost or late is
-StoreUnavailable, and the caller decides what that means. Knows no nodes and no tokens, only kinds, ids and bytes.
+Uses commands of Redis 6.2. Every call has a timeout and is tried once; a failure raises StoreUnavailable, and the
+caller decides what that means.
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ class Ephemeral:
         return {id: payload for id, payload in zip(ids, payloads, strict=True) if payload is not None}
 
     async def publish(self, channel: str, message: bytes) -> None:
-        """To whoever listens now; nobody else will hear of it. Those of `hear_own` have heard it also when this raises
+        """Publish to current subscribers. Callbacks of `subscribe_local` have been called even if this raises
         StoreUnavailable."""
         for hearer in self._hearers.get(channel, ()):
             hearer(message)
         with _translated():
             await self._redis.publish(channel, message)
 
-    def hear_own(self, channel: str, hearer: Hearer) -> None:
+    def subscribe_local(self, channel: str, hearer: Hearer) -> None:
         """From now on, whatever is published through this object on `channel` is given to `hearer` at once, whether
         Redis answers or not. A subscription brings it once more, when it does."""
         self._hearers.setdefault(channel, []).append(hearer)

@@ -1,7 +1,8 @@
-"""Large immutable bytes by key: a local folder (`file:///dir`) or an S3-compatible bucket (`s3://bucket/prefix`).
+"""Object store: large immutable bytes by key, in a folder (`file:///dir`) or an S3-compatible bucket
+(`s3://bucket/prefix`).
 
-What is written appears whole or not at all, and under the checksum it was given. What is downloaded has been checked
-against one before it gets its name. Everything that blocks runs in threads of this module's own. Knows no models.
+An object appears completely or not at all. A download gets its name only after its checksum was verified. Blocking
+work runs in this module's threads.
 """
 
 from __future__ import annotations

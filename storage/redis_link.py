@@ -1,10 +1,8 @@
-"""One connection to Redis for commands whose answer a call waits for: pipelined, in order, a few microseconds each.
+"""One pipelined Redis connection for commands whose reply a call waits for.
 
-Where `ephemeral.py` is a library's client for everything, this is the least that a scripted command needs: bytes are
-joined to one write per turn of the event loop, answers come back in order. A server that says nothing for too long
-while an answer is due makes the whole connection suspect: it is dropped, all who wait hear StoreUnavailable, and it is
-opened again in the background. One that works through many commands is waited for a while. Nothing is ever sent twice.
-Knows the protocol (RESP 2) and no script's meaning.
+Commands of one turn of the event loop leave in one write; replies arrive in order. If the server sends nothing for too
+long while a reply is due, the connection is dropped, all waiters get StoreUnavailable, and it is reopened in the
+background. Commands are never sent twice. Speaks RESP 2.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from typing import Any, Protocol, cast
 from redis.asyncio.connection import parse_url
 
 from storage.errors import StoreUnavailable
+from telemetry.coalescing_writer import CoalescingWriter
 
 log = logging.getLogger(__name__)
 
@@ -130,14 +129,14 @@ class _Connection(asyncio.Protocol):
         self._timeout_s = timeout_s
         self._heard_s = 0.0
         self._reader = ReplyReader()
-        self._unsent: list[bytes] = []
+        self._writer = CoalescingWriter(max_pending=_MOST_UNSENT)
         self._timer: asyncio.TimerHandle | None = None
         self.waiting: deque[_Asked] = deque()
         self.is_closed: asyncio.Future[None] = self._loop.create_future()
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport = self._writer.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._loop.time()
@@ -162,19 +161,10 @@ class _Connection(asyncio.Protocol):
             raise StoreUnavailable("redis: the connection is lost")
         future: asyncio.Future[Reply] = self._loop.create_future()
         self.waiting.append(_Asked(future, num_replies, self._loop.time()))
-        if not self._unsent:
-            self._loop.call_soon(self._write)
-        self._unsent.append(data)
-        if len(self._unsent) == _MOST_UNSENT:
-            self._write()
+        self._writer.write(data)
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s, self._look, False)
         return future
-
-    def _write(self) -> None:
-        data, self._unsent = self._unsent, []
-        if data and not self.transport.is_closing():
-            self.transport.write(data[0] if len(data) == 1 else b"".join(data))
 
     def _look(self, was_late: bool) -> None:
         """Drop the connection when the oldest answer is late and nothing else comes; after one more look, behind

@@ -1,9 +1,8 @@
-"""A durable queue of byte records on the local disk: what must not be lost while the store it belongs in is away.
+"""A durable local queue of byte records, for data that must not be lost while its store is unavailable.
 
-`append` returns once the record is on the disk; many appends at a time share one fdatasync, made in a thread. Records
-are read in order and kept until acknowledged, so after a crash some may be read again, none is lost and none is made
-up. For some minutes more they can be asked for again, in case the store that took them forgets. Knows bytes only; how
-they lie on the disk is `spool_segments.py`.
+`append` returns once the record is on disk; concurrent appends share one fdatasync, made in a thread. Records are read
+in order and kept until acknowledged, so after a crash some may be read again but none is lost. Acknowledged records
+are kept for some minutes in case the store loses them. The file format is in `spool_segments.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How SQLite is opened and how its transactions begin: WAL mode, every commit on the disk, writers in turn."""
+"""The SQLite engine: WAL mode, every commit synced to disk, one writer at a time."""
 
 from __future__ import annotations
 
@@ -136,7 +136,8 @@ def sqlite_engine(
 
 
 def _create_private(path: Path | None) -> None:
-    """A new file is its owner's alone, and what SQLite puts beside it takes after it. One that is there stays."""
+    """Create the database file with mode 0600 if it does not exist. SQLite gives its journal and WAL the same mode.
+    An existing file is left unchanged."""
     assert path is not None, "SQLite is a file"
     with contextlib.suppress(OSError):  # SQLite itself says what is wrong
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -1,7 +1,7 @@
-"""The life of a child process, seen from both sides: it ends with its parent, and its parent hears how it ended.
+"""Child processes: a child exits with its parent, and the parent learns how the child exited.
 
-In the child, `die_with_parent` arms the kernel (Linux; elsewhere it does nothing). In the parent, `Child` is a process
-that somebody else reaps: whoever does sets `exited`. Knows nothing of what a child does.
+In the child, `die_with_parent` asks the kernel for a signal (Linux only; elsewhere it does nothing). In the parent,
+`Child` is a forked process; the code that reaps the process sets `exited`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ import sys
 from dataclasses import dataclass, field
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_NAME_BYTES = 15  # what the kernel keeps of one
-_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None  # found now: a fork must not look for it
+_NAME_BYTES = 15  # the kernel truncates longer names
+_libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None  # loaded at import, not after a fork
 
 
 def die_with_parent(parent_pid: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send this process signal `number` when its parent ends; at once if that is no longer
-    `parent_pid`, by default whoever it is now. Fit to run between fork and exec: system calls, nothing that locks."""
+    """Have the kernel send signal `number` to this process when its parent exits.
+
+    Sends the signal at once if the parent is not `parent_pid` (default: the current parent). Safe to call between fork
+    and exec: makes system calls only and takes no locks.
+    """
     if _libc is None:
         return
     parent_pid = os.getppid() if parent_pid is None else parent_pid
@@ -32,38 +35,39 @@ def die_with_parent(parent_pid: int | None = None, number: int = signal.SIGKILL)
 
 
 def set_process_name(name: str) -> None:
-    """What `ps` and `top` show of this process."""
+    """Set the name that `ps` and `top` show for this process."""
     if _libc is not None:
         _libc.prctl(_PR_SET_NAME, name.encode()[:_NAME_BYTES], 0, 0, 0)
 
 
-def how_it_ended(exit_code: int) -> str:
-    """An exit code, negative for a signal, as the rest of a sentence."""
+def describe_exit(exit_code: int) -> str:
+    """Return the end of a sentence that describes an exit code (negative for a signal)."""
     return f"was killed by signal {-exit_code}" if exit_code < 0 else f"ended with exit code {exit_code}"
 
 
 @dataclass(eq=False)
 class Child:
-    """A forked process. `socket` is our end of its connection; the caller owns it. `exited` holds its exit code."""
+    """A forked process. `socket` is the parent's end of the connection and belongs to the caller. `exited` is set to
+    the exit code."""
 
     pid: int
     socket: socket.socket
     exited: asyncio.Future[int] = field(repr=False)
 
     async def wait(self) -> int:
-        """Its exit code, negative for a signal, once it is gone."""
+        """Wait for the process to exit and return its exit code (negative for a signal)."""
         return await asyncio.shield(self.exited)
 
     def kill(self) -> None:
-        """End it at once, if it still runs."""
+        """Kill the process if it is still running."""
         if not self.exited.done():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    async def end(self, patience_s: float) -> int:
-        """Its exit code, once it has left by itself or, after `patience_s`, been killed."""
+    async def end(self, timeout_s: float) -> int:
+        """Wait up to `timeout_s` for the process to exit, then kill it; return the exit code."""
         try:
-            return await asyncio.wait_for(self.wait(), patience_s)
+            return await asyncio.wait_for(self.wait(), timeout_s)
         except TimeoutError:
             self.kill()
             return await self.wait()

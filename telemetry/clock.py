@@ -1,7 +1,6 @@
-"""Time, as the platform tells it.
+"""The clock interface. Durations use the monotonic clock; wall time is for timestamps and expiry only.
 
-Durations come from the monotonic clock; wall time is for stamps and expiry only. Everything that waits, expires or
-measures takes a `Clock`, so that a test can hand in one that it moves by hand.
+Code that waits, expires or measures takes a `Clock`, so that tests can pass one that they advance by hand.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The system clocks."""
 
-    monotonic_s = staticmethod(time.monotonic)  # itself: every call asks several times
+    monotonic_s = staticmethod(time.monotonic)  # no wrapper: called several times per inference call
 
     def now(self) -> datetime:
-        """Aware UTC wall time."""
+        """Return aware UTC wall time."""
         return datetime.now(UTC)
 
 

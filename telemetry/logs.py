@@ -1,6 +1,6 @@
-"""Structured logs: one JSON object a line, secrets redacted, control characters escaped.
+"""Structured logs: one JSON object per line, with secrets redacted and control characters escaped.
 
-Content of calls is never logged; a caller logs lengths and ids. Extra fields go in as `extra={...}`.
+Prompts and responses are never logged, only lengths and ids. Pass extra fields as `extra={...}`.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from typing import Any, TextIO
 _TOKEN_PATTERN = re.compile(r"\b(cfut|cfat|cfk|cfoat)_[A-Za-z0-9]{8,}\b|(?i:bearer\s+)\S+")
 _URL_PASSWORD = re.compile(r"(?<=://)[^\s/@]*:[^\s/@]+(?=@)")
 _SECRET_KEYS = ("secret", "password", "authorization", "api_token", "pepper")
-# What every record has, and what a server adds for terminals.
+# Attributes of every log record, and `color_message`, which uvicorn adds.
 _STANDARD = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
 
 
 def redact(text: str) -> str:
-    """`text` without anything that looks like a credential."""
+    """Return `text` with everything that looks like a credential replaced by [redacted]."""
     if "://" in text:
         text = _URL_PASSWORD.sub("[redacted]", text)
     return _TOKEN_PATTERN.sub("[redacted]", text)
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one line of JSON: time, level, logger, message, then the extra fields."""
+    """Format a record as one line of JSON: time, level, process, logger, message, then the extra fields."""
 
     def __init__(self, process_name: str) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def _plain(value: Any) -> Any:
 
 
 def configure_logs(process_name: str, level: str = "info", stream: TextIO | None = None) -> None:
-    """Send every logger of this process through the JSON formatter to `stream` (standard error)."""
+    """Send all logs of this process as JSON lines to `stream` (default: standard error)."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter(process_name))
     root = logging.getLogger()

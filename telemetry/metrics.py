@@ -1,7 +1,7 @@
-"""Every metric of the platform, in one table; documented in docs/metrics.md (a test compares the two).
+"""Every metric of the platform; docs/metrics.md is generated from this module.
 
-A process exports what it touches. Labels stay few and bounded: a model id, a task, a status class; never an account,
-a token or a request id.
+A process exports the metrics that it uses. Label values are few and bounded (a model id, a task, a status class): never
+an account, an API token or a request id.
 """
 
 from __future__ import annotations
@@ -27,78 +27,84 @@ def _histogram(name: str, help: str, labels: tuple[str, ...] = ()) -> Histogram:
 
 
 # gateway
-REQUESTS = _counter("hearth_requests", "HTTP requests answered", ("route", "status"))
-CALLS = _counter("hearth_calls", "Inference calls ended", ("model", "outcome"))
-CALLS_IN_FLIGHT = _gauge("hearth_calls_in_flight", "Inference calls being served by this gateway")
-CALL_SECONDS = _histogram("hearth_call_seconds", "Whole duration of an inference call", ("model",))
-TTFT_SECONDS = _histogram("hearth_ttft_seconds", "Time from request to first output of a call", ("model",))
-PROMPT_TOKENS = _counter("hearth_prompt_tokens", "Prompt tokens of ended calls", ("model",))
-CACHED_TOKENS = _counter("hearth_cached_tokens", "Prompt tokens served from the prefix cache", ("model",))
-COMPLETION_TOKENS = _counter("hearth_completion_tokens", "Completion tokens of ended calls", ("model",))
-DISPATCH_RETRIES = _counter("hearth_dispatch_retries", "Calls given to another node before their first event")
-HOT_REPLICAS = _gauge("hearth_hot_replicas", "Hot replicas on nodes that this gateway can reach", ("model",))
-NODES_ALIVE = _gauge("hearth_nodes_alive", "Nodes that this gateway can reach")
-CLOCK_AHEAD = _gauge("hearth_clock_ahead_seconds", "How far this gateway's wall clock is ahead of Redis's")
-BATCH_CALLS = _gauge("hearth_batch_calls", "Calls of queued batches that this gateway is running")
-BATCH_ANSWERS = _counter("hearth_batch_answers", "Requests of queued batches answered for good", ("model", "outcome"))
-WEBHOOKS = _counter("hearth_webhooks", "Times that a background run's answers were sent, or could not be", ("outcome",))
-REPLAYS = _counter("hearth_idempotent_replays", "Requests answered again from what was kept under their key")
-USAGE_SPOOLED = _counter("hearth_usage_spooled", "Usage entries made durable in the spool")
-USAGE_LEDGERED = _counter("hearth_usage_ledgered", "Usage entries written to the ledger")
-USAGE_BACKLOG = _gauge("hearth_usage_backlog", "Usage entries in the spool and not yet in the ledger")
-BUDGET_ALERTS = _counter("hearth_budget_alerts", "Times that a share of a monthly budget was passed")
-INTERNAL_ERRORS = _counter("hearth_internal_errors", "Requests answered 500: each one is a defect")
-QUOTA_LOCAL = _counter("hearth_quota_local", "Calls let in by this gateway's own share of limits, Redis being away")
-GATEWAYS = _gauge("hearth_gateways", "Gateways alive, this one included: limits are shared among so many without Redis")
+REQUESTS = _counter("hearth_requests", "HTTP responses sent, by route and status class.", ("route", "status"))
+CALLS = _counter("hearth_calls", "Finished inference calls, by model and outcome.", ("model", "outcome"))
+CALLS_IN_FLIGHT = _gauge("hearth_calls_in_flight", "Inference calls that this gateway is running.")
+CALL_SECONDS = _histogram("hearth_call_seconds", "Total duration of inference calls, by model.", ("model",))
+TTFT_SECONDS = _histogram("hearth_ttft_seconds", "Time to first token, by model.", ("model",))
+PROMPT_TOKENS = _counter("hearth_prompt_tokens", "Prompt tokens of finished calls, by model.", ("model",))
+CACHED_TOKENS = _counter("hearth_cached_tokens", "Prompt tokens served from the prefix cache, by model.", ("model",))
+COMPLETION_TOKENS = _counter("hearth_completion_tokens", "Completion tokens of finished calls, by model.", ("model",))
+DISPATCH_RETRIES = _counter("hearth_dispatch_retries", "Calls retried on another node before their first event.")
+READY_REPLICAS = _gauge("hearth_ready_replicas", "Ready replicas on reachable nodes, by model.", ("model",))
+NODES_ALIVE = _gauge("hearth_nodes_alive", "Nodes that this gateway is connected to.")
+CLOCK_AHEAD = _gauge("hearth_clock_ahead_seconds", "Seconds by which this gateway's clock is ahead of the Redis clock.")
+BATCH_CALLS = _gauge("hearth_batch_calls", "Calls of queued batches that this gateway is running.")
+BATCH_RESPONSES = _counter(
+    "hearth_batch_responses", "Finished requests of queued batches, by model and outcome.", ("model", "outcome")
+)
+WEBHOOKS = _counter("hearth_webhooks", "Webhook delivery attempts, by outcome.", ("outcome",))
+REPLAYS = _counter("hearth_idempotent_replays", "Stored responses returned for a repeated idempotency key.")
+USAGE_SPOOLED = _counter("hearth_usage_spooled", "Usage entries written to the local spool.")
+USAGE_WRITTEN = _counter("hearth_usage_written", "Usage entries written to the database.")
+USAGE_BACKLOG = _gauge("hearth_usage_backlog", "Usage entries in the spool that are not in the database yet.")
+BUDGET_ALERTS = _counter("hearth_budget_alerts", "Budget alerts raised.")
+INTERNAL_ERRORS = _counter("hearth_internal_errors", "Responses with status 500. Each one is a bug.")
+LOCAL_QUOTA_CALLS = _counter(
+    "hearth_local_quota_calls", "Calls admitted by this gateway's own share of the limits while Redis was unavailable."
+)
+GATEWAYS = _gauge("hearth_gateways", "Running gateways, including this one; they share limits if Redis is unavailable.")
 
 # node
-NODE_CALLS = _gauge("hearth_node_calls", "Calls being executed by this node")
-REPLICA_RUNNING = _gauge("hearth_replica_running", "Running sequences", ("model",))
-REPLICA_WAITING = _gauge("hearth_replica_waiting", "Waiting sequences", ("model",))
-REPLICA_BLOCKS = _gauge("hearth_replica_blocks", "KV blocks by state (free, cached, held)", ("model", "state"))
-REPLICA_COMPUTED_TOKENS = _gauge("hearth_replica_computed_tokens", "Tokens given to the forward pass", ("model",))
-REPLICA_STEPS = _gauge("hearth_replica_steps", "Engine steps run", ("model",))
-REPLICA_BUSY = _gauge("hearth_replica_busy_seconds", "Time that the model's devices worked", ("model",))
-REPLICA_RANKS = _gauge("hearth_replica_ranks", "Rank processes that share the model", ("model",))
-REPLICA_PREEMPTIONS = _gauge("hearth_replica_preemptions", "Sequences preempted", ("model",))
-RANK_RESTARTS = _counter("hearth_rank_restarts", "Rank processes restarted after a crash", ("model",))
-CALLS_BLOCKED = _counter("hearth_calls_blocked", "Calls refused because their input ended processes", ("model",))
-MODEL_FAILURES = _counter("hearth_model_failures", "Times a model could not be made hot", ("reason",))
-MODEL_LOAD_SECONDS = _histogram("hearth_model_load_seconds", "Time to make a replica hot", ("model",))
+NODE_CALLS = _gauge("hearth_node_calls", "Calls that this node is running.")
+REPLICA_RUNNING = _gauge("hearth_replica_running", "Running sequences, by model.", ("model",))
+REPLICA_WAITING = _gauge("hearth_replica_waiting", "Waiting sequences, by model.", ("model",))
+REPLICA_BLOCKS = _gauge("hearth_replica_blocks", "KV blocks, by model and state.", ("model", "state"))
+REPLICA_COMPUTED_TOKENS = _gauge(
+    "hearth_replica_computed_tokens", "Tokens processed by the forward pass, by model.", ("model",)
+)
+REPLICA_STEPS = _gauge("hearth_replica_steps", "Engine steps run, by model.", ("model",))
+REPLICA_BUSY = _gauge("hearth_replica_busy_seconds", "Seconds of device time used, by model.", ("model",))
+REPLICA_RANKS = _gauge("hearth_replica_ranks", "Rank processes of the replica, by model.", ("model",))
+REPLICA_PREEMPTIONS = _gauge("hearth_replica_preemptions", "Preempted sequences, by model.", ("model",))
+RANK_RESTARTS = _counter("hearth_rank_restarts", "Rank processes restarted after a crash, by model.", ("model",))
+CALLS_BLOCKED = _counter("hearth_calls_blocked", "Calls rejected because of a quarantined input, by model.", ("model",))
+MODEL_FAILURES = _counter("hearth_model_failures", "Failed model loads, by reason.", ("reason",))
+MODEL_LOAD_SECONDS = _histogram("hearth_model_load_seconds", "Time to load a model, by model.", ("model",))
 
 
-class Tally:
-    """A counter that counts with every call: a plain number, of one thread, until the metrics are asked for. Telling a
-    counter takes a lock and several checks each time."""
+class BufferedCounter:
+    """A counter for hot paths, used by one thread: adds to a plain integer, which is exported when metrics are
+    rendered. A prometheus_client counter takes a lock on every increment."""
 
-    __slots__ = ("_counter", "_untold")
+    __slots__ = ("_counter", "_pending")
 
     def __init__(self, counter: Counter) -> None:
         self._counter = counter
-        self._untold = 0
-        _TALLIES.append(self)
+        self._pending = 0
+        _BUFFERED_COUNTERS.append(self)
 
     def add(self, amount: int = 1) -> None:
-        self._untold += amount
+        self._pending += amount
 
-    def tell(self) -> None:
-        untold, self._untold = self._untold, 0
-        if untold:
-            self._counter.inc(untold)
+    def flush(self) -> None:
+        pending, self._pending = self._pending, 0
+        if pending:
+            self._counter.inc(pending)
 
 
-_TALLIES: list[Tally] = []
+_BUFFERED_COUNTERS: list[BufferedCounter] = []
 
 
 def render() -> bytes:
-    """This process's metrics in the Prometheus text format."""
-    for tally in _TALLIES:
-        tally.tell()
+    """Return this process's metrics in the Prometheus text format."""
+    for counter in _BUFFERED_COUNTERS:
+        counter.flush()
     return generate_latest(REGISTRY)
 
 
 def all_metrics() -> dict[str, tuple[str, tuple[str, ...]]]:
-    """Name -> (help, labels) of every metric in this module."""
+    """Return the help text and label names of every metric in this module, by metric name."""
     table = {}
     for value in list(globals().values()):
         if isinstance(value, MetricWrapperBase):

@@ -59,7 +59,7 @@ def setting(
     return dataclasses.field(default=default, metadata=metadata)
 
 
-def settings_of_a_part(settings_class: type[T]) -> T:
+def settings_group(settings_class: type[T]) -> T:
     """Declare all settings of one part of a process: a frozen dataclass of their own, in which each has a default. They
     are read, described and masked as if they stood here."""
     part: T = dataclasses.field(default_factory=settings_class, metadata={"part": settings_class})
@@ -124,14 +124,14 @@ def describe(settings_class: type) -> list[SettingInfo]:
 
 def read_settings(settings_class: type[T], environ: Mapping[str, str] | None = None) -> T:
     """Fill `settings_class` from the environment. Raises SettingError; never half-fills."""
-    given = read_given(settings_class, os.environ if environ is None else environ)
+    given = parse_environment(settings_class, os.environ if environ is None else environ)
     for field in _declared(settings_class):
         if field.metadata["env"] not in given and field.default is dataclasses.MISSING:
             raise SettingError(f"{field.metadata['env']} is not set: {field.metadata['help']}")
     return _filled(settings_class, given)
 
 
-def read_given(settings_class: type, environ: Mapping[str, str]) -> dict[str, Any]:
+def parse_environment(settings_class: type, environ: Mapping[str, str]) -> dict[str, Any]:
     """Variable -> value of those settings that `environ` has. Raises SettingError for one that cannot be read."""
     values: dict[str, Any] = {}
     for field in _declared(settings_class):

@@ -1,7 +1,7 @@
-"""Wall time that does not follow a clock which jumps: for what begins or ends at a time.
+"""Wall time that ignores short jumps of the system clock; for expiries and start times.
 
-The wall clock is followed as long as it runs like the monotonic one. When it jumps, the time goes on as before, and the
-jump is believed only once it has lasted: a clock that was set right stays as it is, one that went wrong is set back.
+Follows the wall clock while it advances like the monotonic clock. After a jump, time continues from before the jump;
+the new wall time is accepted after `ACCEPT_JUMP_AFTER_S`, because a wrong clock is usually corrected sooner.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from datetime import UTC, datetime, timedelta
 from telemetry.clock import Clock
 
 MAX_DRIFT_S = 60.0
-BELIEVED_AFTER_S = 900.0
+ACCEPT_JUMP_AFTER_S = 900.0
 
 
 class SteadyClock:
-    """The time of one process, over the clock that its machine has. What is not asked for longer than a clock drifts
-    by a minute takes the drift for a jump: ask now and then."""
+    """The steady time of one process. Call `now` regularly: drift of more than `MAX_DRIFT_S` between two calls counts
+    as a jump."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -26,7 +26,7 @@ class SteadyClock:
         self._jumped_at_s: float | None = None
 
     def now(self) -> datetime:
-        """Aware UTC; at most a minute off the wall clock unless that has just jumped."""
+        """Return aware UTC time, within `MAX_DRIFT_S` of the wall clock unless that has just jumped."""
         wall, at_s = self._clock.now(), self._clock.monotonic_s()
         passed_s = at_s - self._at_s
         if abs((wall - self._wall).total_seconds() - passed_s) <= MAX_DRIFT_S:
@@ -35,7 +35,7 @@ class SteadyClock:
             return wall.astimezone(UTC)
         if self._jumped_at_s is None:
             self._jumped_at_s = at_s
-        if at_s - self._jumped_at_s >= BELIEVED_AFTER_S:
+        if at_s - self._jumped_at_s >= ACCEPT_JUMP_AFTER_S:
             self._jumped_at_s = None
             self._wall, self._at_s = wall, at_s
             return wall.astimezone(UTC)

@@ -20,7 +20,6 @@ from sqlalchemy import (
     Table,
     Text,
     false,
-    text,
 )
 
 from storage.columns import only_row
@@ -88,17 +87,14 @@ api_tokens = Table(
     Column("lookup_id", String(10), nullable=False, unique=True),
     # HMAC-SHA-256 of the whole secret under the server's pepper.
     Column("digest", LargeBinary(32), nullable=False),
-    # Permission group ids, comma separated; scopes are derived from them when the token is verified. Empty where
-    # `policies` says it.
-    Column("permission_groups", Text, nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
     Column("expires_at", UtcDateTime, nullable=True),
     Column("revoked_at", UtcDateTime, nullable=True),
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
     # Whose user token this is; null for the account's own.
     Column("user_id", String(32), nullable=True),
-    # JSON of tenants.credentials.policies.Policy, a list; null: `permission_groups` on `account_id`, and nothing else.
-    Column("policies", Text, nullable=True),
+    # JSON list of tenants.credentials.policies.Policy; scopes are derived from it when the token is verified.
+    Column("policies", Text, nullable=False),
     # JSON of tenants.credentials.conditions.AddressCondition; null: from anywhere.
     Column("condition", Text, nullable=True),
     Column("not_before", UtcDateTime, nullable=True),
@@ -160,10 +156,7 @@ usage_entries = Table(
     Column("num_retried", BigInteger, nullable=False, server_default="0"),
     Column("is_useful", Boolean, nullable=False, server_default=false()),
     Column("is_batch", Boolean, nullable=False, server_default=false()),
-    # Whether it is in `usage_sums`: what the version before wrote is not.
-    Column("is_summed", Boolean, nullable=False, server_default=false()),
     Index(None, "account_id", "started_at"),
-    Index(None, "is_summed", sqlite_where=text("is_summed = 0"), postgresql_where=text("NOT is_summed")),
 )
 
 # Sums over entries, kept with them in one transaction. A call is counted in exactly one row: that of its minute, until
@@ -252,10 +245,10 @@ audit_entries = Table(
     Column("subject_id", String(64), nullable=False),
     # What changed, in few words; never a secret, never content.
     Column("detail", Text, nullable=False, server_default=""),
-    # Place in the chain, from 1, and SHA-256 over the digest before it and all of the entry; null for what an older
-    # version wrote, until the next entry is written. Triggers of the database refuse to change or delete an entry.
-    Column("sequence", BigInteger, nullable=True),
-    Column("digest", LargeBinary(32), nullable=True),
+    # Position in the hash chain, from 1, and SHA-256 over the previous digest and all fields of the entry. Database
+    # triggers reject every update and delete.
+    Column("sequence", BigInteger, nullable=False),
+    Column("digest", LargeBinary(32), nullable=False),
     Index(None, "account_id", "at"),
     Index(None, "sequence", unique=True),
 )
@@ -277,7 +270,7 @@ batches = Table(
     Column("account_id", String(32), nullable=False),
     Column("api_token_id", String(32), nullable=False),
     # As the client named the model, and the one that it then meant.
-    Column("shown_model", String(256), nullable=False),
+    Column("requested_model", String(256), nullable=False),
     Column("model", String(224), nullable=False),
     Column("num_requests", Integer, nullable=False),
     Column("num_done", Integer, nullable=False),

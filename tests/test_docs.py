@@ -10,9 +10,9 @@ import typer
 import typer.main
 
 from cli.main import app
-from cli.settings import ProcessName, settings_class
 from engine.standalone.settings import read_flags
 from gateway.errors import Reason
+from local_platform.process_settings import ProcessName, settings_class
 from scripts.write_docs import PAGES
 from telemetry import metrics
 from telemetry.settings import describe

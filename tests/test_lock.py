@@ -13,6 +13,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 LOCKS = {"requirements.lock": ("engine", "embedded", "dev"), "requirements-clients.lock": ("clients",)}  # and extras
+UNLOCKED_EXTRAS = {"parquet"}
 OLDEST_PYTHON = "3.11.0"  # as `requires-python` says
 NOT_LOCKED = {"torch"}  # its build depends on the machine
 
@@ -42,8 +43,8 @@ def direct_dependencies(lock: str | None = None) -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     texts = list(project["dependencies"]) if lock in (None, "requirements.lock") else []
     extras = project["optional-dependencies"]
-    assert set(extras) == {extra for wanted in LOCKS.values() for extra in wanted}
-    for extra in extras if lock is None else LOCKS[lock]:
+    assert set(extras) == {extra for wanted in LOCKS.values() for extra in wanted} | UNLOCKED_EXTRAS
+    for extra in extras.keys() - UNLOCKED_EXTRAS if lock is None else LOCKS[lock]:
         texts += extras[extra]
     return [Requirement(text) for text in texts]
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from engine.config import EngineConfig
 from engine.inputs import SamplingInputs, StepInputs
 from engine.loop import Engine
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.runner import Runner
 from engine.scheduling.sequence import SequenceRequest
 from engine.text.tokenizer import Tokenizer
@@ -94,7 +94,7 @@ class Pair:
 
 def read_tokens(base_dir: Path, text: str) -> NDArray[np.int64]:
     """The text as the model's own tokenizer has it. Raises TextTooShort, and TokenizerUnusable."""
-    token_ids = np.array(Tokenizer(base_dir).encode(text, is_raw=True), np.int64)
+    token_ids = np.array(Tokenizer(base_dir).encode(text, parse_special=True), np.int64)
     if len(token_ids) < _MIN_TOKENS:
         raise TextTooShort(f"the text has {len(token_ids)} tokens; at least {_MIN_TOKENS} are needed")
     return token_ids

@@ -1,11 +1,11 @@
-"""Everything that is to be known of a GPU, in one call, within ten minutes: the first thing to run on a new one.
+"""Measure a GPU in one call within ten minutes: the first thing to run on a new one.
 
     python -m bench.device --out FOLDER        (torch 2.11 or later with Triton; msgspec, llguidance, safetensors)
-    python -m bench.device --device cpu --out FOLDER        (tries itself)
+    python -m bench.device --device cpu --out FOLDER        (checks the scripts themselves)
 
-Facts of the card, the attention kernel, NCCL with one rank and with two, a model by one rank and by two, and the tests
-marked `gpu` where pytest is there. What needs more devices than there are is skipped and says so. A part that fails
-does not keep the others from running. Each part's output is a file in FOLDER; a short table comes last.
+Runs the card's facts, the attention kernel, NCCL with one and two ranks, a model with one and two ranks, and, if pytest
+is installed, the tests marked `gpu`. Parts that need more devices than there are are skipped and named. A failing part
+does not stop the others. Each part's output is a file in FOLDER; a short table comes last.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def parts(device: str) -> dict[str, list[str]]:
-    """Name -> arguments of this Python, the most telling first."""
+    """Return the arguments of each part, the most informative part first."""
     is_cpu, on = device == "cpu", ["--device", device]
     few = ["--seconds", "0.001"] if is_cpu else []
     model = ["--shape", "tiny", "--streams", "1,4", "--tokens", "8"] if is_cpu else ["--shape", "8B"]
@@ -49,7 +49,7 @@ def parts(device: str) -> dict[str, list[str]]:
 
 
 def run(name: str, command: list[str], folder: Path) -> str:
-    """A line of the table."""
+    """Run one part and return its line of the table."""
     started = time.perf_counter()
     path = folder / f"{name.replace(' ', '_')}.txt"
     with path.open("w") as file:

@@ -1,13 +1,12 @@
-"""The paged attention kernel on a device: whether it is right, and how near it comes to what the memory gives.
+"""Check the paged attention kernel on a device, and compare its speed with the memory bandwidth.
 
     python -m bench.device.attention [--seconds 0.2]
-    python -m bench.device.attention --device cpu --seconds 0.001        (tries the script itself, with the slow twin)
+    python -m bench.device.attention --device cpu --seconds 0.001        (checks the script itself with the reference)
 
-Right: outputs of the kernel in bfloat16 and float32 against its slow twin, whose inputs are float32, by the norm of the
-difference over the norm, on fresh random numbers, from a pool whose other blocks are NaN. Fast: microseconds of decode
-and prefill steps of an 8B Llama's layer, bytes of keys and values read a second (they rotate through more than a cache
-holds), and the share of it that a copy within the device windows. Prints JSON; ends with status 1 if a result is wrong.
-Not yet run on a machine with a GPU.
+Correctness: outputs in bfloat16 and float32 against the float32 reference, as norm of the difference over norm, on
+random inputs, from a pool whose other blocks are NaN. Speed: microseconds of decode and prefill steps of one layer of
+an 8B Llama, bytes of keys and values read per second (rotating through more than a cache holds), and their share of a
+copy's bandwidth. Prints JSON; exits with status 1 if a result is wrong. Not yet run on a GPU.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ def main() -> None:
 
 
 def step_of(rows: list[tuple[int, int]], device: torch.device, seed: int = 0) -> tuple[StepInputs, int]:
-    """A step of rows (tokens, context) over blocks in random order, and how many blocks the pool needs."""
+    """Return a step of rows (tokens, context) over blocks in random order, and the number of blocks the pool needs."""
     num_blocks = [-(-context // BLOCK_SIZE) for _, context in rows]
     order = np.random.default_rng(seed).permutation(sum(num_blocks) + 3)
     tables = np.zeros((len(rows), max(num_blocks)), np.int32)
@@ -92,7 +91,7 @@ def step_of(rows: list[tuple[int, int]], device: torch.device, seed: int = 0) ->
 
 
 def error_of(name: str, step_name: str, device: torch.device) -> dict[str, float]:
-    """Per type, ‖kernel − twin‖ / ‖twin‖; infinite where a number is not one."""
+    """Return ‖kernel − reference‖ / ‖reference‖ per type; infinite if a number is not finite."""
     shape, (step, num_blocks) = SHAPES[name], step_of(STEPS[step_name], device)
     generator = torch.Generator().manual_seed(7)
     num_tokens, slots = len(step.slot_mapping), num_blocks * BLOCK_SIZE
@@ -120,7 +119,7 @@ def error_of(name: str, step_name: str, device: torch.device) -> dict[str, float
 def timed(
     num_rows: int, num_tokens: int, context: int, device: torch.device, timer: Timer, ceiling_gb_s: float
 ) -> dict[str, Any]:
-    """One layer's attention of equal rows, keys and values written included."""
+    """Time one layer's attention of equal rows, including writing keys and values."""
     shape = SHAPES["llama 8B"]
     step, num_blocks = step_of([(num_tokens, context)] * num_rows, device)
     layer_bytes = num_blocks * BLOCK_SIZE * shape.kv_width * 2

@@ -1,11 +1,11 @@
-"""Ranks joined as a model's are: whether what they add up is right, and what it takes.
+"""Check and time the collectives of a tensor-parallel group.
 
     python -m bench.device.collectives [--ranks 2] [--rows 1,16,200,512] [--width 4096] [--repeats 50]
-    python -m bench.device.collectives --device cpu --repeats 5        (tries the script itself, through gloo)
+    python -m bench.device.collectives --device cpu --repeats 5        (checks the script itself through gloo)
 
-On GPUs ranks take one each, by NCCL; `--ranks 1` is a group of one. Every rank adds up and gathers numbers that say
-whose they are. Times are of one call of `total` on [rows, width] in bfloat16 as it follows the one before, from the
-device's clock on CUDA. Prints JSON; ends with status 1 if a sum is wrong. Not yet run on a machine with GPUs.
+On GPUs, each rank takes one and uses NCCL; `--ranks 1` is a group of one. Every rank reduces and gathers numbers that
+identify it. Times are of one all_reduce of [rows, width] in bfloat16 in a sequence of them, from the device's clock on
+CUDA. Prints JSON; exits with status 1 if a result is wrong. Not yet run on GPUs.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ def main() -> None:
     meeting, context = Meeting(0, options.ranks), get_context("spawn")
     others = []
     for rank in range(1, options.ranks):
-        ours, theirs = context.Pipe()
-        process = context.Process(target=follow, args=(rank, meeting.port, options, theirs), daemon=True)
+        hearth_tokens_per_s, transformers_tokens_per_s = context.Pipe()
+        process = context.Process(
+            target=follow, args=(rank, meeting.port, options, transformers_tokens_per_s), daemon=True
+        )
         process.start()
-        others.append((process, ours))
+        others.append((process, hearth_tokens_per_s))
     result = run(0, meeting, options)
-    result["is_right"] &= all(ours.recv() for _, ours in others)
+    result["is_right"] &= all(hearth_tokens_per_s.recv() for _, hearth_tokens_per_s in others)
     for process, _ in others:
         process.join(30)
     json.dump({"ranks": options.ranks, "torch": torch.__version__, **result}, sys.stdout)
     print(flush=True)
-    os._exit(not result["is_right"])  # as who had a group has to: see engine.kernels.collectives
+    os._exit(not result["is_right"])  # required after using a process group: see engine.kernels.collectives
 
 
 def follow(rank: int, port: int, options: argparse.Namespace, channel: Connection) -> None:
@@ -61,7 +63,7 @@ def follow(rank: int, port: int, options: argparse.Namespace, channel: Connectio
 
 
 def run(rank: int, meeting: Meeting, options: argparse.Namespace) -> dict[str, Any]:
-    """One rank's part."""
+    """Run one rank's part."""
     device = device_of(options.device, rank, options.ranks)
     group = meeting.join(device)
     times_us = {}
@@ -76,7 +78,8 @@ def run(rank: int, meeting: Meeting, options: argparse.Namespace) -> dict[str, A
 
 
 def _is_right(group: Group, rank: int, size: int, device: torch.device) -> bool:
-    """Each rank brings its number plus one, in bfloat16, which holds such sums exactly."""
+    """Return True if the collectives are correct. Each rank contributes its number plus one in bfloat16, which
+    represents such sums exactly."""
     mine = torch.full((3, 5), rank + 1.0, dtype=torch.bfloat16, device=device)
     is_summed = bool((group.all_reduce(mine.clone()) == size * (size + 1) / 2).all())
     parts = [part.float().mean().item() for part in group.all_gather(mine.float())]

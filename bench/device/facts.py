@@ -1,12 +1,12 @@
-"""What a GPU can do at the shapes that matter here: the ceilings against which every kernel is judged.
+"""Measure what a GPU can do at the shapes that matter here: the ceilings for every kernel.
 
     python -m bench.device.facts --out bench/device/facts_h200.json [--seconds 0.3]
-    python -m bench.device.facts --device cpu --seconds 0.01        (tries the script itself, on small shapes)
+    python -m bench.device.facts --device cpu --seconds 0.01        (checks the script itself on small shapes)
 
-Copy bandwidth, matrix products at the row counts of a step for the five weight shapes of an 8B Llama in bfloat16 and
-fp8, upload bandwidth from pinned and pageable memory, what a context, an import and a graph of 330 nodes cost, and the
+Copy bandwidth; matrix products at a step's row counts for the five weight shapes of an 8B Llama in bfloat16 and fp8;
+upload bandwidth from pinned and pageable memory; the cost of a context, an import and a graph of 330 nodes; and the
 signature of torch's variable-length attention. Device time is taken with events, medians over many repeats, on random
-data and over inputs that rotate so that no cache holds them. Leaves the card's settings alone.
+data and rotating inputs that no cache holds. Leaves the card's settings unchanged.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Any
 import torch
 
 ROWS = (1, 64, 200, 256, 384, 448, 512, 768, 1024)
-LLAMA_8B = {  # (out, in) of the weights that one step streams
+LLAMA_8B = {  # (out, in) of the weights that one step reads
     "qkv": (6144, 4096),
     "out": (4096, 4096),
     "gate_up": (28672, 4096),
     "down": (4096, 14336),
     "head": (128256, 4096),
 }
-TINY = {"qkv": (384, 256), "head": (1024, 256)}  # to try the script without a GPU
+TINY = {"qkv": (384, 256), "head": (1024, 256)}  # for checking the script without a GPU
 GRAPH_NODES = 330
 
 
@@ -45,7 +45,7 @@ class Timer:
         self._seconds = seconds
 
     def median_s(self, call: Callable[[int], object]) -> float:
-        """`call(i)` gets the number of the repeat, to rotate its inputs."""
+        """Return the median seconds. `call(i)` gets the number of the repetition, to rotate its inputs."""
         for i in range(3):
             call(i)
         self._wait()
@@ -73,14 +73,14 @@ class Timer:
 
 
 def copy_gb_s(device: torch.device, timer: Timer, size_bytes: int) -> float:
-    """Bytes read plus bytes written, per second, of a copy within the device."""
+    """Return bytes read plus bytes written per second of a copy within the device."""
     source = torch.randint(0, 255, (size_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return round(2 * size_bytes / timer.median_s(lambda _: target.copy_(source)) / 1e9, 1)
 
 
 def products(device: torch.device, timer: Timer, shapes: dict[str, tuple[int, int]], kind: str) -> dict[str, Any]:
-    """Per weight and row count: microseconds, TFLOP/s, and GB/s of weights. `kind` is bf16 or fp8."""
+    """Return microseconds, TFLOP/s, and GB/s of weights per weight shape and row count. `kind` is bf16 or fp8."""
     table: dict[str, Any] = {}
     for name, (num_out, num_in) in shapes.items():
         num_copies = max(1, min(8, (256 << 20) // (num_out * num_in * 2)))  # more than the cache holds
@@ -88,7 +88,7 @@ def products(device: torch.device, timer: Timer, shapes: dict[str, tuple[int, in
         table[name] = {}
         for rows in ROWS:
             if kind == "fp8" and rows % 16:
-                continue  # the scaled product takes multiples of 16
+                continue  # the scaled product requires multiples of 16
             x = _operand(rows, num_in, device, kind)
             seconds = timer.median_s(_product(x, weights, rows, num_out, device, kind))
             weight_bytes = num_out * num_in * (1 if kind == "fp8" else 2)
@@ -118,7 +118,7 @@ def _product(
 
 
 def upload_gb_s(device: torch.device, timer: Timer, size_bytes: int) -> dict[str, float]:
-    """Host to device, from page-locked and from ordinary memory."""
+    """Return upload bandwidth from pinned and from pageable memory."""
     target = torch.empty(size_bytes, dtype=torch.uint8, device=device)
     found = {}
     for kind, is_pinned in (("pinned", device.type == "cuda"), ("pageable", False)):
@@ -131,9 +131,9 @@ def upload_gb_s(device: torch.device, timer: Timer, size_bytes: int) -> dict[str
 
 
 def graph_us(device: torch.device, timer: Timer) -> dict[str, float]:
-    """Host microseconds to launch a graph of GRAPH_NODES small kernels, and device microseconds to run it."""
+    """Return host microseconds to launch a graph of GRAPH_NODES small kernels, and device microseconds to run it."""
     x = torch.randn(256, 1024, device=device)
-    x.mul_(1.0001)  # its kernel is loaded before anything is captured
+    x.mul_(1.0001)  # loads the kernel before capturing
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
@@ -150,7 +150,8 @@ def graph_us(device: torch.device, timer: Timer) -> dict[str, float]:
 
 
 def start_costs_s(device: torch.device) -> dict[str, float]:
-    """Seconds of a fresh interpreter: importing torch, and then the first allocation (a device's context)."""
+    """Return seconds of a fresh interpreter: importing torch, then the first allocation, which creates the device's
+    context."""
     script = (
         "import time; a = time.perf_counter(); import torch; b = time.perf_counter(); "
         f"torch.empty(1, device={device.type!r}); c = time.perf_counter(); print(b - a, c - b)"
@@ -166,7 +167,7 @@ def start_costs_s(device: torch.device) -> dict[str, float]:
 
 
 def varlen_attention() -> str:
-    """Signature of torch's variable-length attention, or why there is none."""
+    """Return the signature of torch's variable-length attention, or the reason why there is none."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError as error:

@@ -1,13 +1,13 @@
-"""A whole model by one rank and by two, on GPUs: the same tokens, and how fast.
+"""Run a whole model with one and two ranks on GPUs: the tokens must be equal, and speed is measured.
 
     python -m bench.device.ranks [--ranks 1,2] [--shape 8B] [--streams 1,16,64] [--out FILE]
     python -m bench.device.ranks --device cpu --shape tiny --streams 1,4 [--tokens 32]     (here, through gloo)
 
-Each number of ranks is a group of its own in a process of its own, loaded as a node loads it (`engine.ranks.group`).
-First the built-in model in float32, whose greedy tokens must be those of one rank on the CPU; then random weights in
-bfloat16, timed: a prompt of 128 tokens a stream and as many out (`--tokens`), the last of three runs, ended by the
-tokens on the host. Numbers of ranks that there are no devices for are skipped and named. Needs numpy, msgspec,
-llguidance and safetensors beside torch. Ends with status 1 if tokens differ. Not yet run on a machine with GPUs.
+Each number of ranks is a group in its own process, loaded as by a node (`engine.ranks.group`). First the built-in model
+in float32, whose greedy tokens must equal those of one rank on the CPU; then random bfloat16 weights, timed: 128 prompt
+tokens per stream and as many generated ones (`--tokens`), the last of three runs. Rank counts without enough devices
+are skipped and named. Needs numpy, msgspec, llguidance and safetensors besides torch. Exits with status 1 if tokens
+differ. Not yet run on GPUs.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1, help="of all ranks together, on the CPU")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--group", help=argparse.SUPPRESS)  # this process leads one
+    parser.add_argument("--group", help=argparse.SUPPRESS)  # this process leads a group
     options = parser.parse_args()
     if options.group:
         json.dump(lead(json.loads(options.group)), sys.stdout)
         sys.stdout.flush()
-        os._exit(0)  # as who had a group has to: see engine.kernels.collectives
+        os._exit(0)  # required after using a process group: see engine.kernels.collectives
     found = compare(options)
     text = json.dumps(found, indent=1) + "\n"
     if options.out:
@@ -86,7 +86,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def group(settings: dict[str, Any]) -> dict[str, Any]:
-    """What a group of ranks says, led by a process that has not touched a device before."""
+    """Return the output of a group of ranks, led by a process that has not used a device before."""
     command = [sys.executable, "-m", "bench.device.ranks", "--group", json.dumps(settings)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     said: dict[str, Any] = json.loads(done.stdout)
@@ -104,9 +104,9 @@ def lead(settings: dict[str, Any]) -> dict[str, Any]:
         num_blocks=most * (-(-(128 + settings["tokens"]) // 16) + 1), max_sequences=most,
         num_threads=settings["threads"], tensor_parallel=settings["ranks"], is_prefix_cache_enabled=False,
     )  # fmt: skip
-    ours, _theirs = socket.socketpair()
+    hearth_tokens_per_s, _theirs = socket.socketpair()
     started = time.perf_counter()
-    runner, _ = load(config, ours)
+    runner, _ = load(config, hearth_tokens_per_s)
     load_s = round(time.perf_counter() - started, 2)
     engine, tok_s, tokens, next_id = Engine(runner, config), {}, {}, 1
     for streams in settings["streams"]:
@@ -118,8 +118,8 @@ def lead(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def run(engine: Any, streams: int, num_out: int, vocab_size: int, first_id: int) -> tuple[float, dict[int, list[int]]]:
-    """Seconds from the first step to the last token, and the tokens of each stream."""
-    from engine.protocol.tasks import Sampling
+    """Return the seconds from the first step to the last token, and the tokens of each stream."""
+    from engine.protocol.sampling import Sampling
     from engine.scheduling.sequence import SequenceRequest
 
     prompts = np.random.default_rng(0).integers(3, vocab_size, (streams, 128)).astype(np.int32)
@@ -136,7 +136,7 @@ def run(engine: Any, streams: int, num_out: int, vocab_size: int, first_id: int)
 
 
 def write_random(folder: Path, shape: dict[str, Any]) -> None:
-    """A Llama of that shape in bfloat16, large enough numbers for distinct tokens."""
+    """Write a random Llama of that shape in bfloat16, with weights large enough for distinct tokens."""
     from safetensors.torch import save_file
 
     config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 5e5,

@@ -1,6 +1,6 @@
-"""The other half of `bench.engine_cpu`'s `Peer`: one engine in a process of its own, which waits for its turn.
+"""The peer's side of `bench.engine_cpu`'s `Peer`: one engine in its own process that waits for its turn.
 
-Runs in the peer's environment, where nothing of ours is installed. One JSON line in, one JSON line out.
+Runs in the peer's environment, where nothing of Hearth is installed. Reads and writes one JSON line per turn.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Generate = Callable[[Prompts, int], list[list[int]]]
 
 
 def serve(load: Callable[[], tuple[Generate, str]]) -> None:
-    """Load, say which version this is, and from then on generate what each line asks for, greedily and to the end."""
+    """Load the engine, report its version, then greedily generate what each line requests."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # whatever the engine prints is not an answer
+    os.dup2(2, 1)  # output of the engine itself must not mix with the protocol
     started = time.perf_counter()
     generate, version = load()
     print(json.dumps({"version": version, "load_s": round(time.perf_counter() - started, 2)}), file=answers)

@@ -1,7 +1,7 @@
 """llama.cpp as a peer: `PYTHON bench/peers/with_llama_cpp.py MODEL_DIR FORMAT THREADS`, format bf16, f16 or q8_0.
 
-Writes the checkpoint's weights to a GGUF file beside them, then uses the library as its own batched example does: all
-prompts in one batch, then one token of every stream a step, the likeliest by NumPy.
+Writes the checkpoint's weights to a GGUF file beside them, then uses the library like its own batched example: all
+prompts in one batch, then one token of every stream per step, selected by NumPy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def write_gguf(folder: Path, kind: str) -> Path:
-    """The Llama checkpoint of `folder`, all matrices in `kind`, norms in float32."""
+    """Write the Llama checkpoint of `folder` with all matrices in `kind` and norms in float32."""
     import gguf
     import torch
     from safetensors.torch import load_file
@@ -49,7 +49,7 @@ def write_gguf(folder: Path, kind: str) -> Path:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
     for name, tensor in load_file(folder / "model.safetensors").items():
         values = tensor.to(torch.float32).numpy()
-        if name.endswith(("q_proj.weight", "k_proj.weight")):  # heads there turn neighbours, not halves
+        if name.endswith(("q_proj.weight", "k_proj.weight")):  # GGUF stores these heads with interleaved rotary pairs
             heads = values.reshape(-1, 2, head_dim // 2, values.shape[1])
             values = np.ascontiguousarray(heads.swapaxes(1, 2).reshape(values.shape))
         target = names.get_name(name, try_suffixes=(".weight",))
@@ -83,7 +83,7 @@ def load(path: Path, num_threads: int) -> tuple[Generate, str]:
     batch = llama_cpp.llama_batch_init(BATCH, 0, 1)
 
     def step(rows: list[tuple[int, int, int, bool]]) -> None:
-        """(token, position, stream, whether its logits are wanted) of each."""
+        """Decode rows of (token, position, stream, whether logits are needed)."""
         batch.n_tokens = len(rows)
         for index, (token, position, stream, is_wanted) in enumerate(rows):
             batch.token[index], batch.pos[index], batch.logits[index] = token, position, is_wanted
@@ -114,7 +114,7 @@ def load(path: Path, num_threads: int) -> tuple[Generate, str]:
 
 
 def clear(llama_cpp: Any, context: Any) -> None:
-    """Forget all streams; the function has had three names."""
+    """Clear all streams; the function's name differs between versions."""
     if hasattr(llama_cpp, "llama_memory_clear"):
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
     else:

@@ -1,7 +1,7 @@
 """OpenVINO GenAI as a peer: `PYTHON bench/peers/with_openvino.py MODEL_DIR FORMAT THREADS`, format f32 or int8.
 
-Exports the checkpoint through optimum-intel, then runs continuous batching over token ids, prefix cache off. What it
-calls f32 computes in bfloat16 where the processor can.
+Exports the checkpoint through optimum-intel, then runs continuous batching over token ids with the prefix cache
+disabled. Its f32 computes in bfloat16 where the processor supports it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def export(folder: Path, kind: str) -> Path:
 
 
 def write_tokenizer(folder: Path) -> None:
-    """One that is never used: the pipeline does not start without."""
+    """Write a tokenizer that is never used; the pipeline does not start without one."""
     import openvino
     from openvino_tokenizers import convert_tokenizer
     from tokenizers import Tokenizer, models, pre_tokenizers

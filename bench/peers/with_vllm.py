@@ -1,7 +1,7 @@
 """vLLM's CPU build as a peer: `PYTHON bench/peers/with_vllm.py MODEL_DIR FORMAT THREADS`, format bf16.
 
-The library's `LLM` over token ids in one process, compiled as it is by default (a minute, the first time), prefix cache
-off. Needs an environment of its own: `bench/peers/vllm.txt`.
+Uses the library's `LLM` over token ids in one process with default compilation (a minute, the first time) and the
+prefix cache disabled. Needs its own environment: `bench/peers/vllm.txt`.
 """
 
 from __future__ import annotations

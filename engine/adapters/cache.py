@@ -1,8 +1,7 @@
-"""The adapters that one rank holds: read beside the running steps, kept while they fit, the least recently used first
-to go.
+"""Adapter cache: the LoRA adapters in a rank's memory. The least recently used idle one is evicted first.
 
-Reading, checking and placing an adapter is done by a thread of its own; steps go on meanwhile. None leaves that
-somebody holds. Who waits for which, and whose turn it is, `queue.py` knows. Belongs to one engine.
+A thread reads, checks and places adapters while steps continue. Adapters with references are never evicted. Which
+sequence waits for which adapter is the business of `queue.py`.
 """
 
 from __future__ import annotations
@@ -16,15 +15,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.adapters.local_adapter import LocalAdapter
-from engine.adapters.queue import Reading
+from engine.adapters.queue import LoadResult
 from engine.adapters.slot_pool import AdapterShape, AdapterSize, SlotPool, padded_rank, slot_bytes
-from engine.adapters.step import AdaptedStep, Place
+from engine.adapters.step import AdaptedStep, AdapterSlot
 from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
+from engine.arrays import Ints
 from engine.checkpoints.stored import Files, StoredTensor, WeightsError
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.reference import Kernels
@@ -44,33 +42,32 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class _Resident:
+class _CachedAdapter:
     handle: int
-    shelf: SlotPool
+    pool: SlotPool
     slot: int
-    num_holds: int = 0
+    num_references: int = 0
 
 
 class AdapterCache:
-    """At most `budget_bytes` of matrices, for one loaded model."""
+    """The adapters of one engine: at most `budget_bytes` of matrices for one loaded model."""
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype, budget_bytes: int, kernels: Kernels | None = None) -> None:
         self._decoder, self._dtype, self._budget_bytes = decoder, dtype, budget_bytes
         self._sites = list(decoder.sites())
-        self._residents: OrderedDict[str, _Resident] = OrderedDict()  # by digest, the least recently used first
-        self._shelves: dict[AdapterShape, SlotPool] = {}
+        self._lock = threading.Lock()  # guards the four attributes below
+        self._cached: OrderedDict[str, _CachedAdapter] = OrderedDict()  # by digest, least recently used first
+        self._pools: dict[AdapterShape, SlotPool] = {}
         self._used_bytes = 0
         self._next_handle = 1
-        self._lock = threading.Lock()  # of the four above
-        self.news: deque[AdapterUpdate] | None = None  # updates not yet sent to other ranks
-        places: dict[int, Place] = {}
-        self._step = AdaptedStep(places)
+        self.updates: deque[AdapterUpdate] | None = None  # not yet sent to the other ranks; None if there are none
+        adapter_slots: dict[int, AdapterSlot] = {}
+        self._step = AdaptedStep(adapter_slots)
         self._kernels = kernels or CpuKernels()
 
     @property
     def sites(self) -> dict[str, tuple[int, int]]:
-        """The modules that an adapter can change, and their (in, out) in the whole model; none where there is no memory
-        for one."""
+        """Modules that an adapter can change -> (in, out) in the whole model. Empty if there is no memory for any."""
         if not self._budget_bytes:
             return {}
         return {prefix + name: shape for prefix, linear in self._sites for name, shape in linear.whole_shapes.items()}
@@ -83,7 +80,7 @@ class AdapterCache:
 
     @cached_property
     def layers(self) -> list[Layer]:
-        """The model's layers with adapters on top; made when the first adapter comes."""
+        """The model's layers with adapters applied. Made when the first adapter is used."""
         numbers = {id(linear): number for number, (_, linear) in enumerate(self._sites)}
 
         def change(linear: Linear) -> Linear:
@@ -92,113 +89,114 @@ class AdapterCache:
 
         return self._decoder.layers_with(change)
 
-    def begin(self, handles: NDArray[np.int32], query_starts: NDArray[np.int32]) -> AdapterCache:
-        """A step whose R rows go through these adapters, 0 none."""
+    def begin(self, handles: Ints, query_starts: Ints) -> AdapterCache:
+        """Begin a step whose rows [R] use the adapters `handles`, 0 for none."""
         self._step.begin(handles, query_starts)
         return self
 
     def narrow(self, rows: torch.Tensor) -> None:
         self._step.narrow(rows)
 
-    def follow(self, news: AdapterUpdate) -> None:
-        """Another rank's bank leads: have what it has. A step that needs an adapter comes after its arrival."""
-        if isinstance(news, AdapterRemoved):
-            self._give_back(*self._step.places.pop(news.handle))
+    def apply(self, update: AdapterUpdate) -> None:
+        """Apply an update of the leading rank. Precedes every step that uses the adapter."""
+        if isinstance(update, AdapterRemoved):
+            self._free_slot(*self._step.adapter_slots.pop(update.handle))
             return
-        shelf = self._shelves.get(news.kind)
-        if shelf is None:
-            shelf = SlotPool(news.kind, self._sites, self._dtype, self._budget_bytes, self._kernels, news.num_slots)
-            self._shelves[news.kind] = shelf
-        slot = shelf.take()
-        shelf.write(slot, news.matrices)
-        self._used_bytes += shelf.slot_bytes
-        self._step.places[news.handle] = (shelf, slot)
+        pool = self._pools.get(update.shape)
+        if pool is None:
+            pool = self._new_pool(update.shape, update.num_slots)
+        slot = pool.take()
+        pool.write(slot, update.matrices)
+        self._used_bytes += pool.slot_bytes
+        self._step.adapter_slots[update.handle] = (pool, slot)
 
     # ── for the engine ──
 
-    def hold(self, digest: str) -> int:
-        """The adapter's handle, good until as many `release`s; 0 if it is not here."""
+    def acquire(self, digest: str) -> int:
+        """Add a reference to an adapter and return its handle; 0 if it is not cached."""
         with self._lock:
-            resident = self._residents.get(digest)
-            if resident is None:
+            cached = self._cached.get(digest)
+            if cached is None:
                 return 0
-            self._residents.move_to_end(digest)
-            resident.num_holds += 1
-            return resident.handle
+            self._cached.move_to_end(digest)
+            cached.num_references += 1
+            return cached.handle
 
     def release(self, digest: str) -> bool:
-        """One hold less. Whether nobody holds it any more: it may leave when its room is needed."""
+        """Remove a reference. Return True if that was the last: the adapter may now be evicted."""
         with self._lock:
-            resident = self._residents[digest]
-            resident.num_holds -= 1
-            return not resident.num_holds
+            cached = self._cached[digest]
+            cached.num_references -= 1
+            return not cached.num_references
 
-    def read(self, adapter: LocalAdapter, may_place: bool = True) -> Future[Reading]:
-        """Have an adapter that is not here read, and placed if there is room; or any only looked at."""
+    def load(self, adapter: LocalAdapter, may_place: bool = True) -> Future[LoadResult]:
+        """Read an adapter and place it if there is room. Without `may_place`, only check its files."""
         return self._reader.submit(self._load, adapter, may_place)
 
-    def has_room(self, needs: Sequence[AdapterSize]) -> bool:
-        """Whether these fit beside the adapters that are held."""
+    def has_room(self, sizes: Sequence[AdapterSize]) -> bool:
+        """Return True if these adapters fit beside the referenced ones."""
         with self._lock:
-            return self._has_room(needs)
+            return self._has_room(sizes)
 
-    def evictions_for(self, needs: Sequence[AdapterSize]) -> Collection[str]:
-        """Adapters that have to leave so that these fit: idle ones, then those that fewest hold."""
+    def evictions_for(self, sizes: Sequence[AdapterSize]) -> Collection[str]:
+        """Return the adapters to evict so that these fit: idle ones first, then those with the fewest references."""
         with self._lock:
-            missing_bytes = self._used_bytes + sum(each.size_bytes for each in needs) - self._budget_bytes
-            full = {each.kind for each in needs if each.kind in self._shelves and self._shelves[each.kind].is_full}
-            leavers = []
-            for digest, resident in sorted(self._residents.items(), key=lambda each: each[1].num_holds):
-                if missing_bytes > 0 or resident.shelf.kind in full:
-                    leavers.append(digest)
-                    missing_bytes -= resident.shelf.slot_bytes
-                    full.discard(resident.shelf.kind)
-            return frozenset(leavers)
+            missing_bytes = self._used_bytes + sum(each.num_bytes for each in sizes) - self._budget_bytes
+            full = {each.shape for each in sizes if each.shape in self._pools and self._pools[each.shape].is_full}
+            evicted = []
+            for digest, cached in sorted(self._cached.items(), key=lambda each: each[1].num_references):
+                if missing_bytes > 0 or cached.pool.shape in full:
+                    evicted.append(digest)
+                    missing_bytes -= cached.pool.slot_bytes
+                    full.discard(cached.pool.shape)
+            return frozenset(evicted)
 
-    # ── in the thread ──
+    # ── in the reader thread ──
 
     @cached_property
     def _reader(self) -> ThreadPoolExecutor:
         return ThreadPoolExecutor(1, thread_name_prefix="adapters")
 
-    def _load(self, adapter: LocalAdapter, may_place: bool) -> Reading:
+    def _load(self, adapter: LocalAdapter, may_place: bool) -> LoadResult:
         try:
             form = read_adapter(Path(adapter.folder), MAX_RANK)
             check_fit(form, self.sites)
-            need = self._need_of(form)
-            place = self._make_place(need) if may_place else None
+            size = self._size_of(form)
+            place = self._allocate(size) if may_place else None
             if place is None:
-                return Reading(OUT_OF_CAPACITY, need)
+                return LoadResult(OUT_OF_CAPACITY, size)
             self._fill(place, adapter, form)
         except (AdapterError, WeightsError) as error:
-            logger.warning("an adapter cannot be served: %s", error)
-            return Reading(BAD_ADAPTER)
+            logger.warning("adapter rejected: %s", error)
+            return LoadResult(BAD_ADAPTER)
         except Exception as error:
-            logger.error("an adapter could not be loaded", exc_info=error)
-            return Reading(BAD_ADAPTER)
-        logger.info("an adapter is loaded", extra={"rank": form.max_rank, "size_bytes": place[0].slot_bytes})
-        return Reading(RUNNING)
+            logger.error("adapter failed to load", exc_info=error)
+            return LoadResult(BAD_ADAPTER)
+        logger.info("adapter loaded", extra={"rank": form.max_rank, "size_bytes": place[0].slot_bytes})
+        return LoadResult(RUNNING)
 
-    def _fill(self, place: tuple[SlotPool, int], adapter: LocalAdapter, form: AdapterForm) -> None:
-        """Read it into its place, and let it be found. Raises AdapterError or WeightsError; the place is empty then."""
-        shelf, slot = place
+    def _fill(self, place: AdapterSlot, adapter: LocalAdapter, form: AdapterForm) -> None:
+        """Read an adapter into its slot and cache it with one reference. Frees the slot if that fails.
+
+        Raises AdapterError or WeightsError.
+        """
+        pool, slot = place
         try:
             matrices = self._read(Path(adapter.folder) / WEIGHTS_FILE, form)
-            shelf.write(slot, matrices)
+            pool.write(slot, matrices)
         except BaseException:
             with self._lock:
-                self._give_back(shelf, slot)
+                self._free_slot(pool, slot)
             raise
         with self._lock:
             handle, self._next_handle = self._next_handle, self._next_handle + 1
-            self._step.places[handle] = (shelf, slot)
-            # Held until those who wait have taken it.
-            self._residents[adapter.digest] = _Resident(handle, shelf, slot, num_holds=1)
-            if self.news is not None:
-                self.news.append(AdapterAdded(handle, shelf.kind, shelf.num_slots, matrices))
+            self._step.adapter_slots[handle] = (pool, slot)
+            self._cached[adapter.digest] = _CachedAdapter(handle, pool, slot, num_references=1)
+            if self.updates is not None:
+                self.updates.append(AdapterAdded(handle, pool.shape, pool.num_slots, matrices))
 
     def _read(self, path: Path, form: AdapterForm) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-        """A and scale × B of each module, checked to be finite."""
+        """Return A and scale × B of each module. Raises AdapterError if a value is not finite."""
         matrices = {}
         with Files() as files:
             for module, change in form.changes.items():
@@ -211,48 +209,51 @@ class AdapterCache:
             raise AdapterError(f"{WEIGHTS_FILE}: the scaled matrices are too large for {self._dtype}")
         return matrices
 
-    def _need_of(self, form: AdapterForm) -> AdapterSize:
-        """Raises AdapterError for an adapter that never fits."""
-        kind = AdapterShape(padded_rank(form.max_rank), tuple(sorted(form.changes)))
-        size_bytes = slot_bytes(kind, self._sites, self._dtype)
-        if size_bytes > self._budget_bytes:
-            raise AdapterError(f"the adapter takes {size_bytes} bytes; at most {self._budget_bytes} are kept")
-        return AdapterSize(kind, size_bytes)
+    def _size_of(self, form: AdapterForm) -> AdapterSize:
+        """Return the memory an adapter needs. Raises AdapterError if it exceeds the whole budget."""
+        shape = AdapterShape(padded_rank(form.max_rank), tuple(sorted(form.changes)))
+        num_bytes = slot_bytes(shape, self._sites, self._dtype)
+        if num_bytes > self._budget_bytes:
+            raise AdapterError(f"the adapter needs {num_bytes} bytes; the adapter cache has {self._budget_bytes}")
+        return AdapterSize(shape, num_bytes)
 
-    def _make_place(self, need: AdapterSize) -> tuple[SlotPool, int] | None:
-        """An empty slot on the shelf of that kind; idle adapters leave for it. None, and nothing leaves, if those do
-        not suffice."""
+    def _allocate(self, size: AdapterSize) -> AdapterSlot | None:
+        """Return an empty slot, evicting idle adapters; None, evicting nothing, if that does not make enough room."""
         with self._lock:
-            if not self._has_room([need]):
+            if not self._has_room([size]):
                 return None
-            shelf = self._shelves.get(need.kind)
-            while (is_tight := self._used_bytes + need.size_bytes > self._budget_bytes) or (shelf and shelf.is_full):
-                idle = (digest for digest, each in self._residents.items() if not each.num_holds)
-                self._evict(next(each for each in idle if is_tight or self._residents[each].shelf is shelf))
-                shelf = self._shelves.get(need.kind)
-            if shelf is None:
-                shelf = SlotPool(need.kind, self._sites, self._dtype, self._budget_bytes, self._kernels)
-                self._shelves[need.kind] = shelf
-            self._used_bytes += need.size_bytes
-            return shelf, shelf.take()
+            pool = self._pools.get(size.shape)
+            while (is_tight := self._used_bytes + size.num_bytes > self._budget_bytes) or (pool and pool.is_full):
+                idle = (digest for digest, each in self._cached.items() if not each.num_references)
+                self._evict(next(each for each in idle if is_tight or self._cached[each].pool is pool))
+                pool = self._pools.get(size.shape)
+            if pool is None:
+                pool = self._new_pool(size.shape)
+            self._used_bytes += size.num_bytes
+            return pool, pool.take()
 
-    def _has_room(self, needs: Sequence[AdapterSize]) -> bool:
-        idle = [each.shelf for each in self._residents.values() if not each.num_holds]
-        held_bytes = self._used_bytes - sum(shelf.slot_bytes for shelf in idle)
-        if held_bytes + sum(each.size_bytes for each in needs) > self._budget_bytes:
+    def _new_pool(self, shape: AdapterShape, num_slots: int = 0) -> SlotPool:
+        pool = SlotPool(shape, self._sites, self._dtype, self._budget_bytes, self._kernels, num_slots)
+        self._pools[shape] = pool
+        return pool
+
+    def _has_room(self, sizes: Sequence[AdapterSize]) -> bool:
+        idle = [each.pool for each in self._cached.values() if not each.num_references]
+        referenced_bytes = self._used_bytes - sum(pool.slot_bytes for pool in idle)
+        if referenced_bytes + sum(each.num_bytes for each in sizes) > self._budget_bytes:
             return False
-        shelves = [self._shelves[each.kind] for each in needs if each.kind in self._shelves]
-        return all(shelves.count(shelf) <= shelf.num_slots - shelf.num_used + idle.count(shelf) for shelf in shelves)
+        pools = [self._pools[each.shape] for each in sizes if each.shape in self._pools]
+        return all(pools.count(pool) <= pool.num_slots - pool.num_used + idle.count(pool) for pool in pools)
 
     def _evict(self, digest: str) -> None:
-        resident = self._residents.pop(digest)
-        del self._step.places[resident.handle]
-        if self.news is not None:
-            self.news.append(AdapterRemoved(resident.handle))
-        self._give_back(resident.shelf, resident.slot)
+        cached = self._cached.pop(digest)
+        del self._step.adapter_slots[cached.handle]
+        if self.updates is not None:
+            self.updates.append(AdapterRemoved(cached.handle))
+        self._free_slot(cached.pool, cached.slot)
 
-    def _give_back(self, shelf: SlotPool, slot: int) -> None:
-        shelf.give(slot)
-        self._used_bytes -= shelf.slot_bytes
-        if not shelf.num_used:
-            del self._shelves[shelf.kind]
+    def _free_slot(self, pool: SlotPool, slot: int) -> None:
+        pool.free(slot)
+        self._used_bytes -= pool.slot_bytes
+        if not pool.num_used:
+            del self._pools[pool.shape]

@@ -1,4 +1,4 @@
-"""A LoRA adapter as a rank is told of it: what its bytes are, and where they lie on this machine."""
+"""A LoRA adapter whose files are on this machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from msgspec import Struct
 
 
 class LocalAdapter(Struct, frozen=True):
-    """`digest` stands for both files of the adapter: equal digests are equal adapters. `folder` holds them and must not
-    change while a sequence uses it."""
+    """`digest` identifies the content of both files. `folder` holds them and must not change while in use."""
 
     digest: str
     folder: str

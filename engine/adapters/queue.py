@@ -1,10 +1,12 @@
-"""Which sequences wait for their adapter, and whose turn it is to get one a place.
+"""Adapter queue: sequences that wait for an adapter, and the order in which adapters are loaded.
 
-A sequence whose adapter is there goes on at once. Any other waits: until its adapter is read, and where every place is
-in use, until those who use one have ended, as sequences wait for blocks. The tenant that has been served least goes
-first, and within a tenant who came first. Whoever waits for a place lets others join the adapters that are there for
-PATIENCE_S. Then he goes before all until he has it, and nobody joins those that have to leave for him. Called by the
-engine's thread alone; knows neither files nor memory.
+A sequence whose adapter is loaded continues at once. Others wait until the adapter is read, and if the cache is full of
+adapters in use, until enough of those are idle. Adapters are loaded in the fair order of the sequences that wait for
+them: least served tenant first, first come first served within a tenant.
+
+While an adapter waits for room, sequences may still join loaded adapters. After MAX_WAIT_S the waiting adapter has
+timed out: it is first in the order until it is loaded, and the adapters that must be evicted for it are draining, which
+means that no sequence joins them any more. Called by the engine's thread only. Knows neither files nor memory.
 """
 
 from __future__ import annotations
@@ -21,226 +23,234 @@ from engine.adapters.local_adapter import LocalAdapter
 from engine.report import OUT_OF_CAPACITY, RUNNING
 from engine.scheduling.fairness import TenantCounters
 from engine.scheduling.sequence import Sequence
-from engine.scheduling.waiting import Turns
+from engine.scheduling.waiting import FairQueue
 
 if TYPE_CHECKING:
     from engine.adapters.slot_pool import AdapterSize
 
-PATIENCE_S = 1.0
+MAX_WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
-class Reading:
-    """What came of reading an adapter. RUNNING: it is there, and held once by whoever had it read. OUT_OF_CAPACITY: it
-    can be served, but has no place now; `need` says of what size. Any other code is the end of those who want it."""
+class LoadResult:
+    """Result of loading an adapter.
+
+    RUNNING: the adapter is loaded, with one reference that the receiver must release. OUT_OF_CAPACITY: the adapter can
+    be served but there is no room now; `size` says how much it needs. Any other code ends the waiting sequences.
+    """
 
     code: int
-    need: AdapterSize | None = None
+    size: AdapterSize | None = None
 
 
 class AdapterStore(Protocol):
-    """What an AdapterCache offers: adapters by handle, read beside the steps; none leaves that is held."""
+    """The interface of AdapterCache. An adapter with references is never evicted."""
 
     @property
     def sites(self) -> dict[str, tuple[int, int]]: ...
-    def hold(self, digest: str) -> int: ...
+    def acquire(self, digest: str) -> int: ...
     def release(self, digest: str) -> bool: ...
-    def read(self, adapter: LocalAdapter, may_place: bool) -> Future[Reading]: ...
-    def has_room(self, needs: Items[AdapterSize]) -> bool: ...
-    def evictions_for(self, needs: Items[AdapterSize]) -> Collection[str]: ...
+    def load(self, adapter: LocalAdapter, may_place: bool) -> Future[LoadResult]: ...
+    def has_room(self, sizes: Items[AdapterSize]) -> bool: ...
+    def evictions_for(self, sizes: Items[AdapterSize]) -> Collection[str]: ...
 
 
 @dataclass(eq=False)
 class _Wanted:
-    """An adapter that somebody waits for."""
+    """An adapter that sequences wait for."""
 
     adapter: LocalAdapter
     since_s: float
     sequences: dict[int, Sequence] = field(default_factory=dict)
-    need: AdapterSize | None = None  # once it is known to be one that can be served, and waits for a place
-    reading: Future[Reading] | None = None
+    size: AdapterSize | None = None  # known once the files were checked and there was no room
+    loading: Future[LoadResult] | None = None
 
 
 class AdapterQueue:
-    """The sequences of one engine that wait for an adapter, and those that hold one."""
+    """The sequences of one engine that wait for an adapter or use one."""
 
     def __init__(
-        self,
-        bank: AdapterStore,
-        counters: TenantCounters,
-        clock: Callable[[], float] = time.monotonic,
+        self, store: AdapterStore, counters: TenantCounters, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._bank, self._counters, self._clock = bank, counters, clock
-        self._turns = Turns(counters)
+        self._store, self._counters, self._clock = store, counters, clock
+        self._waiting = FairQueue(counters)
         self._wanted: dict[str, _Wanted] = {}  # by digest
-        self._held: dict[int, str] = {}  # sequence id -> digest
-        self._closed: Collection[str] = frozenset()  # digests that nobody joins: they have to leave
-        self._late: _Wanted | None = None  # for whom there is no room, and who has lost patience
-        self._is_changed = False  # since turns were last given
-        self._patience_ends_s = math.inf  # of the first for whom there is no room
+        self._used: dict[int, str] = {}  # sequence id -> digest
+        self._draining: Collection[str] = frozenset()  # digests
+        self._timed_out: _Wanted | None = None
+        self._is_changed = False  # since the order was last evaluated
+        self._timeout_at_s = math.inf  # of the first adapter without room
 
     @property
     def num_waiting(self) -> int:
-        return len(self._turns)
+        return len(self._waiting)
 
     def is_waiting(self, sequence: Sequence) -> bool:
         wanted = self._wanted.get(_digest_of(sequence))
         return wanted is not None and sequence.sequence_id in wanted.sequences
 
     def add(self, sequence: Sequence) -> None:
-        """Give it the handle of its adapter, held until `forget`; it stays 0 if that has to be waited for: `take_ready`
-        tells when."""
+        """Set `sequence.adapter` to the handle of its adapter, valid until `release`.
+
+        The handle stays 0 if the sequence must wait: then `take_ready` returns it later.
+        """
         digest = _digest_of(sequence)
-        if digest in self._wanted or digest in self._closed or not self._hold(sequence):
-            self._await(sequence)
+        if digest in self._wanted or digest in self._draining or not self._acquire(sequence):
+            self._wait_for(sequence)
 
     def take_ready(self, timeout_s: float = 0.0) -> list[tuple[Sequence, int]]:
-        """Sequences whose wait is over: RUNNING with their handle, or the finish code of one that cannot be served.
-        Waits up to `timeout_s` for the first."""
+        """Return sequences that no longer wait: RUNNING with their handle, or the finish code that ends them.
+
+        Waits up to `timeout_s` for the first.
+        """
         ready = self._take()
         if timeout_s and not ready:
-            wait(self._readings().values(), timeout_s, return_when="FIRST_COMPLETED")
+            wait(self._loading().values(), timeout_s, return_when="FIRST_COMPLETED")
             ready = self._take()
         return ready
 
-    def take_overstaying(self, queued: Callable[[], Items[Sequence]]) -> list[Sequence]:
-        """Of the sequences that are `queued` for a slot, those that hold an adapter which has to leave, and whose
-        tenant has been served more than the one that waits for its place: they give it back, and wait for it again.
-        Once: so that whoever has a place again also comes to run."""
-        if self._late is None or not self._late.sequences:
+    def take_yielded(self, queued: Callable[[], Items[Sequence]]) -> list[Sequence]:
+        """Make `queued` sequences give up draining adapters for a timed-out one, and return these sequences.
+
+        Only sequences that wait for a slot and whose tenant was served more than a tenant waiting for the timed-out
+        adapter. They wait for their adapter again. A sequence does this at most once, so that it eventually runs.
+        """
+        if self._timed_out is None or not self._timed_out.sequences:
             return []
         served = self._counters.served
-        least = min(float(served[each.tenant_index]) for each in self._late.sequences.values())
-        holders = [each for each in queued() if _digest_of(each) in self._closed and not each.has_returned_adapter]
-        overstaying = [each for each in holders if served[each.tenant_index] > least]
-        for sequence in overstaying:
-            self.forget(sequence)
-            sequence.adapter, sequence.has_returned_adapter = 0, True
-            self._await(sequence)
-        return overstaying
+        least = min(float(served[each.tenant_index]) for each in self._timed_out.sequences.values())
+        users = [each for each in queued() if _digest_of(each) in self._draining and not each.has_yielded_adapter]
+        yielding = [each for each in users if served[each.tenant_index] > least]
+        for sequence in yielding:
+            self.release(sequence)
+            sequence.adapter, sequence.has_yielded_adapter = 0, True
+            self._wait_for(sequence)
+        return yielding
 
-    def forget(self, sequence: Sequence) -> None:
-        """It ended, wherever it was."""
+    def release(self, sequence: Sequence) -> None:
+        """Remove a sequence, whether it waits or uses its adapter."""
         if self.is_waiting(sequence):
-            self._turns.leave(sequence)
-            self._leave(sequence)
+            self._waiting.discard(sequence)
+            self._stop_waiting(sequence)
             return
-        digest = self._held.pop(sequence.sequence_id, None)
-        if digest is not None and self._bank.release(digest):
+        digest = self._used.pop(sequence.sequence_id, None)
+        if digest is not None and self._store.release(digest):
             self._is_changed = True
 
-    # ── one by one ──
+    # ── one sequence ──
 
-    def _hold(self, sequence: Sequence) -> bool:
-        """Whether its adapter is there, and its own from now on."""
+    def _acquire(self, sequence: Sequence) -> bool:
+        """Give the sequence its adapter if it is loaded."""
         digest = _digest_of(sequence)
-        sequence.adapter = self._bank.hold(digest)
+        sequence.adapter = self._store.acquire(digest)
         if sequence.adapter:
-            self._held[sequence.sequence_id] = digest
+            self._used[sequence.sequence_id] = digest
         return sequence.adapter > 0
 
-    def _await(self, sequence: Sequence) -> None:
-        """Have it wait for its adapter."""
+    def _wait_for(self, sequence: Sequence) -> None:
         adapter = sequence.request.adapter
-        assert adapter is not None, "it goes through an adapter"
+        assert adapter is not None, "only sequences with an adapter wait for one"
         digest = adapter.digest
         wanted = self._wanted.get(digest)
         if wanted is None:
-            is_free = digest not in self._closed and all(each.need is None for each in self._wanted.values())
+            # While others wait for room, a newcomer's files are only checked, and it waits for its turn.
+            may_place = digest not in self._draining and all(each.size is None for each in self._wanted.values())
             wanted = self._wanted[digest] = _Wanted(adapter, self._clock())
-            wanted.reading = self._bank.read(adapter, may_place=is_free)  # else it waits for its turn
+            wanted.loading = self._store.load(adapter, may_place=may_place)
         wanted.sequences[sequence.sequence_id] = sequence
-        self._turns.join(sequence)
+        self._waiting.push(sequence)
 
-    def _leave(self, sequence: Sequence) -> None:
-        """One sequence less wants its adapter. What is being read is read to the end."""
+    def _stop_waiting(self, sequence: Sequence) -> None:
+        """Remove a waiting sequence. Loading that has begun continues."""
         digest = _digest_of(sequence)
         wanted = self._wanted[digest]
         del wanted.sequences[sequence.sequence_id]
-        if not wanted.sequences and wanted.reading is None:
+        if not wanted.sequences and wanted.loading is None:
             del self._wanted[digest]
             self._is_changed = True
 
-    # ── turns ──
+    # ── order of adapters ──
 
-    def _readings(self) -> dict[str, Future[Reading]]:
-        return {digest: each.reading for digest, each in self._wanted.items() if each.reading is not None}
+    def _loading(self) -> dict[str, Future[LoadResult]]:
+        return {digest: each.loading for digest, each in self._wanted.items() if each.loading is not None}
 
     def _take(self) -> list[tuple[Sequence, int]]:
         ready: list[tuple[Sequence, int]] = []
-        for digest, reading in self._readings().items():
-            if reading.done():
-                self._note(digest, reading.result(), ready)
-        if self._is_changed or self._clock() >= self._patience_ends_s:
+        for digest, loading in self._loading().items():
+            if loading.done():
+                self._on_loaded(digest, loading.result(), ready)
+        if self._is_changed or self._clock() >= self._timeout_at_s:
             self._is_changed = False
-            self._give_turns(ready)
+            self._load_next(ready)
         return ready
 
-    def _note(self, digest: str, reading: Reading, ready: list[tuple[Sequence, int]]) -> None:
-        """What was to be read is read, or waits for a place from now on."""
+    def _on_loaded(self, digest: str, result: LoadResult, ready: list[tuple[Sequence, int]]) -> None:
+        """Give a loaded adapter to its sequences, or let it wait for room."""
         wanted = self._wanted[digest]
-        wanted.reading, self._is_changed = None, True
-        if reading.code == OUT_OF_CAPACITY and wanted.sequences:
-            wanted.need = reading.need
+        wanted.loading, self._is_changed = None, True
+        if result.code == OUT_OF_CAPACITY and wanted.sequences:
+            wanted.size = result.size
             return
         del self._wanted[digest]
         for sequence in wanted.sequences.values():
-            self._turns.leave(sequence)
-            if reading.code == RUNNING:
-                self._hold(sequence)
-            ready.append((sequence, reading.code))
-        if reading.code == RUNNING:
-            self._bank.release(digest)
+            self._waiting.discard(sequence)
+            if result.code == RUNNING:
+                self._acquire(sequence)
+            ready.append((sequence, result.code))
+        if result.code == RUNNING:
+            self._store.release(digest)
 
-    def _give_turns(self, ready: list[tuple[Sequence, int]]) -> None:
-        """Have those read that have a place now, up to the first that has none; nobody passes by that one to a place of
-        his own. Behind it others join what is there, unless that has to leave."""
-        placing = [each for each in self._wanted.values() if each.reading is not None and each.need is not None]
-        waiting = self._parked()
-        self._close_for([*placing, *waiting[:1]] if waiting[:1] == [self._late] else placing)
-        parked = iter(waiting)
-        stuck = next((each for each in parked if not self._try(each, placing, ready)), None)
-        self._late, self._patience_ends_s = None, math.inf
-        if stuck is not None and self._clock() >= stuck.since_s + PATIENCE_S:
-            self._late = stuck
-            self._close_for([*placing, stuck])
-        elif stuck is not None:
-            self._patience_ends_s = stuck.since_s + PATIENCE_S
-        for wanted in parked:
+    def _load_next(self, ready: list[tuple[Sequence, int]]) -> None:
+        """Load waiting adapters in order, up to the first without room: none overtakes that one.
+
+        Adapters behind it may only be joined if they are loaded and not draining.
+        """
+        placing = [each for each in self._wanted.values() if each.loading is not None and each.size is not None]
+        in_order = self._waiting_for_room()
+        self._drain_for([*placing, *in_order[:1]] if in_order[:1] == [self._timed_out] else placing)
+        rest = iter(in_order)
+        blocked = next((each for each in rest if not self._try_load(each, placing, ready)), None)
+        self._timed_out, self._timeout_at_s = None, math.inf
+        if blocked is not None and self._clock() >= blocked.since_s + MAX_WAIT_S:
+            self._timed_out = blocked
+            self._drain_for([*placing, blocked])
+        elif blocked is not None:
+            self._timeout_at_s = blocked.since_s + MAX_WAIT_S
+        for wanted in rest:
             self._join(wanted, ready)
 
-    def _close_for(self, placing: list[_Wanted]) -> None:
-        """From now on nobody joins what has to leave for these."""
-        self._closed = self._bank.evictions_for(_needs_of(placing)) if placing else frozenset()
+    def _drain_for(self, placing: list[_Wanted]) -> None:
+        """Drain the adapters that must be evicted for these, and no others."""
+        self._draining = self._store.evictions_for(_sizes_of(placing)) if placing else frozenset()
 
-    def _try(self, wanted: _Wanted, placing: list[_Wanted], ready: list[tuple[Sequence, int]]) -> bool:
-        """Join the adapter or have it read. False: it has no room beside those that are about to have a place."""
-        if wanted.adapter.digest in self._closed or self._join(wanted, ready):
+    def _try_load(self, wanted: _Wanted, placing: list[_Wanted], ready: list[tuple[Sequence, int]]) -> bool:
+        """Join the adapter or load it; return False if it has no room beside those in `placing`."""
+        if wanted.adapter.digest in self._draining or self._join(wanted, ready):
             return True
-        if not self._bank.has_room(_needs_of([*placing, wanted])):
+        if not self._store.has_room(_sizes_of([*placing, wanted])):
             return False
-        wanted.reading = self._bank.read(wanted.adapter, may_place=True)
+        wanted.loading = self._store.load(wanted.adapter, may_place=True)
         placing.append(wanted)
-        self._close_for(placing)
+        self._drain_for(placing)
         return True
 
-    def _parked(self) -> list[_Wanted]:
-        """Those that wait for a place, in turn; who has lost patience before all."""
-        parked: dict[str, _Wanted] = {}
-        for sequence in self._turns.in_turn():
+    def _waiting_for_room(self) -> list[_Wanted]:
+        """Return the adapters that wait for room, in order; a timed-out one first."""
+        found: dict[str, _Wanted] = {}
+        for sequence in self._waiting.in_order():
             digest = _digest_of(sequence)
-            if self._wanted[digest].reading is None:
-                parked.setdefault(digest, self._wanted[digest])
-        return sorted(parked.values(), key=lambda each: each is not self._late)
+            if self._wanted[digest].loading is None:
+                found.setdefault(digest, self._wanted[digest])
+        return sorted(found.values(), key=lambda each: each is not self._timed_out)
 
     def _join(self, wanted: _Wanted, ready: list[tuple[Sequence, int]]) -> bool:
-        """Whether the adapter is there, and may be joined; then all that wait for it have it."""
-        if wanted.adapter.digest in self._closed:
+        """Give a loaded adapter to all its waiting sequences; return False if it is not loaded or is draining."""
+        if wanted.adapter.digest in self._draining:
             return False
         for sequence in wanted.sequences.values():
-            if not self._hold(sequence):
+            if not self._acquire(sequence):
                 return False
-            self._turns.leave(sequence)
+            self._waiting.discard(sequence)
             ready.append((sequence, RUNNING))
         del self._wanted[wanted.adapter.digest]
         return True
@@ -250,5 +260,5 @@ def _digest_of(sequence: Sequence) -> str:
     return sequence.request.adapter.digest if sequence.request.adapter is not None else ""
 
 
-def _needs_of(many: Items[_Wanted]) -> list[AdapterSize]:
-    return [each.need for each in many if each.need is not None]
+def _sizes_of(many: Items[_Wanted]) -> list[AdapterSize]:
+    return [each.size for each in many if each.size is not None]

@@ -1,9 +1,9 @@
-"""One step in which some tokens go through adapters: which, and what that adds to each linear map.
+"""Application of adapters in one step: which tokens use which adapter, and what is added to each linear map.
 
-Every token reads its own adapter's matrices and nothing else, so that no row's numbers depend on the others; tokens
-without an adapter are not touched. Where the kernels have an operator for it, all tokens of one kind of adapter are one
-call a map. Else single tokens of decode rows, whatever mix of adapters they are of, cost two operators a map, and many
-tokens of one adapter in a row, as prefill has them, are plain products.
+Each token reads only its own adapter's matrices, so that the result of a row does not depend on other rows. If the
+kernels have an operator for low-rank products, all tokens of adapters of one shape need one call per linear map.
+Otherwise single tokens of any mix of adapters need two operators per map, and longer runs of tokens of one adapter
+(prefill) are plain matrix products.
 
 Letters: T tokens, R rows, C inputs of a map, P changed parts of it, r padded rank, n tokens of one group.
 """
@@ -15,53 +15,53 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from engine.adapters.slot_pool import SlotPool
 from engine.adapters.tables import Run, SiteTables
+from engine.arrays import Ints, Longs
 from engine.kernels.interface import AddLowRank, LowRankTokens, Operator
 
-_LONG = {4: 8, 2: 32}  # bytes of a number -> tokens in a row from which on a product is the better way
-_SUM = 0  # mode of embedding_bag
+_MIN_SPAN_TOKENS = {4: 8, 2: 32}  # bytes per value -> consecutive tokens from which a matrix product is faster
+_SUM = 0  # `mode` of embedding_bag
 
-Place = tuple[SlotPool, int]
+AdapterSlot = tuple[SlotPool, int]
 
 
-class Packed:
-    """n tokens with adapters of one shelf whose maps have a kernel. Tells the kernels, once, who reads what."""
+class PackedGroup:
+    """n tokens with adapters of one slot pool, applied by a kernel."""
 
-    def __init__(self, shelf: SlotPool, slots: Sequence[int], tokens: Sequence[int]) -> None:
+    def __init__(self, pool: SlotPool, slots: Sequence[int], tokens: Sequence[int]) -> None:
         order = np.argsort(np.array(slots, dtype=np.int32), kind="stable")
         self._tokens = LowRankTokens(
             torch.from_numpy(np.array(slots, dtype=np.int32)[order]),
             torch.from_numpy(np.array(tokens, dtype=np.int64)[order]),
         )
-        self._shelf = shelf
+        self._pool = pool
         self._bound: dict[int, AddLowRank] = {}  # by site
 
     def add(self, site: int, x: torch.Tensor, y: torch.Tensor) -> None:
-        """What the adapters add to y [T, out], given x [T, C]."""
+        """Add the output of the adapters at one site to y [T, out], given x [T, C]."""
         add = self._bound.get(site)
         if add is None:
-            packed = self._shelf.packed.get(site)
+            packed = self._pool.packed.get(site)
             if packed is None:
                 return
             add = self._bound[site] = packed.bind(self._tokens)
         add(x, y)
 
 
-class Singles:
-    """n tokens with adapters of one shelf. Makes, once, the rows of the tables that they read."""
+class TokenGroup:
+    """n single tokens with adapters of one slot pool, applied with embedding_bag. Caches the table rows they read."""
 
-    def __init__(self, shelf: SlotPool, slots: Sequence[int], tokens: NDArray[np.int64] | None) -> None:
-        """`tokens` are their places among the step's; None if they are all of them, in order."""
-        self._shelf, self._slots = shelf, np.array(slots, dtype=np.int32)
+    def __init__(self, pool: SlotPool, slots: Sequence[int], tokens: Longs | None) -> None:
+        """`tokens` are indices among the step's tokens; None for all of them, in order."""
+        self._pool, self._slots = pool, np.array(slots, dtype=np.int32)
         self._tokens = None if tokens is None else torch.from_numpy(tokens)
         self._rows: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
 
     def add(self, site: int, x: torch.Tensor, y: torch.Tensor) -> None:
-        """What the adapters add to y [T, out], given x [T, C]."""
-        tables = self._shelf.tables.get(site)
+        """Add the output of the adapters at one site to y [T, out], given x [T, C]."""
+        tables = self._pool.tables.get(site)
         if tables is not None:
             self._add(tables, x, y)
 
@@ -84,8 +84,8 @@ class Singles:
                 target.index_add_(0, self._tokens, added)
 
     def _rows_of(self, num_rows: int, num_in_bag: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of tables with `num_rows` rows for each adapter: those of all tokens, int32 [n × rows], and where a sum of
-        `num_in_bag` of them begins."""
+        """Return the rows of all tokens in tables of `num_rows` rows per slot, int32 [n × rows], and the offsets of
+        bags of `num_in_bag` rows."""
         found = self._rows.get((num_rows, num_in_bag))
         if found is None:
             first = self._slots[:, None] * np.int32(num_rows)
@@ -96,21 +96,22 @@ class Singles:
 
 
 def _bags(table: torch.Tensor, rows: torch.Tensor, starts: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """For each bag the sum of its rows of the table, each times its weight."""
+    """Return the weighted sum of the table rows of each bag."""
     return torch.embedding_bag(table, rows, starts, False, _SUM, False, weights.reshape(-1))[0]
 
 
 @dataclass(frozen=True)
-class Span:
-    """Tokens [first, last) of the step, all of one adapter."""
+class SpanGroup:
+    """Tokens [first, last) of the step, all of one adapter, applied with matrix products."""
 
-    shelf: SlotPool
+    pool: SlotPool
     slot: int
     first: int
     last: int
 
     def add(self, site: int, x: torch.Tensor, y: torch.Tensor) -> None:
-        tables = self.shelf.tables.get(site)
+        """Add the adapter's output at one site to y [T, out], given x [T, C]."""
+        tables = self.pool.tables.get(site)
         if tables is None:
             return
         hidden = torch.mm(x[self.first : self.last], tables.inputs.slot(self.slot))  # [n, P r]
@@ -129,23 +130,26 @@ class Span:
 
 @dataclass
 class AdaptedStep:
-    """Reads `places`, the bank's; `begin` a step, then run the maps that `wrap` made, `narrow` on the way."""
+    """The adapters of the current step: call `begin`, then run the linear maps made by `wrap`.
 
-    places: dict[int, Place]
-    _of_token: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
+    `adapter_slots` maps adapter handles to slots; the adapter cache changes it.
+    """
+
+    adapter_slots: dict[int, AdapterSlot]
+    _of_token: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     _key: bytes = b""
-    _groups: list[Packed | Singles | Span] = field(default_factory=list)
+    _groups: list[PackedGroup | TokenGroup | SpanGroup] = field(default_factory=list)
 
-    def begin(self, handles: NDArray[np.int32], query_starts: NDArray[np.int32]) -> None:
-        """`handles` [R] say which adapter each row goes through, 0 none; `query_starts` [R + 1], where it begins."""
+    def begin(self, handles: Ints, query_starts: Ints) -> None:
+        """`handles` [R] are the adapters of the rows, 0 for none; `query_starts` [R + 1] their offsets."""
         self._group(np.repeat(handles, np.diff(query_starts)))
 
     def narrow(self, rows: torch.Tensor) -> None:
-        """Only the tokens `rows` [K] are left."""
+        """Keep only the tokens `rows` [K]: the last layer computes no others."""
         self._group(self._of_token[rows.numpy()])
 
     def wrap(self, site: int, linear: Operator) -> Operator:
-        """x [T, C] -> what `linear` gives, and on top of it what the step's adapters add at this map."""
+        """Return an operator that adds the output of the step's adapters to that of `linear`."""
 
         def forward(x: torch.Tensor) -> torch.Tensor:
             y = linear(x)
@@ -155,11 +159,11 @@ class AdaptedStep:
 
         return forward
 
-    def _group(self, of_token: NDArray[np.int32]) -> None:
+    def _group(self, of_token: Ints) -> None:
         self._of_token = of_token
         key = of_token.tobytes()
         if key == self._key:
-            return  # a decode step like the one before: its rows of tables are known
+            return  # same adapters as in the previous decode step
         self._key, self._groups = key, []
         if not len(of_token):
             return
@@ -169,17 +173,17 @@ class AdaptedStep:
         for first, last, handle in zip(firsts.tolist(), lasts.tolist(), of_token[firsts].tolist(), strict=True):
             if not handle:
                 continue
-            shelf, slot = self.places[handle]
-            if shelf.tables and last - first >= _LONG[shelf.itemsize]:
-                self._groups.append(Span(shelf, slot, first, last))
+            pool, slot = self.adapter_slots[handle]
+            if pool.tables and last - first >= _MIN_SPAN_TOKENS[pool.itemsize]:
+                self._groups.append(SpanGroup(pool, slot, first, last))
                 continue
-            _, tokens, slots = single.setdefault(id(shelf), (shelf, [], []))
+            _, tokens, slots = single.setdefault(id(pool), (pool, [], []))
             tokens += range(first, last)
             slots += [slot] * (last - first)
-        for shelf, tokens, slots in single.values():
-            if shelf.packed:
-                self._groups.append(Packed(shelf, slots, tokens))
+        for pool, tokens, slots in single.values():
+            if pool.packed:
+                self._groups.append(PackedGroup(pool, slots, tokens))
                 continue
             are_all = len(tokens) == len(of_token)
-            places = None if are_all else np.array(tokens, dtype=np.int64)
-            self._groups.append(Singles(shelf, slots, places))
+            indices = None if are_all else np.array(tokens, dtype=np.int64)
+            self._groups.append(TokenGroup(pool, slots, indices))

@@ -1,10 +1,10 @@
-"""Where the torch operators find adapters: tables of inputs and of outputs for each linear map.
+"""Tables of adapter matrices for one linear map, in the layout of the torch operators.
 
-A map has a table of inputs, S × C rows of rank numbers, and tables of outputs, whose rows are as wide as the parts of
-the map that they add to; an adapter is a number s below S and has its own rows in each. The memory of an adapter that
-left goes back to the system at once.
+A linear map has a table of inputs, S × C rows of P r values, and tables of outputs, whose rows are as wide as the parts
+of the map that they add to. Each slot has its own rows in every table. The memory of a cleared slot returns to the
+operating system at once.
 
-Letters: S adapters, C inputs, P changed parts of a map, r padded rank.
+Letters: S slots, C inputs, P changed parts of a map, r padded rank.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.layers.linear import Linear
 
 
 class Table:
-    """[S × rows, width], zero where nothing was written."""
+    """A tensor [S × rows, width], zero where nothing was written."""
 
     def __init__(
         self, num_slots: int, rows: int, width: int, dtype: torch.dtype, are_pages_large: bool = False
@@ -29,19 +29,19 @@ class Table:
         self._rows = rows
         self._slot_bytes = rows * width * dtype.itemsize
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-        self._memory = mmap.mmap(-1, num_slots * self._slot_bytes, flags=flags)  # pages come when written
+        self._memory = mmap.mmap(-1, num_slots * self._slot_bytes, flags=flags)  # pages are allocated when written
         if are_pages_large and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without them
+            with contextlib.suppress(OSError):  # not supported by every kernel
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.data = torch.frombuffer(self._memory, dtype=dtype).view(num_slots * rows, width)
 
     def slot(self, slot: int) -> torch.Tensor:
-        """[rows, width] of one adapter."""
+        """Return the rows [rows, width] of one slot."""
         return self.data[slot * self._rows : (slot + 1) * self._rows]
 
     def clear(self, slot: int) -> None:
-        """Zero an adapter's rows; whole pages go back to the system."""
+        """Zero the rows of a slot. Whole pages return to the operating system."""
         first, last = slot * self._slot_bytes, (slot + 1) * self._slot_bytes
         first_page, last_page = ceil_div(first, mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
         if first_page >= last_page:
@@ -54,7 +54,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Run:
-    """Changed parts of a map that lie side by side and are equally wide: their columns [first, last) of its output."""
+    """Adjacent changed parts of equal width: columns [first, last) of the map's output."""
 
     parts: range  # among the P
     first: int
@@ -63,10 +63,10 @@ class Run:
 
 
 class SiteTables:
-    """What adapters of one kind add to one linear map: x [T, C] @ `inputs` [C, P r], and by `runs` on from there."""
+    """Tables of one linear map: x [T, C] @ `inputs` [C, P r], multiplied by the tables of `runs`, is added."""
 
     def __init__(self, linear: Linear, names: Sequence[str], rank: int, num_slots: int, dtype: torch.dtype) -> None:
-        """`names` are the changed parts, as the map names them, in its order."""
+        """`names` are the changed parts in the order of the linear map."""
         self.names, self.rank, self.num_in = tuple(names), rank, linear.shape[1]
         self.inputs = Table(num_slots, self.num_in, len(names) * rank, dtype)
         self.is_whole = tuple(linear.parts) == self.names
@@ -75,7 +75,7 @@ class SiteTables:
         starts = first_outputs(linear)
         first = 0
         for last in range(1, len(names) + 1):
-            if last == len(names) or not _goes_on(linear, starts, names[last - 1], names[last]):
+            if last == len(names) or not _continues(linear, starts, names[last - 1], names[last]):
                 run = names[first:last]
                 width = linear.parts[run[0]]
                 table = Table(num_slots, len(run) * rank, width, dtype)
@@ -84,7 +84,7 @@ class SiteTables:
                 first = last
 
     def write(self, slot: int, name: str, a: torch.Tensor, b: torch.Tensor) -> None:
-        """Put one part's a [r', C] and b [out, r'], r' <= r, the scale among them, where the map will find them."""
+        """Store a [r', C] and b [out, r'] of one part, r' ≤ r. `b` includes the scale."""
         part, rank = self.names.index(name), a.shape[0]
         first = part * self.rank
         self.inputs.slot(slot)[:, first : first + rank] = a.t()
@@ -100,7 +100,7 @@ class SiteTables:
 
 
 def first_outputs(linear: Linear) -> dict[str, int]:
-    """The first output of each part."""
+    """Return the index of each part's first output."""
     starts, first = {}, 0
     for name, num_out in linear.parts.items():
         starts[name] = first
@@ -108,13 +108,14 @@ def first_outputs(linear: Linear) -> dict[str, int]:
     return starts
 
 
-def _goes_on(linear: Linear, starts: Mapping[str, int], name: str, following: str) -> bool:
+def _continues(linear: Linear, starts: Mapping[str, int], name: str, following: str) -> bool:
+    """Return True if part `following` is adjacent to part `name` and has the same width."""
     width = linear.parts[name]
     return linear.parts[following] == width and starts[following] == starts[name] + width
 
 
 def order_within(linear: Linear, name: str) -> torch.Tensor | None:
-    """How the part's outputs were rearranged; they stay among themselves."""
+    """Return the order in which the map stores the outputs of a part; None if it is unchanged."""
     if linear.order is None:
         return None
     first = first_outputs(linear)[name]

@@ -1,5 +1,7 @@
-"""What the bank of a leading rank tells the banks of the others: which adapters come and go, in that order. Each rank
-cuts its own part out of an adapter's matrices; only the leader reads files and decides what stays."""
+"""Adapter updates: messages from the adapter cache of the leading rank to those of the other ranks, in order.
+
+Each rank cuts its own part out of an adapter's matrices. Only the leader reads files and decides what is evicted.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +14,11 @@ from engine.adapters.slot_pool import AdapterShape
 
 @dataclass(frozen=True, eq=False)
 class AdapterAdded:
-    """An adapter by its handle: module -> (a [r, in], scale × b [out, r]) of the whole model, for a shelf of so many
-    slots."""
+    """A loaded adapter. `matrices` are module -> (a [r, in], scale × b [out, r]) of the whole model."""
 
     handle: int
-    kind: AdapterShape
-    num_slots: int
+    shape: AdapterShape
+    num_slots: int  # of the slot pool for adapters of this shape
     matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 

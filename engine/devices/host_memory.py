@@ -1,7 +1,7 @@
-"""How much memory this process may still take: the machine's, or its control group's where that is less.
+"""Available host memory: the machine's, or that of the control group if it is less.
 
-Memory that the kernel would give back when asked, the page cache above all, counts as free; so does swap. Where nothing
-can be known (no /proc), there is no limit. Knows nothing of what the memory is for.
+Memory that the kernel can reclaim, above all the page cache, and swap count as available. Without /proc there is no
+limit.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ UNKNOWN = sys.maxsize
 
 
 class _Names(NamedTuple):
-    """Where a version of control groups has them, and what it calls its files and the page cache in `memory.stat`."""
+    """File and field names of one version of control groups."""
 
     root: str  # below /sys/fs/cgroup
     limit: str
     used: str
-    cached: tuple[str, str]
+    cached: tuple[str, str]  # page cache fields in `memory.stat`
 
 
 _VERSION_1 = _Names(
@@ -29,21 +29,21 @@ _VERSION_2 = _Names("", "memory.max", "memory.current", ("inactive_file", "activ
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes. `root` is for tests."""
+    """Return the bytes that this process may still allocate. `root` is for tests."""
     return min(_of_machine(root / "proc/meminfo"), _of_groups(root))
 
 
 def _of_machine(meminfo: Path) -> int:
-    facts = _facts(meminfo)
-    if "MemAvailable" not in facts:
+    fields = _read_fields(meminfo)
+    if "MemAvailable" not in fields:
         return UNKNOWN
-    return (facts["MemAvailable"] + facts.get("SwapFree", 0)) << 10
+    return (fields["MemAvailable"] + fields.get("SwapFree", 0)) << 10
 
 
 def _of_groups(root: Path) -> int:
-    """The least that this process's group and those around it leave."""
+    """Return the least that this process's control group and its parents have left."""
     least = UNKNOWN
-    for line in _lines(root / "proc/self/cgroup"):
+    for line in _read_lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
             continue
@@ -58,20 +58,20 @@ def _of_groups(root: Path) -> int:
 
 def _of_group(group: Path, names: _Names) -> int:
     try:
-        most, used = int((group / names.limit).read_text()), int((group / names.used).read_text())
+        limit, used = int((group / names.limit).read_text()), int((group / names.used).read_text())
     except (OSError, ValueError):  # no such file, or "max"
         return UNKNOWN
-    facts = _facts(group / "memory.stat")
-    return max(most - used + sum(facts.get(name, 0) for name in names.cached), 0)
+    fields = _read_fields(group / "memory.stat")
+    return max(limit - used + sum(fields.get(name, 0) for name in names.cached), 0)
 
 
-def _facts(path: Path) -> dict[str, int]:
-    """Lines of a name and a whole number."""
-    words = [line.replace(":", " ").split() for line in _lines(path)]
+def _read_fields(path: Path) -> dict[str, int]:
+    """Return the lines of a file that are a name and an integer."""
+    words = [line.replace(":", " ").split() for line in _read_lines(path)]
     return {each[0]: int(each[1]) for each in words if len(each) > 1 and each[1].isdigit()}
 
 
-def _lines(path: Path) -> list[str]:
+def _read_lines(path: Path) -> list[str]:
     try:
         return path.read_text().splitlines()
     except OSError:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d
 
-from engine.devices.assignment import take
+from engine.devices.assignment import make_current
 
 _LOOPBACK = "127.0.0.1"
 _JOIN_TIMEOUT = timedelta(seconds=60)
@@ -54,7 +54,7 @@ class Meeting:
         device at once, so that ranks which cannot talk fail while loading. Nobody aborts a communicator: an error that
         torch's own watchdog sees ends the process (TORCH_NCCL_ASYNC_ERROR_HANDLING, which is so by default), and a rank
         that ends takes its group along (`engine/ranks/group.py`), whatever its kernels still wait for."""
-        take(device)
+        make_current(device)
         options = _c10d.ProcessGroupNCCL.Options()
         options._timeout = _FOREVER
         options.global_ranks_in_group, options.group_name = list(range(self._size)), "hearth"

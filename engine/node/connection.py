@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed, Finished
 from engine.serving.calls import Call, Calls
+from telemetry.coalescing_writer import CoalescingWriter
 
 if TYPE_CHECKING:
     from service_identity.service_identity import ServiceIdentity
@@ -50,8 +51,7 @@ class Connection(asyncio.Protocol):
         self._decoder = wire.FrameDecoder()
         self._transport: asyncio.Transport | None = None
         self._open: dict[int, Call] = {}
-        self._unsent: list[bytes] = []
-        self._is_flushing = False
+        self._writer = CoalescingWriter(on_written=self._drop_if_unread)
         self._is_proven = False
         self._num_handshake_bytes = 0
         self._made_s = self._heard_s = self._loop.time()
@@ -64,7 +64,8 @@ class Connection(asyncio.Protocol):
     # ── the socket ──
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is no subclass of asyncio's
+        # uvloop's transport class is not a subclass of asyncio's.
+        self._transport = self._writer.transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
         self._look_again(self._loop.time())
         self._send(wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce))
@@ -106,7 +107,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Close once what was said has been sent."""
-        self._flush()
+        self._writer.flush()
         if self._transport is not None:
             self._transport.close()
 
@@ -136,7 +137,7 @@ class Connection(asyncio.Protocol):
         if len(hello.nonce) < MIN_NONCE_BYTES:
             raise wire.WireError("the peer's nonce is too short")
         nonces = (self._nonce, hello.nonce)
-        self._service = self._identity.judge(hello.token, {"gateway"}, nonces)
+        self._service = self._identity.verify_token(hello.token, {"gateway"}, nonces)
         token = self._identity.sign(self._service.subject, nonces) if self._service is not None else ""
         if not token:
             raise wire.WireError("the peer sent no valid service token, or this node has no valid key to sign its own")
@@ -162,19 +163,10 @@ class Connection(asyncio.Protocol):
     # ── messages out ──
 
     def _send(self, message: wire.Message) -> None:
-        self._unsent.append(wire.encode(message))
-        if not self._is_flushing:
-            self._is_flushing = True
-            self._loop.call_soon(self._flush)
+        self._writer.write(wire.encode(message))
 
-    def _flush(self) -> None:
-        """Hand everything to the socket in one write."""
-        self._is_flushing = False
-        frames, self._unsent = self._unsent, []
-        if self._transport is None or self._transport.is_closing() or not frames:
-            return
-        self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
-        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+    def _drop_if_unread(self) -> None:
+        if self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.drop(f"more than {MAX_UNSENT_BYTES} bytes are unread")
 
     def _watch(self) -> None:
@@ -187,7 +179,7 @@ class Connection(asyncio.Protocol):
             self.drop("no handshake")
         elif silent_s > wire.KEEPALIVE_TIMEOUT_S:
             self.drop(f"silent for {silent_s:.1f} s")
-        elif self._service is not None and not self._identity.still_holds(self._service):
+        elif self._service is not None and not self._identity.is_still_valid(self._service):
             self.drop("the service key or the gateway was revoked, or the key expired")
         elif self._paused_s is not None and now - self._paused_s > MAX_UNREAD_S:
             self.drop(f"read nothing for {MAX_UNREAD_S:g} s")

@@ -139,12 +139,12 @@ class NodeSettings(ProcessSettings):
     def service_identity(self) -> ServiceIdentity:
         """Return this node's service identity. Raises ValueError, naming the setting, if the key files cannot be used
         or belong to another node or PoP."""
-        from service_identity.key_ring import Unsafe
+        from service_identity.key_ring import UnsafeKeyFile
         from service_identity.service_identity import ServiceIdentity
 
         try:
             identity = ServiceIdentity(self.service_ring, self.service_keys, "node")
-        except Unsafe as error:
+        except UnsafeKeyFile as error:
             raise ValueError(f"HEARTH_SERVICE_RING, HEARTH_SERVICE_KEYS: {error}") from None
         if identity.name != self.name:
             raise ValueError(f"HEARTH_SERVICE_KEYS: the key of {identity.subject}, and HEARTH_NODE_ID is {self.name}")

@@ -1,4 +1,4 @@
-"""What a node's front and its warm parent say to each other: one message a datagram."""
+"""Messages between a node's front process and its zygote: one per datagram."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 
 
 class Fork(Struct, frozen=True, tag="fork"):
-    """Asks for a child that runs `entry`, "module:function". Its socket travels along."""
+    """Request for a child that runs `entry`, "module:function". The child's socket is passed with the datagram."""
 
     fork_id: int
     entry: str
@@ -29,11 +29,11 @@ class ForkFailed(Struct, frozen=True, tag="fork_failed"):
 
 class Exited(Struct, frozen=True, tag="exited"):
     pid: int
-    code: int  # as subprocess has it: negative for a signal
+    code: int  # as in subprocess: negative for a signal
 
 
 encoder = msgspec.msgpack.Encoder()
 request_decoder = msgspec.msgpack.Decoder(Fork)
-news_decoder: msgspec.msgpack.Decoder[Forked | ForkFailed | Exited] = msgspec.msgpack.Decoder(
+report_decoder: msgspec.msgpack.Decoder[Forked | ForkFailed | Exited] = msgspec.msgpack.Decoder(
     Forked | ForkFailed | Exited
 )

@@ -1,6 +1,6 @@
-"""The life of a forked process around its work: what it does ends with it, and how it ended is said.
+"""The main function of a forked process: run its work, log an error, exit.
 
-What is said holds nothing of a caller's: types of errors and places in the code.
+The log never contains request content: only error types and places in the code.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def run_and_exit(what: str, work: Callable[[], None]) -> NoReturn:
-    """`work`, and then the end of the process, whatever came of it."""
+    """Run `work` and exit the process, with status 1 if it raised."""
     code = 1
     try:
         work()
@@ -23,21 +23,21 @@ def run_and_exit(what: str, work: Callable[[], None]) -> NoReturn:
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException as error:  # the process's outermost loop
-        logger.critical("%s ended by %s at %s", what, _said(error), _frames(error))
+        logger.critical("%s ended by %s at %s", what, _describe(error), _frames(error))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
 
 
-def _said(error: BaseException) -> str:
-    """The error's type; its own text only where that cannot hold a caller's content."""
+def _describe(error: BaseException) -> str:
+    """Return the error's type, and its message only for types whose messages cannot contain request content."""
     is_harmless = isinstance(error, OSError | MemoryError | ImportError)
     return f"{type(error).__name__}: {error}" if is_harmless else type(error).__name__
 
 
 def _frames(error: BaseException) -> str:
-    """Where it happened, innermost last, as file:line in one line."""
+    """Return the traceback as file:line entries in one line, innermost last."""
     frames, traceback = [], error.__traceback__
     while traceback is not None:
         code = traceback.tb_frame.f_code

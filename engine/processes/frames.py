@@ -1,6 +1,6 @@
-"""Frames on a socket between two processes of ours: 4 bytes little-endian length, then the payload.
+"""Frames on a socket between two of our processes: 4 bytes little-endian length, then the payload.
 
-Both ends are of one version, and neither sends what the other could not hold. Knows nothing of what payloads say.
+Both ends run the same version and trust each other, so the length has no limit.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ _LENGTH_BYTES = 4
 
 
 def framed(payload: bytes) -> bytes:
-    """One frame."""
+    """Return the payload as a frame."""
     return len(payload).to_bytes(_LENGTH_BYTES, "little") + payload
 
 
 class FrameReader:
-    """Bytes in, payloads out, for any split of the bytes."""
+    """Splits a byte stream into payloads."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Every payload completed by `data`, in order."""
+        """Return every payload that `data` completes, in order."""
         self._buffer += data
         payloads: list[bytes] = []
         offset = 0
@@ -39,13 +39,13 @@ class FrameReader:
 
 
 def receive_frame(channel: socket.socket) -> bytearray | None:
-    """The next payload, waited for; None if the other end closes before."""
+    """Wait for the next payload; return None if the other end closes first."""
     length = receive_exactly(channel, _LENGTH_BYTES)
     return None if length is None else receive_exactly(channel, int.from_bytes(length, "little"))
 
 
 def receive_exactly(channel: socket.socket, num_bytes: int) -> bytearray | None:
-    """Exactly so many bytes; None if the other end closes before."""
+    """Wait for exactly `num_bytes`; return None if the other end closes first."""
     data = bytearray(num_bytes)
     rest = memoryview(data)
     while rest:

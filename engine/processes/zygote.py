@@ -1,8 +1,7 @@
-"""The node front's handle of the warm parent, which has imported torch once and forks ranks and workers from that.
+"""Zygote: the front process's handle of a process that has imported torch once and forks ranks and workers.
 
-It starts `warm_parent.py` as a process of its own and asks it for children over one socket, a datagram a message, the
-child's own socket passed along as a file descriptor. The parent dies with the front, its children with it. Imports no
-torch.
+Starts `zygote_process.py` and requests children over one socket, one datagram per message; the child's socket is passed
+as a file descriptor. The zygote ends with the front process, and its children with it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from engine.processes.fork_messages import (
     Forked,
     ForkFailed,
     encoder,
-    news_decoder,
+    report_decoder,
 )
 from telemetry.child_process import Child
 
@@ -31,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 RANK_MODULES = ("torch", "engine.ranks.rank")
 
-# Read when the OpenMP runtime starts, so they must be there before torch is imported: idle threads sleep, not spin.
+# Idle threads sleep instead of spinning. OpenMP reads these when torch is imported, so they must be set before.
 PASSIVE_THREADS = {
     "OMP_WAIT_POLICY": "PASSIVE",
     "GOMP_SPINCOUNT": "0",
@@ -47,11 +46,11 @@ class ZygoteError(Exception):
 
 
 class Zygote:
-    """The handle of a warm parent. Belongs to one event loop.
+    """The handle of a zygote process. Belongs to one event loop.
 
-    `preload` names the modules it imports before it forks anything. `configure` is an entry point "module:function"
-    called with the process's name in the warm parent and again in every child: where logs are set up. A warm parent
-    that died is started anew by the next fork.
+    `preload` are the modules it imports before it forks. `configure` is an entry point "module:function" called with
+    the process's name in the zygote and in every child; it sets up logging. A zygote that has ended is restarted by the
+    next fork.
     """
 
     def __init__(
@@ -68,11 +67,11 @@ class Zygote:
 
     @property
     def pid(self) -> int | None:
-        """Of the warm parent, while it runs."""
+        """Process id of the zygote while it runs."""
         return self._process.pid if self._process else None
 
     async def start(self) -> None:
-        """Start the warm parent. Returns at once: a fork asked for meanwhile waits until the imports are done."""
+        """Start the zygote. Returns at once; forks wait until its imports are done."""
         if self._process is None:
             self._spawn()
 
@@ -80,7 +79,7 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         arguments = [str(os.getpid()), str(theirs.fileno()), self._configure, *self._preload]
         with theirs:
-            self._process = subprocess.Popen(  # a fork and exec, milliseconds
+            self._process = subprocess.Popen(  # takes milliseconds
                 [sys.executable, "-m", "engine.processes.zygote_process", *arguments],
                 env={**self._environ, **PASSIVE_THREADS},
                 pass_fds=(theirs.fileno(),),
@@ -91,7 +90,7 @@ class Zygote:
         asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
 
     async def fork(self, entry: str, arguments: bytes = b"", *, name: str = "") -> Child:
-        """A child that runs `entry` ("module:function") as function(socket, arguments). Raises ZygoteError."""
+        """Return a child that runs `entry` ("module:function") as function(socket, arguments). Raises ZygoteError."""
         await self.start()
         assert self._socket is not None
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -105,7 +104,7 @@ class Zygote:
                 socket.send_fds(self._socket, [message], [theirs.fileno()])
             except OSError as error:
                 self._on_death()
-                raise ZygoteError(f"the warm parent is gone: {error}") from error
+                raise ZygoteError(f"the zygote process has ended: {error}") from error
         try:
             return await future
         except asyncio.CancelledError:
@@ -113,7 +112,7 @@ class Zygote:
             raise
 
     def _abandon(self, fork_id: int, future: asyncio.Future[Child]) -> None:
-        """Nobody waits for this fork any more: the child that comes of it sees its socket closed."""
+        """Close the socket of a child that is not needed any more: the child exits when it sees that."""
         pending = self._forks.pop(fork_id, None)
         if pending is not None:
             pending[0].close()
@@ -121,7 +120,7 @@ class Zygote:
             future.result().socket.close()
 
     async def close(self) -> None:
-        """End the warm parent and with it every child."""
+        """End the zygote and with it every child."""
         self._on_death()
 
     def _on_readable(self) -> None:
@@ -134,34 +133,34 @@ class Zygote:
             except OSError:
                 data = b""
             if not data:
-                logger.error("the warm parent of the engine's processes ended")
+                logger.error("zygote process ended")
                 self._on_death()
                 return
-            self._on_news(news_decoder.decode(data))
+            self._on_message(report_decoder.decode(data))
 
-    def _on_news(self, news: Forked | ForkFailed | Exited) -> None:
-        if isinstance(news, Exited):
-            child = self._children.pop(news.pid, None)
+    def _on_message(self, message: Forked | ForkFailed | Exited) -> None:
+        if isinstance(message, Exited):
+            child = self._children.pop(message.pid, None)
             if child is not None and not child.exited.done():
-                child.exited.set_result(news.code)
+                child.exited.set_result(message.code)
             return
-        ours, future = self._forks.pop(news.fork_id, (None, None))
+        ours, future = self._forks.pop(message.fork_id, (None, None))
         if ours is None or future is None:
             return
-        if isinstance(news, ForkFailed):
+        if isinstance(message, ForkFailed):
             ours.close()
             if not future.done():
-                future.set_exception(ZygoteError(news.message))
+                future.set_exception(ZygoteError(message.message))
             return
-        child = Child(news.pid, ours, asyncio.get_running_loop().create_future())
-        self._children[news.pid] = child
+        child = Child(message.pid, ours, asyncio.get_running_loop().create_future())
+        self._children[message.pid] = child
         if future.done():
             ours.close()
         else:
             future.set_result(child)
 
     def _on_death(self) -> None:
-        """The warm parent is gone or told to go; so is every child."""
+        """Clean up after the zygote and its children, killing it if it runs."""
         if self._socket is not None:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
@@ -169,12 +168,12 @@ class Zygote:
         self._process, process = None, self._process
         if process is not None:
             process.kill()
-            process.wait()  # milliseconds: it holds nothing that must be put in order
+            process.wait()  # takes milliseconds: it has no state to save
         forks, self._forks = self._forks, {}
         for ours, future in forks.values():
             ours.close()
             if not future.done():
-                future.set_exception(ZygoteError("the warm parent ended"))
+                future.set_exception(ZygoteError("the zygote process ended"))
         children, self._children = self._children, {}
         for child in children.values():
             if not child.exited.done():

@@ -1,8 +1,8 @@
-"""The warm parent: a process that has imported torch once and forks ranks and workers from that.
+"""Zygote process: has imported torch once and forks rank and worker processes.
 
-`Zygote` is the node front's handle of it; `python -m engine.processes.zygote_process` is the process. It stays
-single-threaded and never computes with torch, so that a fork is safe, and dies with its parent. What a child does is an
-entry point, "module:function", called with its socket and the argument bytes.
+`Zygote` (`zygote.py`) is the front process's handle; `python -m engine.processes.zygote_process` is the process. It is
+single-threaded and never computes with torch, so that forking is safe, and it ends with its parent. A child runs an
+entry point "module:function", called with its socket and the argument bytes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def resolve(entry: str) -> Callable[..., Any]:
-    """The function that "module:function" names. Raises ImportError, AttributeError or ValueError."""
+    """Return the function named by "module:function". Raises ImportError, AttributeError or ValueError."""
     module, separator, function = entry.partition(":")
     if not separator:
         raise ValueError(f"an entry point is module:function, not {entry!r}")
@@ -38,7 +38,7 @@ def resolve(entry: str) -> Callable[..., Any]:
 
 
 def _serve(control: socket.socket, configure: Callable[[str], object] | None) -> None:
-    """Fork on request and report the children that ended, until the front closes its end."""
+    """Fork on request and report the exit of children, until the front process closes its end."""
     wakeup, wakeup_write = socket.socketpair()
     wakeup.setblocking(False)
     wakeup_write.setblocking(False)
@@ -59,11 +59,11 @@ def _serve(control: socket.socket, configure: Callable[[str], object] | None) ->
             data, fds, _, _ = socket.recv_fds(control, MAX_MESSAGE_BYTES, 1)
             if not data:
                 return
-            _answer(control, request_decoder.decode(data), fds[0], private, configure)
+            _fork_child(control, request_decoder.decode(data), fds[0], private, configure)
 
 
 def _reap() -> list[tuple[int, int]]:
-    """(pid, exit code) of the children that ended since last time."""
+    """Return (pid, exit code) of the children that ended since the last call."""
     ended = []
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -74,7 +74,7 @@ def _reap() -> list[tuple[int, int]]:
     return ended
 
 
-def _answer(
+def _fork_child(
     control: socket.socket,
     request: Fork,
     fd: int,
@@ -101,7 +101,7 @@ def _run_child(
     parent_pid: int,
     configure: Callable[[str], object] | None,
 ) -> NoReturn:
-    """The child's whole life."""
+    """Run the child until it exits."""
 
     def work() -> None:
         die_with_parent(parent_pid)
@@ -120,11 +120,12 @@ def _run_child(
 
 
 def main(arguments: list[str]) -> None:
-    """`engine.processes.zygote_process PARENT_PID FD CONFIGURE [MODULE...]`: what the handle starts."""
+    """Run `engine.processes.zygote_process PARENT_PID FD CONFIGURE [MODULE...]`."""
     parent_pid, fd, configure_entry, *preload = arguments
     die_with_parent(int(parent_pid))
-    for each in (signal.SIGINT, signal.SIGTERM):  # sent to a whole group they are the front's to answer: it drains,
-        signal.signal(each, signal.SIG_IGN)  # then closes us; children inherit this
+    # A signal to the process group is handled by the front process, which drains and then closes the zygote.
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, signal.SIG_IGN)  # inherited by children
     control = socket.socket(fileno=int(fd))
     configure = resolve(configure_entry) if configure_entry else None
     set_process_name("hearth zygote")
@@ -134,13 +135,13 @@ def main(arguments: list[str]) -> None:
     for module in preload:
         importlib.import_module(module)
     gc.collect()
-    gc.freeze()  # a collection in a child that looked at all of this would copy its pages: 100 ms and more
+    gc.freeze()  # a collection in a child would copy these pages, which takes over 100 ms
     gc.disable()
     num_threads = threading.active_count()
     logger.info("warm", extra={"import_s": round(time.monotonic() - started, 2), "num_threads": num_threads})
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _serve(control, configure)
-    os._exit(0)  # torch has nothing to put in order, and takes its time doing so
+    os._exit(0)  # skips torch's slow and unneeded cleanup
 
 
 if __name__ == "__main__":

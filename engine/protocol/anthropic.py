@@ -1,6 +1,6 @@
-"""Anthropic's Messages bodies -> typed tasks: system text, turns of blocks, tools. Pure.
+"""Anthropic's Messages: read a request body with system text, messages of content blocks, and tools. Pure.
 
-Reading raises `BadInput`, which names the field and never the value. How answers look is the gateway's business.
+Readers raise `BadInput`. Rendering is the gateway's, in `gateway/inference/messages.py`.
 """
 
 from __future__ import annotations
@@ -8,24 +8,29 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from engine.protocol import fields, openai
+from engine.protocol import fields
+from engine.protocol.chat_completions import read_template_kwargs, reject_unsafe_fields
 from engine.protocol.fields import BadInput
-from engine.protocol.messages import MAX_CONTENT_PARTS, MAX_MESSAGES, joined_texts
-from engine.protocol.tasks import ChatMessage, TextGeneration
-from engine.protocol.tools import MAX_ID_CHARACTERS, earlier_call, tool_use
+from engine.protocol.messages import MAX_CONTENT_PARTS, MAX_MESSAGES, ChatMessage, join_text_parts
+from engine.protocol.sampling import read_sampling
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.tools import MAX_ID_CHARACTERS, read_tool_call, read_tool_options
 
-MAX_TEXT_CHARACTERS = 10 * 1024 * 1024  # what a body can hold
+MAX_TEXT_CHARACTERS = 10 * 1024 * 1024  # the largest request body
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def message_request(body: Mapping[str, Any], *, default_max_tokens: int, context_window: int) -> TextGeneration:
-    """The task in a Messages body. Raises BadInput."""
-    openai.refuse_unsafe_fields(body)
-    words = {**body, "stop": body.get("stop_sequences")}
-    sampling = openai.sampling(words, default_max_tokens=default_max_tokens, context_window=context_window)
+def read_message_request(body: Mapping[str, Any], *, default_max_tokens: int, context_window: int) -> TextGeneration:
+    """Read a Messages body. Raises BadInput."""
+    reject_unsafe_fields(body)
+    sampling = read_sampling(
+        {**body, "stop": body.get("stop_sequences")},
+        default_max_tokens=default_max_tokens,
+        context_window=context_window,
+    )
     choice = body.get("tool_choice")
-    use = tool_use(
+    tools = read_tool_options(
         {
             "tools": body.get("tools"),
             "tool_choice": None if choice is None else _choice(fields.mapping(choice, "/tool_choice")),
@@ -36,27 +41,27 @@ def message_request(body: Mapping[str, Any], *, default_max_tokens: int, context
         choice, "disable_parallel_tool_use", False, within="/tool_choice"
     )
     return TextGeneration(
-        messages=(*_system(body.get("system")), *_turns(body.get("messages"))),
+        messages=(*_system(body.get("system")), *_messages(body.get("messages"))),
         sampling=sampling,
-        tools=use.tools,
-        tool_choice=use.choice,
-        named_tool=use.named_tool,
+        tools=tools.tools,
+        tool_choice=tools.choice,
+        named_tool=tools.named_tool,
         is_parallel_tool_calls=is_parallel,
         template_kwargs=_thinking(body.get("thinking")),
-        tells_reasoning=True,
+        separates_reasoning=True,
     )
 
 
 def _thinking(value: Any) -> dict[str, bool | str]:
-    """What the template is told about thinking: nothing where the caller says nothing. How much cannot be bounded."""
+    """Return the chat template variables for `thinking`; none if it is omitted. `budget_tokens` has no effect."""
     if value is None:
         return {}
     is_on = fields.mapping(value, "/thinking").get("type") != "disabled"
-    return openai.template_kwargs({"chat_template_kwargs": {"enable_thinking": is_on}})
+    return read_template_kwargs({"chat_template_kwargs": {"enable_thinking": is_on}})
 
 
 def _choice(value: dict[str, Any]) -> Any:
-    """A tool choice in OpenAI's words."""
+    """Return a tool choice in OpenAI's form."""
     kind = value.get("type")
     if kind == "tool":
         return {"type": "function", "name": value.get("name")}
@@ -66,21 +71,21 @@ def _choice(value: dict[str, Any]) -> Any:
 
 
 def _system(value: Any) -> tuple[ChatMessage, ...]:
-    return () if value is None else (ChatMessage("system", joined_texts(value, "/system")),)
+    return () if value is None else (ChatMessage("system", join_text_parts(value, "/system")),)
 
 
-def _turns(value: Any) -> tuple[ChatMessage, ...]:
+def _messages(value: Any) -> tuple[ChatMessage, ...]:
     messages = fields.items(value, "/messages", maximum=MAX_MESSAGES)
     if not messages:
         raise BadInput("'/messages' must have 1 or more items")
-    turns = [
-        turn
+    found = [
+        each
         for index, message in enumerate(messages)
-        for turn in _message(fields.mapping(message, f"/messages/{index}"), f"/messages/{index}")
+        for each in _message(fields.mapping(message, f"/messages/{index}"), f"/messages/{index}")
     ]
     if messages[-1].get("role") != "user":
-        raise BadInput("'/messages' must end with one of role user: an answer that was begun is not continued")
-    return tuple(turns)
+        raise BadInput("'/messages' must end with a message of role user: assistant prefill is not supported")
+    return tuple(found)
 
 
 def _message(message: dict[str, Any], pointer: str) -> Iterator[ChatMessage]:
@@ -94,32 +99,35 @@ def _message(message: dict[str, Any], pointer: str) -> Iterator[ChatMessage]:
         raise BadInput(f"Type mismatch of '{pointer}', expected 'string' or 'array'")
     if not 1 <= len(blocks) <= MAX_CONTENT_PARTS:
         raise BadInput(f"'{pointer}' must have 1 to {MAX_CONTENT_PARTS} blocks")
-    placed = [(fields.mapping(block, f"{pointer}/{index}"), f"{pointer}/{index}") for index, block in enumerate(blocks)]
-    return _assistants(placed, pointer) if role == "assistant" else _users(placed, pointer)
+    pointed = [
+        (fields.mapping(block, f"{pointer}/{index}"), f"{pointer}/{index}") for index, block in enumerate(blocks)
+    ]
+    return _assistant_message(pointed, pointer) if role == "assistant" else _user_messages(pointed, pointer)
 
 
-def _assistants(blocks: list[tuple[dict[str, Any], str]], pointer: str) -> Iterator[ChatMessage]:
-    """One turn, with the thoughts before it; the model's template decides whether they are shown to it again."""
-    texts, calls, thoughts = [], [], []
+def _assistant_message(blocks: list[tuple[dict[str, Any], str]], pointer: str) -> Iterator[ChatMessage]:
+    """Yield one message with its reasoning; the model's template decides whether the model sees earlier reasoning."""
+    texts, calls, reasoning = [], [], []
     for block, where in blocks:
         if block.get("type") == "tool_use":
-            calls.append(earlier_call(block, where, arguments_field="input"))
+            calls.append(read_tool_call(block, where, arguments_field="input"))
         elif block.get("type") == "thinking":
-            thoughts.append(fields.text(block.get("thinking"), f"{where}/thinking", max_characters=MAX_TEXT_CHARACTERS))
+            text = fields.text(block.get("thinking"), f"{where}/thinking", max_characters=MAX_TEXT_CHARACTERS)
+            reasoning.append(text)
         elif block.get("type") != "redacted_thinking":
             texts.append(_text(block, pointer))
-    yield ChatMessage("assistant", "\n".join(texts), tool_calls=tuple(calls), reasoning="\n".join(thoughts))
+    yield ChatMessage("assistant", "\n".join(texts), tool_calls=tuple(calls), reasoning="\n".join(reasoning))
 
 
-def _users(blocks: list[tuple[dict[str, Any], str]], pointer: str) -> Iterator[ChatMessage]:
-    """What tools gave back, each a turn of its own, then what the user says."""
+def _user_messages(blocks: list[tuple[dict[str, Any], str]], pointer: str) -> Iterator[ChatMessage]:
+    """Yield one message for each tool result, then one with the user's text, if any."""
     texts = []
     for block, where in blocks:
         if block.get("type") == "tool_result":
             call_id = fields.text(block.get("tool_use_id"), f"{where}/tool_use_id", max_characters=MAX_ID_CHARACTERS)
             content = block.get("content")
             yield ChatMessage(
-                "tool", "" if content is None else joined_texts(content, f"{where}/content"), tool_call_id=call_id
+                "tool", "" if content is None else join_text_parts(content, f"{where}/content"), tool_call_id=call_id
             )
         else:
             texts.append(_text(block, pointer))

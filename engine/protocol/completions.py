@@ -1,6 +1,6 @@
-"""OpenAI's text completions <-> typed tasks and events: `/v1/completions`, as load generators speak it. Pure.
+"""OpenAI's text completions: read a request body, and render `text_completion` whole or as chunks. Pure.
 
-Reading raises `BadInput`. What they share with chat is in `openai.py`. Knows nothing of HTTP or of SSE framing.
+The gateway and the standalone server share this module. Readers raise `BadInput`.
 """
 
 from __future__ import annotations
@@ -12,49 +12,65 @@ from typing import Any
 
 import msgspec
 
-from engine.protocol import alone, openai, vllm_fields
-from engine.protocol.events import FinishReason, TokenLogprob, Usage
+from engine.protocol.chat_completions import reject_unsafe_fields
+from engine.protocol.events import ChoiceEnded, Finished, FinishReason, Started, TokenLogprob, ToolCallDelta
 from engine.protocol.fields import BadInput, boolean, integer
-from engine.protocol.outcome import Choice
-from engine.protocol.output_format import output_constraint
-from engine.protocol.tasks import Constraint, Sampling, TextGeneration
+from engine.protocol.outcome import Choice, Outcome
+from engine.protocol.output_format import Constraint, read_constraint
+from engine.protocol.rendering import DONE, data_frame, encode, usage_object
+from engine.protocol.sampling import (
+    MAX_CHOICES,
+    MAX_TOP_LOGPROBS,
+    Sampling,
+    read_num_choices,
+    read_sampling,
+    with_min_tokens,
+)
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.vllm_fields import reject_unsupported
 
 MAX_PROMPTS = 1024
-MAX_SEQUENCES = 2048  # of one body: prompts × best_of
-DEFAULT_MAX_TOKENS = 16  # OpenAI's
-_MAX_SKIPPED = 8  # characters of a prompt that tokens before may not have told
+MAX_SEQUENCES = 2048  # per request: prompts × best_of
+DEFAULT_MAX_TOKENS = 16  # OpenAI's default
+_MAX_SKIPPED = 8  # characters of a prompt that earlier tokens may not have covered
 
 Prompt = str | tuple[int, ...]
 
-_encode = msgspec.json.Encoder().encode
-
 
 @dataclass(frozen=True)
-class Completions:
-    """What a body asks for: for each prompt `num_choices` texts, the best of `num_tries`. `has_echo`: each begins with
-    its prompt, which the tasks see to where they `echo`, and whoever shows the answers where not."""
+class CompletionRequest:
+    """A text completion request: `num_choices` texts for each prompt, the best of `num_candidates` generated ones. With
+    `echoes_prompt` each text begins with its prompt."""
 
     prompts: tuple[Prompt, ...]
     sampling: Sampling
     num_choices: int
-    num_tries: int
-    has_echo: bool
+    num_candidates: int
+    echoes_prompt: bool
     constraint: Constraint | None
 
     @property
     def tasks_echo(self) -> bool:
-        """Only who has the model can tell a prompt's tokens, or the text of token ids."""
+        """True if the node must echo the prompts, because only the node knows the prompt's tokens, or the text of
+        token ids."""
         is_known = self.sampling.logprobs is None and all(isinstance(prompt, str) for prompt in self.prompts)
-        return self.has_echo and (not is_known or not self.sampling.max_tokens)
+        return self.echoes_prompt and (not is_known or not self.sampling.max_tokens)
+
+    @property
+    def rendered_echoes(self) -> list[str]:
+        """For each prompt, the text that the renderer puts in front of its choices."""
+        if not self.echoes_prompt or self.tasks_echo:
+            return [""] * len(self.prompts)
+        return [str(prompt) for prompt in self.prompts]
 
     def tasks(self) -> list[TextGeneration]:
-        """One for each prompt, with all its tries."""
+        """Return one task for each prompt."""
         return [self._task(prompt) for prompt in self.prompts]
 
     def _task(self, prompt: Prompt) -> TextGeneration:
-        sampling, tries = self.sampling, self.num_tries
-        if self.num_tries > self.num_choices and sampling.logprobs is None:
-            sampling = msgspec.structs.replace(sampling, logprobs=0)  # what the best is chosen by
+        sampling = self.sampling
+        if self.num_candidates > self.num_choices and sampling.logprobs is None:
+            sampling = msgspec.structs.replace(sampling, logprobs=0)  # the best candidates are chosen by them
         is_text = isinstance(prompt, str)
         return TextGeneration(
             prompt=prompt if isinstance(prompt, str) else None,
@@ -62,49 +78,47 @@ class Completions:
             raw=is_text,
             sampling=sampling,
             constraint=self.constraint,
-            num_choices=tries,
-            echoes=self.tasks_echo,
+            num_choices=self.num_candidates,
+            echoes_prompt=self.tasks_echo,
         )
 
 
-def completions(body: Mapping[str, Any], *, context_window: int, vocab_size: int) -> Completions:
-    """Raises BadInput."""
-    openai.refuse_unsafe_fields(body)
-    vllm_fields.refuse_unsupported(body, "completions")
+def read_completion_request(body: Mapping[str, Any], *, context_window: int, vocab_size: int) -> CompletionRequest:
+    """Read a text completion body. Token ids must be below `vocab_size`. Raises BadInput."""
+    reject_unsafe_fields(body)
+    reject_unsupported(body, "completions")
     prompts = _prompts(body.get("prompt"))
     if not all(isinstance(prompt, str) or _are_known(prompt, vocab_size) for prompt in prompts):
         raise BadInput(f"'/prompt' must hold token ids from 0 to {vocab_size - 1}")
-    num_choices = alone.num_choices(body)
-    num_tries = integer(body, "best_of", num_choices, minimum=num_choices, maximum=alone.MAX_CHOICES)
-    if len(prompts) * num_tries > MAX_SEQUENCES:
+    num_choices = read_num_choices(body)
+    num_candidates = integer(body, "best_of", num_choices, minimum=num_choices, maximum=MAX_CHOICES)
+    if len(prompts) * num_candidates > MAX_SEQUENCES:
         raise BadInput(f"'/prompt' and '/best_of' ask for more than {MAX_SEQUENCES} answers")
-    if num_tries > num_choices and boolean(body, "stream", False):
+    if num_candidates > num_choices and boolean(body, "stream", False):
         raise BadInput("'/best_of' must be '/n' where '/stream' is true")
-    num_tops = integer(body, "logprobs", None, minimum=0, maximum=openai.MAX_TOP_LOGPROBS)
-    has_echo = boolean(body, "echo", False)
-    if has_echo and num_tries > num_choices:
+    num_top_logprobs = integer(body, "logprobs", None, minimum=0, maximum=MAX_TOP_LOGPROBS)
+    echoes_prompt = boolean(body, "echo", False)
+    if echoes_prompt and num_candidates > num_choices:
         raise BadInput("'/best_of' must be '/n' where '/echo' is true")
-    words = dict(body) | {"logprobs": num_tops is not None, "top_logprobs": num_tops}
-    sampling = openai.sampling(
-        words,
+    sampling = read_sampling(
+        dict(body) | {"logprobs": num_top_logprobs is not None, "top_logprobs": num_top_logprobs},
         default_max_tokens=DEFAULT_MAX_TOKENS,
         context_window=context_window,
-        min_max_tokens=0 if has_echo else 1,
+        min_max_tokens=0 if echoes_prompt else 1,
     )
-    constraint = output_constraint(body)
-    sampling = vllm_fields.with_min_tokens(body, sampling, is_held=constraint is not None)
-    return Completions(
+    constraint = read_constraint(body)
+    return CompletionRequest(
         prompts=prompts,
-        sampling=sampling,
+        sampling=with_min_tokens(body, sampling, is_constrained=constraint is not None),
         num_choices=num_choices,
-        num_tries=num_tries,
-        has_echo=has_echo,
+        num_candidates=num_candidates,
+        echoes_prompt=echoes_prompt,
         constraint=constraint,
     )
 
 
 def _prompts(value: Any) -> tuple[Prompt, ...]:
-    """A text, a list of texts, token ids, or a list of lists of token ids."""
+    """Read a text, a list of texts, a list of token ids, or a list of lists of token ids."""
     if value is None:
         raise BadInput("required properties at '/' are 'prompt'")
     if isinstance(value, str):
@@ -132,113 +146,118 @@ def _are_known(token_ids: Sequence[int], vocab_size: int) -> bool:
     return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
 
 
-def whole(
-    completion_id: str,
-    created: int,
-    model: str,
-    asked: Completions,
-    echoes: Sequence[str],
-    tries: Sequence[Sequence[Choice]],
-    usage: Usage,
-) -> dict[str, Any]:
-    """The `text_completion` of what was asked. For each prompt `echoes` has the text that its choices begin with,
-    `tries` all its choices, of which the best are told."""
-    choices: list[dict[str, Any]] = []
-    for echo, of_prompt in zip(echoes, tries, strict=True):
-        for choice in best_of(of_prompt, asked.num_choices):
-            logprobs = None if asked.sampling.logprobs is None else choice.logprobs
-            choices.append(choice_object(len(choices), echo + choice.text, choice.why, logprobs))
-    return completion_object(completion_id, created, model, choices, usage)
+class CompletionRenderer:
+    """`text_completion`, whole or as chunks: the choices of every prompt in turn."""
+
+    def __init__(
+        self, completion_id: str, created: int, model: str, request: CompletionRequest, *, has_usage_chunk: bool
+    ) -> None:
+        self._head = {"id": completion_id, "object": "text_completion", "created": created, "model": model}
+        self._request = request
+        self._echoes = request.rendered_echoes
+        self._has_usage_chunk = has_usage_chunk
+        self._has_logprobs = request.sampling.logprobs is not None
+        self._open = encode(self._head)[:-1]
+        self._before = self._open + b',"choices":[{"index":'
+        self._tail = b"}]" + (b',"usage":null}' if has_usage_chunk else b"}")
+        self._after_text = b',"logprobs":null,"finish_reason":null' + self._tail
+        self._offsets = [0] * (len(request.prompts) * request.num_candidates)
+
+    def whole(self, outcome: Outcome) -> bytes:
+        num_candidates = self._request.num_candidates
+        choices: list[dict[str, Any]] = []
+        for number, echo in enumerate(self._echoes):
+            candidates = outcome.choices[number * num_candidates : (number + 1) * num_candidates]
+            for choice in best_candidates(candidates, self._request.num_choices):
+                text = echo + choice.text
+                logprobs = logprobs_object(choice.logprobs, text=text) if self._has_logprobs else None
+                choices.append(
+                    {
+                        "index": len(choices),
+                        "text": text,
+                        "logprobs": logprobs,
+                        "finish_reason": choice.finish_reason,
+                    }
+                )
+        return encode(self._head | {"choices": choices, "usage": usage_object(outcome.finished.usage)})
+
+    def begin(self, _started: Started) -> bytes:
+        echoes = [echo for echo in self._echoes for _ in range(self._request.num_candidates)]
+        return b"".join(self._text_frame(choice, echo) for choice, echo in enumerate(echoes) if echo)
+
+    def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes:
+        if not self._has_logprobs:
+            return self._text_frame(choice, text)
+        offset = self._offsets[choice]
+        self._offsets[choice] += len(text)
+        return self._frame(choice, text, None, logprobs_object(logprobs, offset, text))
+
+    def reasoning(self, _text: str, _choice: int = 0) -> bytes:
+        raise AssertionError("text completions have no chat template, hence no reasoning")
+
+    def tool_call(self, _delta: ToolCallDelta) -> bytes:
+        raise AssertionError("text completions have no tools")
+
+    def choice_end(self, ended: ChoiceEnded) -> bytes:
+        return self._frame(ended.choice, "", ended.reason, None)
+
+    def end(self, finished: Finished) -> bytes:
+        frames = self._frame(0, "", finished.reason, None) if len(self._offsets) == 1 else b""
+        if self._has_usage_chunk:
+            frames += data_frame(self._open + b',"choices":[],"usage":' + encode(usage_object(finished.usage)) + b"}")
+        return frames + DONE
+
+    def _text_frame(self, choice: int, text: str) -> bytes:
+        return data_frame(self._before + b"%d" % choice + b',"text":' + encode(text) + self._after_text)
+
+    def _frame(self, choice: int, text: str, reason: FinishReason | None, logprobs: dict[str, Any] | None) -> bytes:
+        """Return a frame with log probabilities, or the last frame of a choice."""
+        chunk = self._before + b"%d" % choice + b',"text":' + encode(text)
+        chunk += b',"logprobs":' + encode(logprobs) + b',"finish_reason":' + encode(reason) + self._tail
+        return data_frame(chunk)
 
 
-def completion_object(
-    completion_id: str, created: int, model: str, choices: Sequence[dict[str, Any]], usage: Usage
-) -> dict[str, Any]:
-    """A whole `text_completion`; `choices` are made by `choice_object`."""
-    return {
-        "id": completion_id,
-        "object": "text_completion",
-        "created": created,
-        "model": model,
-        "choices": list(choices),
-        "usage": openai.usage_object(usage),
-    }
-
-
-def best_of(tries: Sequence[Choice], num_choices: int) -> Sequence[Choice]:
-    """Of a prompt's tries, those whose tokens were likeliest on average, the best first; all of them, in their order,
-    where all are asked for."""
-    if len(tries) <= num_choices:
-        return tries
-    return sorted(tries, key=_mean_logprob, reverse=True)[:num_choices]
+def best_candidates(candidates: Sequence[Choice], num_choices: int) -> Sequence[Choice]:
+    """Return the candidates with the highest mean log probability, best first; all of them in their order if all are
+    requested."""
+    if len(candidates) <= num_choices:
+        return candidates
+    return sorted(candidates, key=_mean_logprob, reverse=True)[:num_choices]
 
 
 def _mean_logprob(choice: Choice) -> float:
     return sum(entry.logprob for entry in choice.logprobs) / max(1, len(choice.logprobs))
 
 
-def choice_object(
-    index: int, text: str, reason: FinishReason | None, logprobs: Sequence[TokenLogprob] | None
-) -> dict[str, Any]:
-    """One choice of a whole `text_completion`."""
-    shown = None if logprobs is None else logprobs_object(logprobs, text=text)
-    return {"index": index, "text": text, "logprobs": shown, "finish_reason": reason}
-
-
 def logprobs_object(logprobs: Sequence[TokenLogprob], offset: int = 0, text: str = "") -> dict[str, Any]:
-    """`logprobs` of a text in the older form, columns; `offset` characters of its choice came before. Among a token's
-    likeliest is always the token itself. A prompt's first token has null for both."""
-    has_one = [not math.isnan(entry.logprob) for entry in logprobs]
+    """Return the `logprobs` of a text as columns. `offset` characters of the choice came before `text`. The top
+    entries of a token include the token itself; the first token of a prompt has null entries."""
+    has_value = [not math.isnan(entry.logprob) for entry in logprobs]
     return {
         "text_offset": _text_offsets(text, logprobs, offset),
-        "token_logprobs": [entry.logprob if has else None for entry, has in zip(logprobs, has_one, strict=True)],
+        "token_logprobs": [entry.logprob if has else None for entry, has in zip(logprobs, has_value, strict=True)],
         "tokens": [entry.text for entry in logprobs],
         "top_logprobs": [
             {entry.text: entry.logprob} | dict(entry.top) if has else None
-            for entry, has in zip(logprobs, has_one, strict=True)
+            for entry, has in zip(logprobs, has_value, strict=True)
         ],
     }
 
 
 def _text_offsets(text: str, logprobs: Sequence[TokenLogprob], offset: int) -> list[int]:
-    """Where each token's text begins. A prompt's first tokens may have more text than is seen of them (a mark of the
-    beginning, a space that the tokenizer puts there), and so may a character that is several tokens: there they are
-    looked for."""
+    """Return the offset at which each token's text begins.
+
+    The text of a prompt's first tokens can differ from the prompt (a begin-of-text token, a space that the tokenizer
+    inserts), and so can that of a character made of several tokens: those are searched for in the text.
+    """
     offsets, at = [], 0
-    is_of_prompt = bool(logprobs) and math.isnan(logprobs[0].logprob)
+    is_prompt = bool(logprobs) and math.isnan(logprobs[0].logprob)
     for entry in logprobs:
         length = len(entry.text)
-        if is_of_prompt and not text.startswith(entry.text, at):
-            seen = entry.text if at else entry.text.lstrip()
-            place = text.find(seen, at, at + len(seen) + _MAX_SKIPPED) if seen else -1
-            at, length = (at, 0) if place < 0 else (place, len(seen))
+        if is_prompt and not text.startswith(entry.text, at):
+            visible = entry.text if at else entry.text.lstrip()
+            found = text.find(visible, at, at + len(visible) + _MAX_SKIPPED) if visible else -1
+            at, length = (at, 0) if found < 0 else (found, len(visible))
         offsets.append(offset + at)
         at += length
     return offsets
-
-
-class CompletionChunks:
-    """The documents of one stream of text completions, as JSON bytes; what is constant is rendered once."""
-
-    def __init__(self, completion_id: str, created: int, model: str, *, has_usage_chunk: bool) -> None:
-        head = {"id": completion_id, "object": "text_completion", "created": created, "model": model}
-        self._open = _encode(head)[:-1]
-        self._before = self._open + b',"choices":[{"index":'
-        self._tail = b"}]" + (b',"usage":null}' if has_usage_chunk else b"}")
-        self._after_text = b',"logprobs":null,"finish_reason":null' + self._tail
-
-    def text(self, index: int, text: str) -> bytes:
-        """More of a choice's text."""
-        return self._before + b"%d" % index + b',"text":' + _encode(text) + self._after_text
-
-    def choice(
-        self, index: int, text: str, reason: FinishReason | None, logprobs: Sequence[TokenLogprob] | None, offset: int
-    ) -> bytes:
-        """A piece with log-probabilities, or the last one of a choice."""
-        shown = _encode(None if logprobs is None else logprobs_object(logprobs, offset, text))
-        before = self._before + b"%d" % index + b',"text":' + _encode(text)
-        return before + b',"logprobs":' + shown + b',"finish_reason":' + _encode(reason) + self._tail
-
-    def usage(self, usage: Usage) -> bytes:
-        """The chunk without choices that `include_usage` asks for."""
-        return self._open + b',"choices":[],"usage":' + _encode(openai.usage_object(usage)) + b"}"

@@ -1,37 +1,37 @@
-"""What a node says about one call, in order: Started, then pieces (Token, ToolCallDelta) or one Result, then exactly
-one Finished or Failed. Of a call for several choices each piece says whose it is, and each choice ends with a
-ChoiceEnded of its own before the call does.
+"""Events of one call, sent by a node in this order: Started, then pieces (Token, ToolCallDelta) or one Result, then
+exactly one Finished or Failed. In a call with several choices each piece names its choice, and each choice ends with
+its own ChoiceEnded before the call ends.
 
-Started is sent together with the first piece of output, not at arrival: until the first event a gateway may give the
-call to another node. Knows nothing of HTTP status or of how a reply is rendered.
+Started is sent together with the first piece of output, not when the call arrives: until the first event a gateway may
+send the call to another node. Nothing here knows HTTP or how responses are rendered.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Struct
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
 FailureReason = Literal[
-    "invalid_input",  # only the node could see that the input cannot be served; the message names the field
-    "context_too_long",  # prompt longer than the model's context
-    "out_of_capacity",  # queue or KV cache full, or the model cannot be loaded here
+    "invalid_input",  # only the node could detect that the input cannot be served; the message names the field
+    "context_too_long",  # the prompt is longer than the model's context
+    "out_of_capacity",  # queue or KV cache full, or the model cannot be loaded on this node
     "model_unavailable",  # weights missing, damaged, or of an unknown architecture
     "timeout",  # the deadline passed
     "aborted",  # cancelled by the caller
-    "draining",  # the node is leaving
-    "constraint_failed",  # the output could not be brought to the asked format within the token limit
-    "internal",  # a crash; the node logged it
+    "draining",  # the node is shutting down
+    "constraint_failed",  # the output could not be completed in the requested format within the token limit
+    "internal",  # a crash; the node logged the cause
 ]
 
 
 class Usage(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """What a call really consumed. `cached_tokens` is the part of `prompt_tokens` served from the prefix cache,
-    `reasoning_tokens` that of `completion_tokens` which the model thought before it answered. `device_us` is the call's
-    share of the time of the devices that worked on it, in microseconds."""
+    """Resources that a call consumed. `cached_tokens` is the part of `prompt_tokens` served from the prefix cache,
+    `reasoning_tokens` the part of `completion_tokens` spent on reasoning. `device_us` is the call's share of device
+    time in microseconds, summed over devices."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -41,19 +41,21 @@ class Usage(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage:
-    """Of several calls: the sum, field by field."""
+    """Return the sum of several usages, field by field."""
     return Usage(**{name: sum(getattr(usage, name) for usage in usages) for name in Usage.__struct_fields__})
 
 
 class TokenLogprob(Struct, frozen=True, array_like=True):
-    """One token's text, natural-log probability, and the likeliest alternatives as (text, logprob). The first token
-    of a prompt has none: its `logprob` is NaN. `spelled`: the bytes of it and of each alternative, where one of them is
-    no whole text."""
+    """Natural-log probability of one token, and of the most likely alternatives as (text, logprob).
+
+    The first token of a prompt has no probability: its `logprob` is NaN. `token_bytes` holds the bytes of the token and
+    of each alternative if one of them is part of a multi-byte character; otherwise it is empty.
+    """
 
     text: str
     logprob: float
     top: tuple[tuple[str, float], ...] = ()
-    spelled: tuple[bytes, ...] = ()
+    token_bytes: tuple[bytes, ...] = ()
 
 
 class Started(Struct, frozen=True, tag="started", omit_defaults=True):
@@ -64,8 +66,8 @@ class Started(Struct, frozen=True, tag="started", omit_defaults=True):
 
 
 class Token(Struct, frozen=True, tag="token", omit_defaults=True):
-    """Text of one or more newly generated tokens; never ends inside a character. May be empty. `is_reasoning`: what the
-    model thought, not what it answered. The prompt, where it is echoed, comes first and counts no tokens."""
+    """Text of one or more new tokens; may be empty, and never ends inside a character. An echoed prompt comes first and
+    has `num_tokens` 0."""
 
     text: str
     num_tokens: int = 1
@@ -75,8 +77,8 @@ class Token(Struct, frozen=True, tag="token", omit_defaults=True):
 
 
 class ToolCallDelta(Struct, frozen=True, tag="tool_call", omit_defaults=True, kw_only=True):
-    """A piece of the call number `index`. The first piece of a call has its `id` and whole `name`; `arguments` of all
-    its pieces, joined, are JSON text. `num_tokens` counts the completion tokens that came with this piece."""
+    """A piece of tool call number `index`. The first piece has the `id` and the whole `name`; the `arguments` of all
+    pieces, joined, are JSON text. `num_tokens` counts the completion tokens of this piece."""
 
     index: int
     id: str | None = None
@@ -87,29 +89,23 @@ class ToolCallDelta(Struct, frozen=True, tag="tool_call", omit_defaults=True, kw
 
 
 class ChoiceEnded(Struct, frozen=True, tag="choice_ended"):
-    """One of several choices has said all it has to say."""
+    """The end of one of several choices."""
 
     choice: int
     reason: FinishReason
 
 
-class Embeddings(Struct, frozen=True, tag="embeddings", omit_defaults=True):
-    """Vectors as little-endian float32, row after row; `shape` is (texts, dimensions)."""
+class Result(Struct, frozen=True, tag="result", omit_defaults=True):
+    """The whole output of a task that does not stream: JSON-like `fields` and binary `data`, both defined by the task
+    (`engine/protocol/tasks/`)."""
 
-    shape: tuple[int, int]
-    data: bytes
-    pooling: str = "mean"
-
-
-class Result(Struct, frozen=True, tag="result"):
-    """The whole output of a task that does not stream."""
-
-    value: Embeddings
+    fields: dict[str, Any] = {}
+    data: bytes = b""
 
 
 class Finished(Struct, frozen=True, tag="finished", omit_defaults=True):
-    """The end of a call that went well. Of several choices, `reason` is the first one's; `usage` counts the prompt once
-    and what was generated for all of them. `stop` is the stop string that ended an answer, if one did."""
+    """The end of a successful call. With several choices `reason` is that of the first; `usage` counts the prompt once
+    and the completion tokens of all choices. `stop` is the stop string that ended the text, if any."""
 
     reason: FinishReason
     usage: Usage = Usage()
@@ -117,20 +113,20 @@ class Finished(Struct, frozen=True, tag="finished", omit_defaults=True):
 
 
 class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
-    """The end of a call that did not. `usage` is what had been done until then; `is_retryable` means another node may
-    be tried (only meaningful before any other event). `num_deaths` counts the processes of its model that ended while
-    they worked on this call: on a retry it goes with it."""
+    """The end of a failed call. `usage` is what the call consumed until then. `is_retryable` permits a retry on another
+    node, if no other event was sent. `num_crashes` counts the model processes that crashed while they worked on this
+    call, on earlier nodes included."""
 
     reason: FailureReason
     message: str = ""
     is_retryable: bool = False
     usage: Usage = Usage()
-    num_deaths: int = 0
+    num_crashes: int = 0
 
     @property
     def is_blocked(self) -> bool:
-        """Whether this input ended so many processes that it is not run any more."""
-        return self.num_deaths > 0 and not self.is_retryable
+        """True if this input crashed so many processes that nodes no longer run it."""
+        return self.num_crashes > 0 and not self.is_retryable
 
 
 Event = Started | Token | ToolCallDelta | ChoiceEnded | Result | Finished | Failed

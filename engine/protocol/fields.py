@@ -1,6 +1,6 @@
-"""Fields of a body, read one at a time: the right kind and within bounds, or `BadInput`, which names the field.
+"""Readers of single body fields: each returns a value of the right type and within bounds, or raises `BadInput`.
 
-Texts of `BadInput` name a field and a limit and never a value. Knows no field by name.
+The text of `BadInput` names the field and the limit, never the value. No field is known here by name.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ _POINTER = re.compile(r"'(/[^']*)'")
 
 
 class BadInput(ValueError):
-    """A body that cannot become a task. The text is for the client."""
+    """The body cannot become a task. The text is shown to the client."""
 
 
 def number(body: Mapping[str, Any], name: str, default: float, *, minimum: float, maximum: float) -> float:
-    """A number field within bounds. Raises BadInput."""
+    """Return a number within bounds, or `default`. Raises BadInput."""
     value = body.get(name)
     if value is None:
         return default
@@ -32,7 +32,7 @@ def number(body: Mapping[str, Any], name: str, default: float, *, minimum: float
 
 
 def integer(body: Mapping[str, Any], name: str, default: Any, *, minimum: int, maximum: int) -> Any:
-    """A whole-number field within bounds, or `default`. Raises BadInput."""
+    """Return an integer within bounds, or `default`. Raises BadInput."""
     value = body.get(name)
     if value is None:
         return default
@@ -46,7 +46,7 @@ def integer(body: Mapping[str, Any], name: str, default: Any, *, minimum: int, m
 
 
 def boolean(body: Mapping[str, Any], name: str, default: bool, *, within: str = "") -> bool:
-    """A yes-or-no field; `within` is where in the body it stands. Raises BadInput."""
+    """Return a boolean, or `default`. `within` is the JSON pointer of the enclosing object. Raises BadInput."""
     value = body.get(name)
     if value is None:
         return default
@@ -56,7 +56,7 @@ def boolean(body: Mapping[str, Any], name: str, default: bool, *, within: str = 
 
 
 def text(value: Any, pointer: str, *, max_characters: int) -> str:
-    """A string that is not too long. Raises BadInput."""
+    """Return a string of at most `max_characters`. Raises BadInput."""
     if not isinstance(value, str):
         raise BadInput(f"Type mismatch of '{pointer}', expected 'string'")
     if len(value) > max_characters:
@@ -65,14 +65,14 @@ def text(value: Any, pointer: str, *, max_characters: int) -> str:
 
 
 def mapping(value: Any, pointer: str) -> dict[str, Any]:
-    """An object. Raises BadInput."""
+    """Return an object. Raises BadInput."""
     if not isinstance(value, dict):
         raise BadInput(f"Type mismatch of '{pointer}', expected 'object'")
     return value
 
 
 def items(value: Any, pointer: str, *, maximum: int) -> list[Any]:
-    """A list that is not too long; none for a null. Raises BadInput."""
+    """Return a list of at most `maximum` items; an empty one for null. Raises BadInput."""
     if value is None:
         return []
     if not isinstance(value, list):
@@ -82,16 +82,32 @@ def items(value: Any, pointer: str, *, maximum: int) -> list[Any]:
     return value
 
 
+def texts(body: Mapping[str, Any], name: str, *, maximum: int) -> tuple[str, ...]:
+    """Return a string or a list of strings as a tuple of 1 to `maximum` non-empty strings. Raises BadInput."""
+    value = body.get(name)
+    if value is None:
+        raise BadInput(f"required properties at '/' are '{name}'")
+    found = [value] if isinstance(value, str) else value
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise BadInput(f"Type mismatch of '/{name}', expected 'string' or an 'array' of them")
+    if not 1 <= len(found) <= maximum:
+        raise BadInput(f"'/{name}' must have 1 to {maximum} items")
+    if not all(found):
+        raise BadInput(f"'/{name}' must not hold an empty text")
+    return tuple(found)
+
+
 def check_whole_numbers(value: Any, pointer: str) -> None:
-    """Whole numbers in a value of bounded depth are no larger than a frame to a node carries. Raises BadInput."""
+    """Raise BadInput if a value of bounded depth holds an integer that does not fit into 64 bits, which MessagePack
+    cannot carry."""
     if isinstance(value, int) and not -(2**63) <= value < 2**64:
         raise BadInput(f"'{pointer}' must not hold whole numbers of more than 64 bits")
-    for inner in _inside(value):
+    for inner in _children(value):
         check_whole_numbers(inner, pointer)
 
 
 def check_size(value: Any, pointer: str, *, max_bytes: int, max_depth: int) -> None:
-    """Bounds of a value whose inside is the caller's own. Raises BadInput."""
+    """Check the nesting and the JSON size of a value with arbitrary content. Raises BadInput."""
     if _is_deeper(value, max_depth):
         raise BadInput(f"'{pointer}' must not be nested deeper than {max_depth}")
     if len(msgspec.json.encode(value)) > max_bytes:
@@ -101,25 +117,25 @@ def check_size(value: Any, pointer: str, *, max_bytes: int, max_depth: int) -> N
 def _is_deeper(value: Any, max_depth: int) -> bool:
     level = [value]
     for _ in range(max_depth):
-        level = [inner for outer in level for inner in _inside(outer)]
+        level = [inner for outer in level for inner in _children(outer)]
         if not level:
             return False
     return any(isinstance(value, (dict, list)) for value in level)
 
 
-def _inside(value: Any) -> list[Any]:
+def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(value.values())
     return value if isinstance(value, list) else []
 
 
 def pointer_of(message: str) -> str | None:
-    """The field that a message names, as a JSON pointer: /messages/0/role; / is the body itself."""
+    """Return the JSON pointer that an error message names (`/messages/0/role`); `/` is the body itself."""
     found = _POINTER.search(message)
     return found[1] if found else None
 
 
 def field_of(message: str) -> str | None:
-    """The field that a message names as '/messages/0/role', as messages[0].role: OpenAI's spelling."""
+    """Return the field that an error message names, in OpenAI's spelling: `messages[0].role`."""
     found = _FIELD.search(message)
     return re.sub(r"/(\d+)", r"[\1]", found[1] or found[2]).replace("/", ".") if found else None

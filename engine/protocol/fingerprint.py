@@ -1,7 +1,7 @@
-"""What a call asks, as 16 bytes: so that a call which ended a model's process is known when it comes again.
+"""Fingerprint of a call's input, to recognize an input that crashed a model process when the input comes again.
 
-Keyed by the tenant's namespace: equal inputs of two tenants have different fingerprints, and a fingerprint tells nobody
-what was asked.
+The tenant's namespace is the hash key: equal inputs of two tenants have different fingerprints, and a fingerprint does
+not reveal the input.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import hashlib
 
 import msgspec
 
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks.registry import TaskInput
 
 _encoder = msgspec.msgpack.Encoder(order="deterministic")
 
 
 def fingerprint_of(namespace: bytes, model: str, revision: str, task: TaskInput) -> bytes:
-    """Equal for equal inputs to one version of a model in one namespace (up to 64 bytes of it)."""
+    """Return 16 bytes, equal for equal inputs to one model version in one namespace (at most 64 bytes of it count)."""
     keyed = hashlib.blake2b(key=namespace[:64], digest_size=16, person=b"hearth-call-1")
     keyed.update(_encoder.encode((model, revision)))
     keyed.update(_encoder.encode(task))

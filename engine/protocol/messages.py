@@ -1,7 +1,6 @@
-"""`messages` of a body -> `ChatMessage`s: text, calls of tools, and what those gave back. Both families' forms.
+"""Chat messages, and the reader of `messages` in request bodies of the native and OpenAI formats.
 
-A content is a text or a list of text parts; an assistant's may be null. Calls are read by `tools.py`. Reading raises
-`BadInput`.
+Content is a string or a list of text parts; an assistant's content may be null. Readers raise `BadInput`.
 """
 
 from __future__ import annotations
@@ -9,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
+from msgspec import Struct
+
 from engine.protocol import fields
 from engine.protocol.fields import BadInput
-from engine.protocol.tasks import ChatMessage
-from engine.protocol.tools import MAX_ID_CHARACTERS, earlier_calls
+from engine.protocol.tools import MAX_ID_CHARACTERS, ToolCall, read_message_tool_calls
 
 MAX_MESSAGES = 1000
 MAX_CONTENT_PARTS = 64
 
-_ASSISTANTS_PARTS = ("text", "refusal")
+_ASSISTANT_PARTS = ("text", "refusal")
 
 _ROLES = {
     "system": "system",
@@ -29,8 +29,20 @@ _ROLES = {
 }
 
 
-def chat_messages(body: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
-    """`messages` as plain-text turns; only an assistant's content may be null. Raises BadInput."""
+class ChatMessage(Struct, frozen=True, omit_defaults=True):
+    """One message. `content` is plain text: control tokens inside it are not interpreted. `tool_calls` and `reasoning`
+    belong to assistant messages; `tool_call_id` names the call that a tool message responds to."""
+
+    role: str
+    content: str = ""
+    name: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    reasoning: str = ""
+
+
+def read_messages(body: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
+    """Return the `messages` of a body. Raises BadInput."""
     messages = body.get("messages")
     if not isinstance(messages, list):
         raise BadInput("required properties at '/' are 'messages'")
@@ -48,8 +60,8 @@ def _message(index: int, message: Any) -> ChatMessage:
         raise BadInput(f"'/messages/{index}/role' must be one of system, user, assistant, tool")
     content = _content(index, message.get("content"), may_be_null=known_role == "assistant")
     if known_role == "assistant":
-        calls = earlier_calls(message, f"/messages/{index}")
-        content = content or _told_instead(index, message, "refusal")
+        calls = read_message_tool_calls(message, f"/messages/{index}")
+        content = content or _optional_text(index, message, "refusal")
         return ChatMessage(known_role, content, tool_calls=calls, reasoning=_reasoning(index, message))
     if known_role == "tool":
         return ChatMessage(
@@ -67,7 +79,7 @@ def _content(index: int, content: Any, *, may_be_null: bool) -> str:
     if content is None and may_be_null:
         return ""
     if isinstance(content, list):
-        return joined_texts(content, f"/messages/{index}/content", _ASSISTANTS_PARTS if may_be_null else ("text",))
+        return join_text_parts(content, f"/messages/{index}/content", _ASSISTANT_PARTS if may_be_null else ("text",))
     raise BadInput(f"Type mismatch of '/messages/{index}/content', expected 'string' or 'array'")
 
 
@@ -79,21 +91,21 @@ def _label(index: int, message: Mapping[str, Any], field: str) -> str | None:
 
 
 def _reasoning(index: int, message: Mapping[str, Any]) -> str:
-    """What an assistant says it thought before this turn, under either of the names that clients send."""
+    """Return the reasoning of an assistant message; clients send it under either of two names."""
     name = "reasoning_content" if message.get("reasoning_content") is not None else "reasoning"
-    return _told_instead(index, message, name)
+    return _optional_text(index, message, name)
 
 
-def _told_instead(index: int, message: Mapping[str, Any], name: str) -> str:
-    """What an assistant told in another field than its content."""
+def _optional_text(index: int, message: Mapping[str, Any], name: str) -> str:
     value = message.get(name)
     if value is not None and not isinstance(value, str):
         raise BadInput(f"Type mismatch of '/messages/{index}/{name}', expected 'string'")
     return value or ""
 
 
-def joined_texts(content: Any, pointer: str, kinds: Container[str] = ("text",)) -> str:
-    """A text, or the texts of its parts; what a part refuses is a text too. Raises BadInput."""
+def join_text_parts(content: Any, pointer: str, kinds: Container[str] = ("text",)) -> str:
+    """Return a string, or the texts of a list of content parts joined by newlines. `kinds` are the part types allowed
+    here; a `refusal` part counts as text. Raises BadInput."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):

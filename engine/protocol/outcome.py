@@ -1,4 +1,4 @@
-"""All that one call produced, gathered from its events. Pure."""
+"""Everything that one call produced, collected from its events. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from msgspec import Struct, field
 
 from engine.protocol.events import (
     ChoiceEnded,
-    Embeddings,
     Event,
     Failed,
     Finished,
@@ -19,18 +18,18 @@ from engine.protocol.events import (
     TokenLogprob,
     ToolCallDelta,
 )
-from engine.protocol.tasks import ToolCall
+from engine.protocol.tools import ToolCall
 
-_ENDS = (Finished, Failed)  # asked of every event: a union would be made anew each time
+_ENDS = (Finished, Failed)  # a `Finished | Failed` in isinstance would build a union for every event
 
 
 class Choice(Struct):
-    """One answer so far. `reason` is None until it has ended."""
+    """One choice so far. `reason` is None until the choice has ended."""
 
     texts: list[str] = []
-    thoughts: list[str] = []
+    reasoning_texts: list[str] = []
     logprobs: list[TokenLogprob] = []
-    deltas: list[ToolCallDelta] = []
+    tool_call_deltas: list[ToolCallDelta] = []
     reason: FinishReason | None = None
 
     @property
@@ -39,40 +38,39 @@ class Choice(Struct):
 
     @property
     def reasoning(self) -> str:
-        """What the model thought before it answered."""
-        return "".join(self.thoughts)
+        return "".join(self.reasoning_texts)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        return joined_calls(self.deltas) if self.deltas else ()
+        return join_tool_calls(self.tool_call_deltas) if self.tool_call_deltas else ()
 
     @property
-    def why(self) -> FinishReason:
-        """Why an answer that has ended did."""
-        assert self.reason is not None, "only a choice that has ended can be shown"
+    def finish_reason(self) -> FinishReason:
+        """The reason of a choice that has ended."""
+        assert self.reason is not None, "only a choice that has ended can be rendered"
         return self.reason
 
 
 class Outcome(Struct):
-    """A call so far: `add` its events in their order. `end` is None until it has ended. What is asked of it as if it
-    had one answer is its first choice's."""
+    """The output of a call so far; `add` its events in order. `end` is None until the call has ended. `text`,
+    `logprobs` and `tool_calls` are those of the first choice."""
 
     choices: list[Choice] = field(default_factory=lambda: [Choice()])
-    embeddings: Embeddings | None = None
+    result: Result | None = None
     end: Finished | Failed | None = None
     started: Started = Started()
 
     def add(self, event: Event) -> None:
         if isinstance(event, Token):
             choice = self._choice(event.choice)
-            (choice.thoughts if event.is_reasoning else choice.texts).append(event.text)
+            (choice.reasoning_texts if event.is_reasoning else choice.texts).append(event.text)
             choice.logprobs += event.logprobs
         elif isinstance(event, ToolCallDelta):
-            self._choice(event.choice).deltas.append(event)
+            self._choice(event.choice).tool_call_deltas.append(event)
         elif isinstance(event, ChoiceEnded):
             self._choice(event.choice).reason = event.reason
         elif isinstance(event, Result):
-            self.embeddings = event.value
+            self.result = event
         elif isinstance(event, Started):
             self.started = event
         elif isinstance(event, _ENDS):
@@ -94,18 +92,18 @@ class Outcome(Struct):
         return self.choices[0].logprobs
 
     @property
-    def finished(self) -> Finished:
-        """The end of a call that went well."""
-        assert isinstance(self.end, Finished), "only a call that went well has an outcome to show"
-        return self.end
-
-    @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
         return self.choices[0].tool_calls
 
+    @property
+    def finished(self) -> Finished:
+        """The end of a successful call."""
+        assert isinstance(self.end, Finished), "only a successful call can be rendered"
+        return self.end
 
-def joined_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:
-    """The calls of tools that the pieces make up."""
+
+def join_tool_calls(deltas: Sequence[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """Return the tool calls that the deltas form, by index."""
     pieces: dict[int, list[ToolCallDelta]] = {}
     for delta in deltas:
         pieces.setdefault(delta.index, []).append(delta)

@@ -1,21 +1,21 @@
-"""The output format that a body asks for -> `Constraint`: `response_format` in both families' forms, `guided_json`, and
-the other fields in which programs written for vLLM ask for a format.
+"""Output formats: what a completion must match, and the reader of every field by which clients ask for a format:
+`response_format` (native and OpenAI), `guided_*` and `structured_outputs` (vLLM).
 
-A JSON schema comes bare, or in OpenAI's wrapper `{name, schema, strict}`; it is always held to, also where the type
-says no more than that an object is wanted. Whether its keywords
-can be, or a pattern or a grammar, only the node can say. Reading raises `BadInput`. Pure.
+A JSON schema comes bare or in OpenAI's wrapper `{name, schema, strict}`, and is always enforced, with or without
+`strict`. Whether its keywords, a pattern or a grammar are supported is known only to the node. Readers raise
+`BadInput`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import Struct
 
 from engine.protocol import fields
 from engine.protocol.fields import BadInput
-from engine.protocol.tasks import Constraint
 
 MAX_SCHEMA_BYTES = 64 * 1024
 MAX_SCHEMA_DEPTH = 32
@@ -28,8 +28,27 @@ _UNSUPPORTED = ("disable_additional_properties", "disable_any_whitespace", "stru
 _SCHEMA_KEYWORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const", "items"}
 
 
-def output_constraint(body: Mapping[str, Any]) -> Constraint | None:
-    """What the answer must match; None for free text. Raises BadInput."""
+class Constraint(Struct, frozen=True, omit_defaults=True):
+    """A format that the completion must match from the first token to the last. `text` defines the format:
+
+    | kind | text |
+    |---|---|
+    | `json_schema` | a JSON schema |
+    | `json_object` | empty: any JSON object |
+    | `regex` | a Rust regular expression |
+    | `choice` | a JSON array of strings |
+    | `grammar` | Lark as llguidance reads it (`<name>` is a control token of the model), or llama.cpp's GBNF |
+
+    `field` is the JSON pointer of the format in the request body, for error messages only.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    text: str = ""
+    field: str = ""
+
+
+def read_constraint(body: Mapping[str, Any]) -> Constraint | None:
+    """Return the output format that a body asks for; None for free text. Raises BadInput."""
     found = {
         f"/guided_{name}": read(body[f"guided_{name}"], f"/guided_{name}")
         for name, read in _READERS.items()
@@ -38,17 +57,20 @@ def output_constraint(body: Mapping[str, Any]) -> Constraint | None:
     outputs = body.get("structured_outputs")
     if outputs is not None:
         found["/structured_outputs"] = _structured(outputs, "/structured_outputs")
-    asked = format_constraint(body.get("response_format"), "/response_format")
-    if asked is not None:
-        found["/response_format"] = asked
+    response_format = read_response_format(body.get("response_format"), "/response_format")
+    if response_format is not None:
+        found["/response_format"] = response_format
     if len(found) > 1:
         names = " and ".join(f"'{name}'" for name in found)
         raise BadInput(f"{names} cannot be combined")
     return next(iter(found.values()), None)
 
 
-def format_constraint(value: Any, pointer: str) -> Constraint | None:
-    """What an output format at `pointer` asks for, its schema wrapped, bare, or beside its type. Raises BadInput."""
+def read_response_format(value: Any, pointer: str) -> Constraint | None:
+    """Read a `response_format` object at `pointer`. Its schema may be wrapped, bare, or a sibling of `type`.
+
+    Raises BadInput.
+    """
     if value is None:
         return None
     kind = fields.mapping(value, pointer).get("type")
@@ -62,9 +84,9 @@ def format_constraint(value: Any, pointer: str) -> Constraint | None:
     if kind not in ("json_schema", "json_object"):
         raise BadInput(f"'{pointer}/type' must be one of text, json_object, json_schema, regex, grammar")
     if value.get("json_schema") is None:
-        if value.get("schema") is not None:  # as the Responses API has it, and llama.cpp's server for objects
+        if value.get("schema") is not None:  # the form of the Responses API, and of llama.cpp's server
             return _schema(value["schema"], f"{pointer}/schema")
-        return Constraint("json_object")  # what Workers AI's provider for the AI SDK asks for where there is no schema
+        return Constraint("json_object")  # sent by Workers AI's provider for the AI SDK if there is no schema
     pointer = f"{pointer}/json_schema"
     schema = fields.mapping(value["json_schema"], pointer)
     is_wrapper = schema.keys() <= _WRAPPER or isinstance(schema.get("schema"), dict)
@@ -82,21 +104,21 @@ def _schema(value: Any, pointer: str) -> Constraint:
 
 
 def _structured(value: Any, pointer: str) -> Constraint:
-    """vLLM's later form: one object with one of the same formats."""
-    asked = {name: what for name, what in fields.mapping(value, pointer).items() if what not in (None, False)}
+    """Read vLLM's newer `structured_outputs`: an object with exactly one of the formats."""
+    given = {name: option for name, option in fields.mapping(value, pointer).items() if option not in (None, False)}
     for name in _UNSUPPORTED:
-        if name in asked:
+        if name in given:
             raise BadInput(f"'{pointer}/{name}' is not supported")
-    names = [name for name in asked if name in _READERS or name == "json_object"]
+    names = [name for name in given if name in _READERS or name == "json_object"]
     if len(names) != 1:
         raise BadInput(f"'{pointer}' must have one of json, json_object, regex, choice, grammar")
     if names[0] == "json_object":
         return Constraint("json_object")
-    return _READERS[names[0]](asked[names[0]], f"{pointer}/{names[0]}")
+    return _READERS[names[0]](given[names[0]], f"{pointer}/{names[0]}")
 
 
 def _json(value: Any, pointer: str) -> Constraint:
-    """Some clients send the schema as JSON text."""
+    """Read a JSON schema; some clients send it as JSON text."""
     if isinstance(value, str):
         try:
             value = msgspec.json.decode(value)

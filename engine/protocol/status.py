@@ -1,4 +1,4 @@
-"""What a node says about itself, published with an expiry and read by every gateway."""
+"""Status that a node publishes about itself once a second, with an expiry; every gateway reads it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class ReplicaStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """One loaded copy of one model version on a node.
 
     `revision` is the manifest digest. `queued_tokens` counts prompt and completion tokens still to be computed: the
-    load that placement balances. Block counts are 0 for tasks without a KV cache. `num_computed_tokens` counts every
-    token ever given to the forward pass, `num_steps` the passes. `num_ranks` processes share the model, whose
-    devices worked for `busy_us` microseconds in sum.
+    load that placement balances. Block counts are 0 for tasks without a KV cache. `num_computed_tokens` counts all
+    tokens that went through the forward pass, `num_steps` the passes. `num_ranks` processes share the model; their
+    devices were busy for `busy_us` microseconds in total.
     """
 
     model: str

@@ -1,8 +1,8 @@
-"""Tools in a body -> `Tool`s and what is asked of them, whichever of the forms that clients send.
+"""Tools and tool calls, and the readers of both in request bodies of every API family.
 
-A tool is OpenAI's `{type, function: {name, description, parameters, strict}}`, or the same fields flat; OpenAI's older
-`functions` and `function_call` mean the same. A function's `code` is for whoever answers its calls, at the client: it
-is never looked at. Reading raises `BadInput`. Pure; knows no model, and no family's syntax.
+A tool is OpenAI's `{type, function: {name, description, parameters, strict}}`, or the same fields without the
+`function` object; OpenAI's older `functions` and `function_call` are accepted too. A tool's `code` is for the client
+and is ignored. Readers raise `BadInput`. Nothing here knows a model or the syntax of its tool calls.
 """
 
 from __future__ import annotations
@@ -12,56 +12,80 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from engine.protocol import fields
 from engine.protocol.fields import BadInput
-from engine.protocol.tasks import Tool, ToolCall
 
 MAX_TOOLS = 128
 MAX_TOOLS_BYTES = 256 * 1024
-MAX_DEPTH = 32  # of one tool's parameters
-MAX_CALLS = 128  # in one earlier turn
+MAX_DEPTH = 32  # nesting of one tool's parameters
+MAX_CALLS = 128  # per message
 MAX_ID_CHARACTERS = 128
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/-]{0,127}")
-_CHOICES: dict[str, Literal["auto", "none", "required"]] = {
+ToolChoice = Literal["auto", "none", "required"]
+
+_CHOICES: dict[str, ToolChoice] = {
     "auto": "auto",
     "none": "none",
     "required": "required",
-    "any": "required",  # what Workers AI's provider for the AI SDK says
+    "any": "required",  # sent by Workers AI's provider for the AI SDK
 }
 
 
-class ToolUse(NamedTuple):
-    """What a body says about tools."""
+class Tool(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A function that the model may call. `parameters` is a JSON schema of type object. With `is_strict` the arguments
+    always match the schema, even if the model chooses freely whether to call the tool."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+    is_strict: bool = False
+
+
+class ToolCall(Struct, frozen=True, omit_defaults=True, kw_only=True):
+    """A call in an assistant message. `arguments` is the JSON text of an object."""
+
+    id: str = ""
+    name: str
+    arguments: str
+
+
+class ToolOptions(NamedTuple):
+    """The tools of a request, and which of them the model may or must call. `named_tool` is the tool that it must
+    call, if the request names one."""
 
     tools: tuple[Tool, ...] = ()
-    choice: Literal["auto", "none", "required"] = "auto"
+    choice: ToolChoice = "auto"
     named_tool: str | None = None
     is_parallel: bool = True
 
 
-def is_legacy(body: Mapping[str, Any]) -> bool:
-    """Whether a body speaks of tools in OpenAI's older words, in which the answer is to be told too."""
+def uses_legacy_functions(body: Mapping[str, Any]) -> bool:
+    """Return True if a body has OpenAI's older `functions`; its response must use `function_call` then."""
     return not body.get("tools") and bool(body.get("functions"))
 
 
-def tool_use(body: Mapping[str, Any], *, schema_field: str = "parameters") -> ToolUse:
-    """The tools of a body and which of them the model may or must call. Raises BadInput."""
-    is_old = is_legacy(body)
-    field = "functions" if is_old else "tools"
-    choice_field = "function_call" if is_old and body.get("function_call") is not None else "tool_choice"
+def read_tool_options(body: Mapping[str, Any], *, schema_field: str = "parameters") -> ToolOptions:
+    """Read the tools of a body and the choice among them. `schema_field` is the field with a tool's JSON schema.
+
+    Raises BadInput.
+    """
+    is_legacy = uses_legacy_functions(body)
+    field = "functions" if is_legacy else "tools"
+    choice_field = "function_call" if is_legacy and body.get("function_call") is not None else "tool_choice"
     tools = _tools(body.get(field), field, schema_field)
-    asked = body.get(choice_field)
-    if isinstance(asked, dict) and asked.get("type") == "allowed_tools":
-        asked, tools = _allowed(asked, f"/{choice_field}", tools)
-    choice, named = _choice(asked, choice_field)
+    value = body.get(choice_field)
+    if isinstance(value, dict) and value.get("type") == "allowed_tools":
+        value, tools = _allowed_tools(value, f"/{choice_field}", tools)
+    choice, named = _choice(value, choice_field)
     if not tools and (choice == "required" or named is not None):
         raise BadInput(f"'/{choice_field}' needs '/{field}'")
     if named is not None and all(tool.name != named for tool in tools):
         raise BadInput(f"'/{choice_field}' must name one of '/{field}'")
-    is_parallel = fields.boolean(body, "parallel_tool_calls", True) and not is_old
-    return ToolUse(tools, choice, named, is_parallel)
+    is_parallel = fields.boolean(body, "parallel_tool_calls", True) and not is_legacy
+    return ToolOptions(tools, choice, named, is_parallel)
 
 
 def _tools(value: Any, field: str, schema_field: str) -> tuple[Tool, ...]:
@@ -81,7 +105,7 @@ def _tool(value: Any, pointer: str, schema_field: str) -> Tool:
     if "function" in item:
         pointer += "/function"
         item = fields.mapping(item["function"], pointer)
-    fields.text(item.get("code") or "", f"{pointer}/code", max_characters=MAX_TOOLS_BYTES)  # its client's to run
+    fields.text(item.get("code") or "", f"{pointer}/code", max_characters=MAX_TOOLS_BYTES)
     where = f"{pointer}/{schema_field}"
     parameters = item.get(schema_field)
     parameters = {} if parameters is None else fields.mapping(parameters, where)
@@ -98,14 +122,14 @@ def _tool(value: Any, pointer: str, schema_field: str) -> Tool:
 
 
 def tool_name(value: Any, pointer: str) -> str:
-    """The name of a tool. Raises BadInput."""
+    """Return a valid tool name. Raises BadInput."""
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise BadInput(f"'{pointer}' must be 1 to 128 of A-Z a-z 0-9 _ . : / -")
     return value
 
 
-def _choice(value: Any, field: str) -> tuple[Literal["auto", "none", "required"], str | None]:
-    """The choice left to the model, and the tool that is named."""
+def _choice(value: Any, field: str) -> tuple[ToolChoice, str | None]:
+    """Return the choice left to the model, and the named tool, if any."""
     if value is None:
         return "auto", None
     word = value
@@ -120,9 +144,9 @@ def _choice(value: Any, field: str) -> tuple[Literal["auto", "none", "required"]
     raise BadInput(f"'/{field}' must be one of auto, none, required, or name a function or the allowed tools")
 
 
-def _allowed(value: Mapping[str, Any], pointer: str, tools: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:
-    """The choice left to the model among some of `tools`, and these: it is told of no others. Chat completions wrap
-    what the Responses API has flat."""
+def _allowed_tools(value: Mapping[str, Any], pointer: str, tools: tuple[Tool, ...]) -> tuple[str, tuple[Tool, ...]]:
+    """Read a choice of type `allowed_tools`: return its mode and the allowed tools; the model sees no others. Chat
+    completions nest these fields in an `allowed_tools` object, the Responses API does not."""
     if "allowed_tools" in value:
         pointer += "/allowed_tools"
         value = fields.mapping(value["allowed_tools"], pointer)
@@ -143,17 +167,17 @@ def _allowed(value: Mapping[str, Any], pointer: str, tools: tuple[Tool, ...]) ->
     return mode, tuple(tool for tool in tools if tool.name in names)
 
 
-def earlier_calls(message: Mapping[str, Any], pointer: str) -> tuple[ToolCall, ...]:
-    """The calls that an assistant's turn says it made. Raises BadInput."""
+def read_message_tool_calls(message: Mapping[str, Any], pointer: str) -> tuple[ToolCall, ...]:
+    """Return the tool calls of an assistant message. Raises BadInput."""
     legacy = message.get("function_call")
     if legacy is not None and not message.get("tool_calls"):
-        return (earlier_call(legacy, f"{pointer}/function_call"),)
+        return (read_tool_call(legacy, f"{pointer}/function_call"),)
     calls = fields.items(message.get("tool_calls"), f"{pointer}/tool_calls", maximum=MAX_CALLS)
-    return tuple(earlier_call(call, f"{pointer}/tool_calls/{index}") for index, call in enumerate(calls))
+    return tuple(read_tool_call(call, f"{pointer}/tool_calls/{index}") for index, call in enumerate(calls))
 
 
-def earlier_call(value: Any, pointer: str, *, id_field: str = "id", arguments_field: str = "arguments") -> ToolCall:
-    """One call, its name and arguments flat or in `function`. Raises BadInput."""
+def read_tool_call(value: Any, pointer: str, *, id_field: str = "id", arguments_field: str = "arguments") -> ToolCall:
+    """Return one tool call; name and arguments may be nested in `function`. Raises BadInput."""
     call = fields.mapping(value, pointer)
     call_id = fields.text(call.get(id_field) or "", f"{pointer}/{id_field}", max_characters=MAX_ID_CHARACTERS)
     if "function" in call:
@@ -167,7 +191,7 @@ def earlier_call(value: Any, pointer: str, *, id_field: str = "id", arguments_fi
 
 
 def _arguments(value: Any, pointer: str) -> str:
-    """Arguments given as an object or as its JSON text, as JSON text."""
+    """Return the JSON text of arguments that are an object or its JSON text."""
     if value is None or value == "":
         return "{}"
     try:

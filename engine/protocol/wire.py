@@ -8,8 +8,8 @@ bound to both nonces:
     node     Hello(version, sender, nonce, token)      the connection is open
     gateway  Execute | Cancel | Ping ...        node  Reply | Pong ...
 
-`FrameDecoder` is strict: a frame over the limit or of an unknown shape raises `WireError`, and the connection is to be
-closed. The same messages as JSON lines are what people with curl get (`to_json_line`).
+`FrameDecoder` is strict: a frame that is too long or malformed raises `WireError`, and the connection must be closed.
+The HTTP endpoint of a node sends the same messages as JSON lines (`to_json_line`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from engine.protocol.events import Event
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks.registry import TaskInput
 
 VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
@@ -41,11 +41,11 @@ class Hello(Struct, frozen=True, tag="hello", omit_defaults=True, kw_only=True):
 
 
 class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=True):
-    """Do one call. `call_id` is unique on its connection. `namespace` (32 bytes) keys the prefix cache; equal
+    """Run one call. `call_id` is unique on its connection. `namespace` (32 bytes) keys the prefix cache; equal
     namespaces may share blocks, different ones never do. `tenant` is a number for fairness only. `deadline_s` is the
-    time left when sent. Of an `is_ephemeral` call nothing stays once it has ended: what it computed is wiped. A retry
-    says in `num_deaths` how many processes ended while they worked on this call, and in `died_after` how many tokens it
-    had had in the last of them."""
+    remaining time in seconds. Everything that an `is_ephemeral` call computed is wiped when it ends. `num_crashes` is
+    the number of model processes that crashed while they worked on this call; `tokens_before_crash` is how many tokens
+    the last of them had generated."""
 
     call_id: int
     request_id: str
@@ -55,8 +55,8 @@ class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=Tr
     tenant: int
     task: TaskInput
     deadline_s: float
-    num_deaths: int = 0
-    died_after: int = 0
+    num_crashes: int = 0
+    tokens_before_crash: int = 0
     is_ephemeral: bool = False
 
 
@@ -67,12 +67,12 @@ class Cancel(Struct, frozen=True, tag="cancel"):
 
 
 class Ping(Struct, frozen=True, tag="ping"):
-    """Sent by the gateway every KEEPALIVE_INTERVAL_S; a node that hears nothing for KEEPALIVE_TIMEOUT_S cancels the
-    connection's calls."""
+    """Sent by the gateway every KEEPALIVE_INTERVAL_S; a node that receives nothing for KEEPALIVE_TIMEOUT_S cancels the
+    calls of the connection."""
 
 
 class Pong(Struct, frozen=True, tag="pong"):
-    """The node's answer to Ping: its event loop is alive."""
+    """The node's response to Ping: its event loop is alive."""
 
 
 class Reply(Struct, frozen=True, tag="reply"):
@@ -89,25 +89,25 @@ _json_encoder = msgspec.json.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """One frame, length included."""
+    """Return a message as one frame, including its length."""
     payload = _encoder.encode(message)
     return len(payload).to_bytes(4, "little") + payload
 
 
 def to_json_line(message: Message | Event) -> bytes:
-    """The message as one line of JSON (bytes fields as base64)."""
+    """Return a message as one line of JSON, with bytes fields in base64."""
     return _json_encoder.encode(message) + b"\n"
 
 
 class FrameDecoder:
-    """Bytes in, messages out, for any split of the bytes."""
+    """Decodes messages from bytes that are split anywhere."""
 
     def __init__(self, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         self._buffer = bytearray()
         self._max_frame_bytes = max_frame_bytes
 
     def feed(self, data: bytes | bytearray | memoryview) -> Iterator[Message]:
-        """Yield every message completed by `data`. Raises WireError; the decoder is then spent."""
+        """Yield every message completed by `data`. Raises WireError; the decoder cannot be used afterwards."""
         buffer = self._buffer
         if buffer:
             buffer += data

@@ -1,9 +1,8 @@
-"""Several ranks that share one model: a leader, which is the rank that the replica knows, and its followers.
+"""Several ranks that share one model: the leading rank, which the replica knows, and its followers.
 
-The leader forks the others before it does anything else, so that they end with it, whatever ends it. It alone plans,
-samples and holds sequences; each step goes to every follower over a socket of its own (`step_wire.py`), and all run the
-same forward pass. A follower that ends takes the leader with it, and so the whole group: nobody computes with a part of
-a model. To the replica a group is one process, whose end it knows what to do with.
+The leader forks the followers before anything else, so that they end with it. Only the leader schedules, samples and
+holds sequences. It sends each step to every follower over a socket (`step_wire.py`), and all ranks run the same forward
+pass. If a follower ends, the leader ends too, and with it the whole group. To the replica the group is one process.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ from engine.processes.frames import framed, receive_frame
 from engine.ranks import wire
 from engine.ranks.step_wire import encode_adapter_update, encode_step, encode_wipe, receive_step
 from engine.runner import Runner, settle_dtype
-from telemetry.child_process import die_with_parent, how_it_ended, set_process_name
+from telemetry.child_process import describe_exit, die_with_parent, set_process_name
 
 logger = logging.getLogger(__name__)
 
 
 class GroupError(Exception):
-    """A follower could not load its part, or is gone; the text says which and why."""
+    """A follower could not load its shard or has ended. The message says which and why."""
 
 
 class _Setup(Struct, frozen=True, array_like=True):
-    """What a follower is told first: how to run, and where the ranks meet."""
+    """First message to a follower: the replica's arguments, and the port where the ranks meet."""
 
     arguments: bytes
     port: int
 
 
 class _Ready(Struct, frozen=True, array_like=True):
-    """What a follower says once: empty, or why it cannot."""
+    """The only message from a follower: empty, or why it cannot load."""
 
     failure: str = ""
 
@@ -66,18 +65,20 @@ class _Follower:
     channel: socket.socket
 
     @property
-    def has_news(self) -> bool:
-        """Whether it has said something that nobody has read."""
+    def has_unread_message(self) -> bool:
         return bool(select.select([self.channel], [], [], 0)[0]) and bool(self.channel.recv(1, socket.MSG_PEEK))
 
 
 def load(config: EngineConfig, connection: socket.socket) -> tuple[Runner, tuple[int, ...]]:
-    """The model, and the processes that share it besides this one. `connection` is this rank's to its replica, which no
-    other may hold open. To be called while the process has one thread. Raises as Runner does, and GroupError."""
+    """Load the model in this process and its followers. Return the runner and the process ids of the followers.
+
+    `connection` is this rank's socket to its replica, which followers must not keep open. To be called while the
+    process has one thread. Raises as Runner does, and GroupError.
+    """
     size = config.tensor_parallel
     if size == 1:
         runner = Runner(config)
-        runner.warm()
+        runner.warm_up()
         return runner, ()
     fault = Shard(0, size).fault(read_config(config.model_dir).attention)
     if fault:
@@ -90,11 +91,11 @@ class Followers:
     """The leader's handle of the other ranks. Made by `fork`."""
 
     def __init__(self, followers: list[_Follower], connection: socket.socket) -> None:
-        """`connection` is the leader's to its replica, which is told when a follower ends while all load."""
+        """`connection` is the leader's socket to its replica, which gets a message if a follower ends while loading."""
         self._followers, self._connection = followers, connection
         self._is_loaded = False
         self._block_size = 0
-        self._news: deque[AdapterUpdate] = deque()  # of adapters, until the next step
+        self._adapter_updates: deque[AdapterUpdate] = deque()  # sent before the next step
 
     @classmethod
     def fork(cls, num_ranks: int, connection: socket.socket) -> Followers:
@@ -117,66 +118,66 @@ class Followers:
         return tuple(follower.pid for follower in self._followers)
 
     def load(self, config: EngineConfig) -> Runner:
-        """The leader's runner, once every rank has its part. Raises as Runner does, and GroupError."""
+        """Return the leader's runner once every rank has loaded its shard. Raises as Runner does, and GroupError."""
         size = len(self._followers) + 1
         config = settle_dtype(config, Shard(0, size))
         device = device_of(config.device, 0, size)
-        backend_of(device)  # before anybody waits for anybody
+        backend_of(device)  # raises before any rank waits for another
         meeting = Meeting(0, size)
         for follower in self._followers:
             _send(follower.channel, _Setup(wire.encode_arguments(config, ""), meeting.port))
-        watch = threading.Thread(target=self._watch, name="ranks", daemon=True)
-        watch.start()  # now: who meets waits for all, and would for a minute
+        # Started before `join`, which would otherwise wait a minute for a follower that has ended.
+        watcher = threading.Thread(target=self._watch, name="ranks", daemon=True)
+        watcher.start()
         shard = Shard(0, size, meeting.join(device))
         self._block_size = config.block_size
-        runner = Runner(config, shard=shard, announce=self._announce, announce_wipe=self._announce_wipe)
+        runner = Runner(config, shard=shard, broadcast_step=self._broadcast_step, broadcast_wipe=self._broadcast_wipe)
         if runner.adapters is not None:
-            runner.adapters.news = self._news
+            runner.adapters.updates = self._adapter_updates
         for follower in self._followers:
-            _await_ready(follower, watch)
+            _wait_until_ready(follower, watcher)
         self._is_loaded = True
-        runner.warm()
+        runner.warm_up()
         return runner
 
-    def _announce(self, step: StepInputs) -> None:
-        while self._news:
-            self._tell(encode_adapter_update(self._news.popleft()))
-        self._tell(encode_step(step, self._block_size))
+    def _broadcast_step(self, step: StepInputs) -> None:
+        while self._adapter_updates:
+            self._broadcast(encode_adapter_update(self._adapter_updates.popleft()))
+        self._broadcast(encode_step(step, self._block_size))
 
-    def _announce_wipe(self, block_ids: Ints) -> None:
-        self._tell(encode_wipe(block_ids))
+    def _broadcast_wipe(self, block_ids: Ints) -> None:
+        self._broadcast(encode_wipe(block_ids))
 
-    def _tell(self, message: bytes) -> None:
+    def _broadcast(self, message: bytes) -> None:
         try:
             for follower in self._followers:
                 follower.channel.sendall(message)
         except (BrokenPipeError, ConnectionResetError):
-            raise GroupError("a follower is gone") from None
+            raise GroupError("a follower has ended") from None
 
     def _watch(self) -> None:
-        """End this process when a follower has ended, whatever it does. One that said why it cannot load has been
-        heard, or will be."""
+        """End this process when a follower has ended, except a follower that reported why it cannot load."""
         poll, by_fd = select.poll(), {follower.channel.fileno(): follower for follower in self._followers}
         for fd in by_fd:
-            poll.register(fd, 0)  # that the other end is closed is always told
+            poll.register(fd, 0)  # POLLHUP is always reported
         while True:
             fd = poll.poll()[0][0]
-            if not by_fd[fd].has_news:
+            if not by_fd[fd].has_unread_message:
                 break
             poll.unregister(fd)
-        gone = by_fd[fd]
-        how = f"rank {gone.rank} of {len(by_fd) + 1} {_how_ended(gone)}"
+        ended = by_fd[fd]
+        how = f"rank {ended.rank} of {len(by_fd) + 1} {_how_ended(ended)}"
         logger.critical("%s", how)
         sys.stderr.flush()
         if not self._is_loaded:
-            failure = wire.encode_frame(wire.LoadFailed(f"GroupError: {how} while loading; its log says why"))
+            failure = wire.encode_frame(wire.LoadFailed(f"GroupError: {how} while loading; see its log"))
             with contextlib.suppress(OSError):
                 self._connection.sendall(failure)
         os._exit(1)
 
 
 def _follow(channel: socket.socket, rank: int, size: int) -> None:
-    """A follower's whole life."""
+    """Run a follower from setup until the leader closes the socket."""
     data = receive_frame(channel)
     if data is None:
         return
@@ -185,39 +186,39 @@ def _follow(channel: socket.socket, rank: int, size: int) -> None:
     group = Meeting(rank, size, setup.port).join(device_of(config.device, rank, size))
     try:
         runner = Runner(config, shard=Shard(rank, size, group))
-    except Exception as error:  # news for the leader, as a leader's is for the replica
+    except Exception as error:  # reported to the leader, whatever it is
         _send(channel, _Ready(f"{type(error).__name__}: {error}"))
         return
     _send(channel, _Ready())
     gc.collect()
     gc.freeze()
-    while (step := receive_step(channel)) is not None:
-        obey(runner, step)
+    while (message := receive_step(channel)) is not None:
+        apply_message(runner, message)
 
 
-def obey(runner: Runner, message: StepInputs | Ints | AdapterUpdate) -> None:
-    """What a follower does with what its leader says."""
+def apply_message(runner: Runner, message: StepInputs | Ints | AdapterUpdate) -> None:
+    """Do on a follower what a message of its leader says."""
     if isinstance(message, StepInputs):
         runner.forward(message)
     elif isinstance(message, AdapterAdded | AdapterRemoved):
-        assert runner.adapters is not None, "the leader has adapters"
-        runner.adapters.follow(message)
+        assert runner.adapters is not None, "all ranks support adapters or none does"
+        runner.adapters.apply(message)
     else:
         runner.wipe(message)
 
 
-def _await_ready(follower: _Follower, watch: threading.Thread) -> None:
+def _wait_until_ready(follower: _Follower, watcher: threading.Thread) -> None:
     data = receive_frame(follower.channel)
     if data is None:
-        watch.join()  # it ends this process
-        raise GroupError(f"rank {follower.rank} is gone")
+        watcher.join()  # which ends this process
+        raise GroupError(f"rank {follower.rank} has ended")
     ready = msgspec.msgpack.decode(data, type=_Ready)
     if ready.failure:
         raise GroupError(f"rank {follower.rank}: {ready.failure}")
 
 
 def _how_ended(follower: _Follower) -> str:
-    return how_it_ended(os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1]))
+    return describe_exit(os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1]))
 
 
 def _send(channel: socket.socket, message: _Setup | _Ready) -> None:

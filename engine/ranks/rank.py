@@ -1,9 +1,8 @@
-"""The process that owns one device: receive, step, send.
+"""Rank process: owns one device and runs the engine. Receive work, step, send the report.
 
-Single-threaded, no asyncio, no text: arrays come in and go out, one frame per step each way. With nothing to do it
-sleeps in the socket. It ends when its replica closes the socket; an error in a step ends it too, since nobody could
-say what state the device is in, but no request's content may cause one. Where several ranks share a model, this is the
-one that leads (`ranks/group.py`).
+Single-threaded, without asyncio and text: one frame per step each way. Without work the process sleeps in the socket.
+It ends when its replica closes the socket. An error in a step also ends it, because the state of the device is unknown
+then; no request may cause one. With several ranks this is the leading one (`ranks/group.py`).
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from engine.speculation.factory import make_drafter
 logger = logging.getLogger(__name__)
 
 _RECEIVE_BYTES = 1024 * 1024
-_REST_S = 1.0  # with nothing to do for as long, the rank prepares for constraints
+_IDLE_S = 1.0  # without work, after which the rank prepares for constraints
 
 
 def main(connection: socket.socket, arguments: bytes) -> None:
-    """The entry point a zygote forks: load the model, say so, serve until the replica goes."""
+    """Entry point of the forked process: load the model, report that, and serve until the replica closes."""
     config, revision = wire.decode_arguments(arguments)
     started = time.monotonic()
     try:
         runner, follower_pids = load(config, connection)
         drafter = make_drafter(config, runner.max_model_len)
         engine = Engine(runner, config, revision, runner.adapters, drafter)
-    except Exception as error:  # whatever is wrong with the model is news for the replica, not a crash
+    except Exception as error:  # whatever is wrong with the model is reported to the replica, not a crash
         logger.error("loading failed: %s", type(error).__name__)
         connection.sendall(wire.encode_frame(wire.LoadFailed(f"{type(error).__name__}: {error}")))
         return
@@ -51,17 +50,17 @@ def main(connection: socket.socket, arguments: bytes) -> None:
 
 
 def serve(connection: socket.socket, engine: Engine) -> None:
-    """Receive, step, send, until the replica closes its end."""
+    """Receive, step and send until the replica closes its end."""
     gc.collect()
-    gc.freeze()  # what is loaded stays; a collection need not look at it again
+    gc.freeze()  # the loaded model is permanent: collections need not traverse it
     gc.disable()
     inbox = _Inbox(connection)
     try:
         while True:
             if not engine.has_work:
                 gc.collect()
-                if not engine.matchers.is_warm and not select.select([connection], [], [], _REST_S)[0]:
-                    engine.matchers.warm()
+                if not engine.matchers.is_warm and not select.select([connection], [], [], _IDLE_S)[0]:
+                    engine.matchers.warm_up()
             if not inbox.drain(engine):
                 return
             if engine.has_work:
@@ -74,14 +73,14 @@ def serve(connection: socket.socket, engine: Engine) -> None:
 
 
 class _Inbox:
-    """Gives the engine what has arrived."""
+    """Passes received work to the engine."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._reader = FrameReader()
 
     def drain(self, engine: Engine) -> bool:
-        """Everything that is there; sleeps for the first of it if the engine has no work. False: the replica left."""
+        """Receive all pending work; wait for some if the engine has none. Return False if the replica closed."""
         while True:
             try:
                 data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT if engine.has_work else 0)
@@ -100,8 +99,8 @@ def _apply(work: wire.Work, engine: Engine) -> None:
         try:
             request = wire.decode_request(raw)
         except (msgspec.DecodeError, ValueError) as error:
-            logger.warning("an unreadable request: %s", type(error).__name__)
-            engine.refuse(wire.sequence_id_of(raw))
+            logger.warning("request cannot be decoded: %s", type(error).__name__)
+            engine.reject(wire.sequence_id_of(raw))
         else:
             engine.add(request)
     for sequence_id in work.aborts:

@@ -1,66 +1,40 @@
-"""One loaded model on this node: the async door to its rank process.
+"""Replica: the asynchronous handle of one loaded model on this node, whose engine runs in a rank process.
 
-Adds and aborts of one turn of the event loop travel as one frame; each step comes back as one frame and every sink it
-concerns is called directly, so nothing is scheduled per token. Knows token ids only, and imports no torch.
+Adds and aborts of one turn of the event loop are sent as one frame. Each step arrives as one frame, and every sink it
+concerns is called directly, so that nothing is scheduled per token. Knows token ids only, and imports no torch.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable
 
-from msgspec import Raw, Struct
+from msgspec import Raw
 
 from engine.config import EngineConfig
 from engine.processes.child_link import ChildLink
 from engine.processes.zygote import Zygote
 from engine.ranks import wire
-from engine.report import FINISHES, EngineInfo, EngineStatus, Finish, PromptLogprobs, StepReport
+from engine.ranks.output import SequenceOutput, outputs_of
+from engine.report import EngineInfo, EngineStatus, Finish, StepReport
 from engine.scheduling.sequence import SequenceRequest
 from telemetry.child_process import Child
 
 logger = logging.getLogger(__name__)
 
-
-class ReplicaLoadError(Exception):
-    """The model could not be loaded; the text says why, for the operator."""
-
-
-class TokenIdLogprob(Struct, frozen=True, gc=False):
-    """The natural-log probability of one drawn token, and the likeliest tokens as (id, logprob)."""
-
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
-
-
-class SequenceOutput(Struct, frozen=True, gc=False):
-    """News of one sequence. A `finish` is its last; "stop" follows an end token, which is among `token_ids`, or comes
-    without tokens where a constraint has nothing left to say. "unclosed": the limit cut a constrained text short.
-
-    `num_cached_tokens` is the part of the prompt that came from the prefix cache, `device_us` what it has had of the
-    devices' time until now, in microseconds. `logprobs` matches `token_ids`, and is empty unless asked for.
-    `prompt_logprobs` are those of the next tokens of the prompt, from its second one on; all of them come before any
-    token.
-    """
-
-    token_ids: tuple[int, ...]
-    finish: Finish | None = None
-    num_cached_tokens: int = 0
-    logprobs: tuple[TokenIdLogprob, ...] = ()
-    device_us: int = 0
-    prompt_logprobs: tuple[TokenIdLogprob, ...] = ()
-
-
 Sink = Callable[[SequenceOutput], None]
 
 
-class Replica:
-    """The handle of a running rank. Belongs to one event loop; made by `start`.
+class ReplicaLoadError(Exception):
+    """The model could not be loaded. The message is for the operator."""
 
-    Every sequence added gets exactly one output with a finish, whatever happens to the rank. `on_exit` is called once
-    if the rank ends without having been told to, with a line that says how; a rank that hangs is made to end.
+
+class Replica:
+    """The handle of a rank process. Belongs to one event loop. Made by `start`.
+
+    Every sequence added gets exactly one output with a finish, even if the rank dies. `on_exit` is called once, with a
+    line that says how, if the rank ends without `close`. A rank that hangs is killed.
     """
 
     def __init__(self, child: Child, on_exit: Callable[[str], None], hang_timeout_s: float) -> None:
@@ -95,8 +69,10 @@ class Replica:
         *,
         entry: str = "engine.ranks.rank:main",
     ) -> Replica:
-        """Fork a rank, have it load the model, return when it is ready. Raises ReplicaLoadError or ZygoteError;
-        cancelled meanwhile, it kills the rank, which hears nothing while it loads."""
+        """Fork a rank process and return when it has loaded the model.
+
+        Raises ReplicaLoadError or ZygoteError. If cancelled, kills the rank, which reads no messages while it loads.
+        """
         child = await zygote.fork(entry, wire.encode_arguments(config, revision), name=f"rank {config.model_dir.name}")
         replica = cls(child, on_exit, config.step_timeout_s)
         try:
@@ -110,12 +86,12 @@ class Replica:
 
     @property
     def pid(self) -> int:
-        """Of the rank process."""
+        """Process id of the rank."""
         return self._link.pid
 
     @property
     def num_open(self) -> int:
-        """Sequences that have not ended yet."""
+        """Number of sequences that have not ended."""
         return len(self._sinks)
 
     @property
@@ -123,20 +99,20 @@ class Replica:
         return self._link.is_alive
 
     def status(self) -> EngineStatus:
-        """The engine's numbers after its latest step."""
+        """Return the engine's status after its latest step."""
         return self._status
 
     def add(self, request: SequenceRequest, sink: Sink) -> None:
         """Start a sequence. `sink` is called in this event loop, never from within this call, and must not block."""
         if not self.is_alive or self._is_draining:
-            finish = self._end_of_all if not self.is_alive else "aborted"
+            finish = self._lost_finish if not self.is_alive else "aborted"
             self._loop.call_soon(sink, SequenceOutput((), finish))
             return
-        assert request.sequence_id not in self._sinks, "a sequence id is used once"
+        assert request.sequence_id not in self._sinks, "sequence ids are unique"
         try:
             raw = wire.encode_request(request)
         except (TypeError, ValueError, OverflowError) as error:
-            logger.warning("a request that no message can carry: %s", type(error).__name__)
+            logger.warning("request cannot be encoded: %s", type(error).__name__)
             self._loop.call_soon(sink, SequenceOutput((), "error"))
             return
         self._sinks[request.sequence_id] = sink
@@ -144,13 +120,13 @@ class Replica:
         self._flush_soon()
 
     def abort(self, sequence_id: int) -> None:
-        """End a sequence within one step; its sink hears "aborted", or how it had ended before the rank knew."""
+        """End a sequence within one step. Its sink gets "aborted", or the finish with which it ended before that."""
         if sequence_id in self._sinks:
             self._aborts.append(sequence_id)
             self._flush_soon()
 
     async def drain(self) -> None:
-        """Take nothing new; return when every open sequence has ended."""
+        """Reject new sequences, and return when every open sequence has ended."""
         self._is_draining = True
         if self._sinks:
             future = self._loop.create_future()
@@ -158,12 +134,12 @@ class Replica:
             await future
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End the rank. Sequences still open hear "aborted". `at_once` gives it no time to end by itself."""
+        """End the rank process; open sequences get "aborted". `at_once` kills it."""
         await self._link.close(at_once=at_once)
         if self._loaded.done() and not self._loaded.cancelled():
-            self._loaded.exception()  # seen, so that it is not reported as forgotten
+            self._loaded.exception()  # retrieved, so that asyncio does not log it
 
-    # ── towards the rank ──
+    # ── to the rank ──
 
     def _flush_soon(self) -> None:
         if not self._is_flushing:
@@ -180,101 +156,51 @@ class Replica:
     # ── from the rank ──
 
     def _on_frame(self, payload: bytes) -> None:
-        news = wire.decode_news(payload)
-        if isinstance(news, wire.Stepped):
-            self._status = news.status
-            if news.sequence_ids or news.prompts:
-                self._deliver(wire.decode_report(news))
-        elif isinstance(news, wire.Loaded):
-            self._status = news.status
-            self._link.watch_with(news.follower_pids)
+        message = wire.decode_rank_message(payload)
+        if isinstance(message, wire.Stepped):
+            self._status = message.status
+            if message.sequence_ids or message.prompt_logprobs:
+                self._deliver(wire.decode_report(message))
+        elif isinstance(message, wire.Loaded):
+            self._status = message.status
+            self._link.watch_with(message.follower_pids)
             if not self._loaded.done():
-                self._loaded.set_result(news.info)
+                self._loaded.set_result(message.info)
         elif not self._loaded.done():
-            self._loaded.set_exception(ReplicaLoadError(news.message))
+            self._loaded.set_exception(ReplicaLoadError(message.message))
 
     def _deliver(self, report: StepReport) -> None:
-        for prompt in report.prompts:
-            if prompt.sequence_id in self._sinks:
-                output = SequenceOutput((), prompt_logprobs=_prompt_logprobs(prompt))
-                self._call(prompt.sequence_id, self._sinks[prompt.sequence_id], output)
-        has_logprobs, num_entries = report.logprobs is not None, report.num_entries
-        has_runs = num_entries > 1 and bool((report.sequence_ids[1:] == report.sequence_ids[:-1]).any())
-        columns = zip(
-            report.sequence_ids.tolist(),
-            report.token_ids.tolist(),
-            report.finishes.tolist(),
-            report.num_cached.tolist(),
-            [0] * num_entries if report.device_us is None else report.device_us.tolist(),
-            strict=True,
-        )
-        earlier: list[int] = []  # tokens of the same sequence in entries before
-        for row, (sequence_id, token_id, code, num_cached, device_us) in enumerate(columns):
-            if has_runs and not code and row + 1 < num_entries and _is_one_run(report, row):
-                earlier.append(token_id)
-                continue
-            sink = self._sinks.pop(sequence_id, None) if code else self._sinks.get(sequence_id)
-            token_ids = (*earlier, token_id) if token_id >= 0 else ()
-            earlier = []
-            if sink is None:
-                continue
-            logprobs: tuple[TokenIdLogprob, ...] = ()
-            if has_logprobs:
-                for each in range(row + 1 - len(token_ids), row + 1):
-                    logprobs += _logprobs(report, each)
-            self._call(sequence_id, sink, SequenceOutput(token_ids, FINISHES[code], num_cached, logprobs, device_us))
-        self._wake_drained()
+        for sequence_id, output in outputs_of(report):
+            sink = self._sinks.pop(sequence_id, None) if output.finish else self._sinks.get(sequence_id)
+            if sink is not None:
+                self._call(sequence_id, sink, output)
+        self._resolve_drained()
 
     def _call(self, sequence_id: int, sink: Sink, output: SequenceOutput) -> None:
-        """One sink's failure is its own: the sequence is aborted, the others go on."""
+        """Call a sink. If it raises, its sequence is aborted; others are not affected."""
         try:
             sink(output)
         except Exception as error:
-            logger.exception("a sink failed: %s", type(error).__name__)
+            logger.exception("sink failed: %s", type(error).__name__)
             self.abort(sequence_id)
             self._sinks.pop(sequence_id, None)
 
     @property
-    def _end_of_all(self) -> Finish:
-        """What open sequences hear when the rank is there no longer."""
+    def _lost_finish(self) -> Finish:
+        """The finish of sequences that are open when the connection to the rank ends."""
         return "aborted" if self._link.is_closing else "crashed"
 
     def _on_lost(self) -> None:
         if not self._loaded.done():
-            self._loaded.set_exception(ReplicaLoadError("the rank process ended while loading; its log says why"))
-        self._end_all(self._end_of_all)
-
-    def _end_all(self, finish: Finish) -> None:
+            self._loaded.set_exception(ReplicaLoadError("the rank process ended while loading; see its log"))
         sinks, self._sinks = self._sinks, {}
         for sequence_id, sink in sinks.items():
-            self._call(sequence_id, sink, SequenceOutput((), finish))
-        self._wake_drained()
+            self._call(sequence_id, sink, SequenceOutput((), self._lost_finish))
+        self._resolve_drained()
 
-    def _wake_drained(self) -> None:
+    def _resolve_drained(self) -> None:
         if not self._sinks:
             for future in self._drained:
                 if not future.done():
                     future.set_result(None)
             self._drained.clear()
-
-
-def _is_one_run(report: StepReport, row: int) -> bool:
-    """Whether the entry after `row` brings one more token of the same sequence."""
-    return bool(report.sequence_ids[row + 1] == report.sequence_ids[row]) and bool(report.token_ids[row + 1] >= 0)
-
-
-def _prompt_logprobs(prompt: PromptLogprobs) -> tuple[TokenIdLogprob, ...]:
-    columns = zip(prompt.logprobs.tolist(), prompt.top_ids.tolist(), prompt.top_logprobs.tolist(), strict=True)
-    return tuple(TokenIdLogprob(logprob, tuple(zip(ids, tops, strict=True))) for logprob, ids, tops in columns)
-
-
-def _logprobs(report: StepReport, row: int) -> tuple[TokenIdLogprob, ...]:
-    """Of the entry's one token; empty where its sequence asked for none."""
-    assert report.logprobs is not None
-    logprob = float(report.logprobs[row])
-    if math.isnan(logprob):
-        return ()
-    if report.top_ids is None or report.top_logprobs is None:
-        return (TokenIdLogprob(logprob),)
-    pairs = zip(report.top_ids[row].tolist(), report.top_logprobs[row].tolist(), strict=True)
-    return (TokenIdLogprob(logprob, tuple(pair for pair in pairs if pair[0] >= 0)),)

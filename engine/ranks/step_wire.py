@@ -1,8 +1,7 @@
-"""A step as its leader tells it to the other ranks: the facts that a forward pass needs, as raw bytes over a socket.
-And what comes in a step's place: blocks to wipe, adapters that come and go.
+"""Messages from the leading rank to its followers: steps, blocks to wipe, and adapter updates, as raw bytes.
 
-Sampling is the leader's alone, so nothing of it travels. Ten to a hundred kilobytes for a large batch, some
-microseconds; a rank with nothing to do sleeps in the socket. Both ends are one version of us on one machine.
+Only the leader samples, so sampling parameters are not sent. A large batch takes ten to a hundred kilobytes and some
+microseconds. A follower sleeps in the socket between messages. Both ends run the same version on one machine.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from engine.arrays import Ints, Longs, ceil_div
 from engine.inputs import NO_SAMPLING, StepInputs
 from engine.processes.frames import receive_exactly
 
-# Bytes in all, T, K, R, blocks of the longest row, decode rows, whether there are guesses, and adapters.
+# Header: bytes of data, T, L, R, blocks of the longest row, decode rows, has adapters.
 _NUM_SIZES = 7
 HEADER_BYTES = 8 * _NUM_SIZES
-_IS_WIPE, _IS_ARRIVAL, _IS_DEPARTURE = -1, -2, -3  # as T
+_WIPE, _ADAPTER_ADDED, _ADAPTER_REMOVED = -1, -2, -3  # in place of T
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_FRAME_BYTES = 8
+_LENGTH_BYTES = 8
 
 
 def encode_step(step: StepInputs, block_size: int) -> bytes:
-    """The step as one message."""
-    num_blocks = ceil_div(int(step.context_lens.max()), block_size)  # what no row reaches is left out
+    """Return the step as one message."""
+    num_blocks = ceil_div(int(step.context_lens.max()), block_size)  # unused columns of the block tables are left out
     longs = (step.token_ids, step.positions, step.slot_mapping, step.logit_rows)
     arrays: list[NDArray[np.generic]] = [each.numpy() for each in longs]
     arrays += [step.sequence_ids, step.query_starts, step.context_lens, step.block_tables[:, :num_blocks]]
@@ -46,13 +45,12 @@ def encode_step(step: StepInputs, block_size: int) -> bytes:
 
 
 def encode_wipe(block_ids: Ints) -> bytes:
-    """Blocks to wipe, as a message in a step's place."""
-    data = block_ids.astype(np.int32).tobytes()
-    return np.array([len(data), _IS_WIPE, *[0] * (_NUM_SIZES - 2)], np.int64).tobytes() + data
+    """Return a message with blocks to wipe."""
+    return _encode(_WIPE, block_ids.astype(np.int32).tobytes())
 
 
-class _ArrivalFacts(Struct, frozen=True, array_like=True):
-    """Of an adapter, all but its numbers: of each module its name, the rank, inputs and outputs."""
+class _AdapterHeader(Struct, frozen=True, array_like=True):
+    """An added adapter without its values. `modules` are (name, rank, inputs, outputs)."""
 
     handle: int
     rank: int
@@ -61,51 +59,60 @@ class _ArrivalFacts(Struct, frozen=True, array_like=True):
     modules: list[tuple[str, int, int, int]]
 
 
-def encode_adapter_update(news: AdapterUpdate) -> bytes:
-    """An adapter that comes or goes, as a message in a step's place."""
-    if isinstance(news, AdapterRemoved):
-        return np.array([0, _IS_DEPARTURE, news.handle, *[0] * (_NUM_SIZES - 3)], np.int64).tobytes()
-    pairs = list(news.matrices.items())
+def encode_adapter_update(update: AdapterUpdate) -> bytes:
+    """Return a message with an added or removed adapter."""
+    if isinstance(update, AdapterRemoved):
+        return _encode(_ADAPTER_REMOVED, b"", update.handle)
+    pairs = list(update.matrices.items())
     modules = [(name, *a.shape, len(b)) for name, (a, b) in pairs]
     dtype = str(pairs[0][1][0].dtype).removeprefix("torch.")
-    facts = msgspec.msgpack.encode(_ArrivalFacts(news.handle, news.kind.rank, news.num_slots, dtype, modules))
-    numbers = [each.contiguous().view(torch.uint8).numpy().data for _, pair in pairs for each in pair]
-    data = b"".join([len(facts).to_bytes(_FRAME_BYTES, "little"), facts, *numbers])
-    return np.array([len(data), _IS_ARRIVAL, *[0] * (_NUM_SIZES - 2)], np.int64).tobytes() + data
+    header = msgspec.msgpack.encode(_AdapterHeader(update.handle, update.shape.rank, update.num_slots, dtype, modules))
+    values = [each.contiguous().view(torch.uint8).numpy().data for _, pair in pairs for each in pair]
+    return _encode(_ADAPTER_ADDED, b"".join([len(header).to_bytes(_LENGTH_BYTES, "little"), header, *values]))
 
 
-def _decode_arrival(data: bytearray) -> AdapterAdded:
-    at = _FRAME_BYTES + int.from_bytes(data[:_FRAME_BYTES], "little")
-    facts = msgspec.msgpack.decode(data[_FRAME_BYTES:at], type=_ArrivalFacts)
-    dtype, matrices = _DTYPES[facts.dtype], {}
-    for name, rank, num_in, num_out in facts.modules:
+def _encode(kind: int, data: bytes, value: int = 0) -> bytes:
+    return np.array([len(data), kind, value, *[0] * (_NUM_SIZES - 3)], np.int64).tobytes() + data
+
+
+def _decode_adapter(data: bytearray) -> AdapterAdded:
+    offset = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+    header = msgspec.msgpack.decode(data[_LENGTH_BYTES:offset], type=_AdapterHeader)
+    dtype, matrices = _DTYPES[header.dtype], {}
+    for name, rank, num_in, num_out in header.modules:
         pair = []
         for shape in ((rank, num_in), (num_out, rank)):
-            pair.append(torch.frombuffer(data, dtype=torch.uint8, count=math.prod(shape) * dtype.itemsize, offset=at))
-            pair[-1] = pair[-1].clone().view(dtype).view(shape)  # where numbers of any size may lie
-            at += math.prod(shape) * dtype.itemsize
+            num_bytes = math.prod(shape) * dtype.itemsize
+            values = torch.frombuffer(data, dtype=torch.uint8, count=num_bytes, offset=offset)
+            pair.append(values.clone().view(dtype).view(shape))  # a copy, because `offset` may be unaligned
+            offset += num_bytes
         matrices[name] = (pair[0], pair[1])
-    kind = AdapterShape(facts.rank, tuple(sorted(matrices)))
-    return AdapterAdded(facts.handle, kind, facts.num_slots, matrices)
+    shape_of_all = AdapterShape(header.rank, tuple(sorted(matrices)))
+    return AdapterAdded(header.handle, shape_of_all, header.num_slots, matrices)
 
 
 def receive_step(channel: socket.socket) -> StepInputs | Ints | AdapterUpdate | None:
-    """The next step, waited for, or blocks to wipe, or an adapter's coming or going; None once the leader is gone."""
+    """Wait for the next message: a step, blocks to wipe, or an adapter update. None if the leader closed the socket."""
     header = receive_exactly(channel, HEADER_BYTES)
     if header is None:
         return None
     num_bytes, *sizes = np.frombuffer(header, np.int64).tolist()
-    num_tokens, num_sampled, num_rows, num_blocks, num_decode_rows, has_adapters = sizes
     data = receive_exactly(channel, num_bytes)
     if data is None:
         return None
-    if num_tokens == _IS_WIPE:
+    kind, value = sizes[:2]
+    if kind == _WIPE:
         return np.frombuffer(data, np.int32)
-    if num_tokens == _IS_ARRIVAL:
-        return _decode_arrival(data)
-    if num_tokens == _IS_DEPARTURE:
-        return AdapterRemoved(num_sampled)
-    longs = (num_tokens, num_tokens, num_tokens, num_sampled, num_rows)
+    if kind == _ADAPTER_ADDED:
+        return _decode_adapter(data)
+    if kind == _ADAPTER_REMOVED:
+        return AdapterRemoved(value)
+    return _decode_step(data, sizes)
+
+
+def _decode_step(data: bytearray, sizes: list[int]) -> StepInputs:
+    num_tokens, num_logits, num_rows, num_blocks, num_decode_rows, has_adapters = sizes
+    longs = (num_tokens, num_tokens, num_tokens, num_logits, num_rows)
     token_ids, positions, slot_mapping, logit_rows, sequence_ids = _split(data, 0, longs)
     ints = (num_rows + 1, num_rows, num_rows * num_blocks)
     query_starts, context_lens, block_tables, adapters = _split32(data, 8 * sum(longs), ints)
@@ -125,11 +132,11 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | AdapterUpdate | 
 
 
 def _split(data: bytearray, offset: int, counts: Sequence[int]) -> list[Longs]:
-    """int64 arrays over the memory of `data`, one after the other."""
+    """Return successive int64 arrays over the memory of `data`."""
     ends = np.cumsum(counts).tolist()
     return np.split(np.frombuffer(data, np.int64, ends[-1], offset), ends[:-1])
 
 
 def _split32(data: bytearray, offset: int, counts: Sequence[int]) -> list[Ints]:
-    """int32 arrays, the last of which is all that is left."""
+    """Return successive int32 arrays over the memory of `data`, and one with the rest."""
     return np.split(np.frombuffer(data, np.int32, -1, offset), np.cumsum(counts).tolist())

@@ -1,12 +1,14 @@
-"""What crosses the Unix socket between a replica and its rank: one frame per step each way, arrays as raw bytes.
+"""Messages between a replica and its rank over a Unix socket: one frame per step each way, arrays as raw bytes.
 
-A frame (`processes/frames.py`) is one MessagePack message:
+Each frame (`processes/frames.py`) is one MessagePack message:
 
-    rank     Loaded | LoadFailed            once
-    replica  Work(sequences to add, ids to abort)
-    rank     Stepped(entries of the step, status)
+| sender | message |
+|---|---|
+| rank | `Loaded` or `LoadFailed`, once |
+| replica | `Work`: sequences to add and ids to abort |
+| rank | `Stepped`: entries of a step and the engine's status |
 
-Both ends are ours and of one version; the socket closing is how either says that it is gone. No torch here.
+Both ends run the same version. Closing the socket ends the connection. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,18 +19,19 @@ from pathlib import Path
 import msgspec
 import numpy as np
 from msgspec import Raw, Struct
-from numpy.typing import NDArray
 
 from engine.adapters.local_adapter import LocalAdapter
+from engine.arrays import Floats
 from engine.config import EngineConfig
 from engine.processes.frames import framed
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.report import EngineInfo, EngineStatus, PromptLogprobs, StepReport
 from engine.scheduling.sequence import SequenceRequest
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):
-    """`follower_pids` are the other processes of a model that several ranks shard."""
+    """`follower_pids` are the other processes of a model with several ranks."""
 
     info: EngineInfo
     status: EngineStatus
@@ -40,14 +43,14 @@ class LoadFailed(Struct, frozen=True, tag="load_failed"):
 
 
 class Work(Struct, frozen=True, tag="work"):
-    """Each of `adds` is an encoded request of its own, so that one that cannot be read spoils no other."""
+    """Each of `adds` is encoded separately, so that one that cannot be decoded does not affect the others."""
 
     adds: list[Raw] = []
     aborts: list[int] = []
 
 
-class _Scored(Struct, frozen=True, array_like=True):
-    """A PromptLogprobs's arrays, little-endian."""
+class _PromptLogprobs(Struct, frozen=True, array_like=True):
+    """The arrays of a PromptLogprobs, little-endian."""
 
     sequence_id: int
     logprobs: bytes
@@ -56,8 +59,7 @@ class _Scored(Struct, frozen=True, array_like=True):
 
 
 class Stepped(Struct, frozen=True, tag="stepped", omit_defaults=True):
-    """A StepReport's columns, little-endian, and the engine's numbers after it. `num_top` is the width of the top
-    columns."""
+    """Columns of a StepReport, little-endian, and the engine's status. `num_top` is the width of the top columns."""
 
     status: EngineStatus
     sequence_ids: bytes = b""
@@ -69,7 +71,7 @@ class Stepped(Struct, frozen=True, tag="stepped", omit_defaults=True):
     top_ids: bytes | None = None
     top_logprobs: bytes | None = None
     device_us: bytes = b""
-    prompts: tuple[_Scored, ...] = ()
+    prompt_logprobs: tuple[_PromptLogprobs, ...] = ()
 
 
 class _Add(Struct, frozen=True, array_like=True):
@@ -93,7 +95,7 @@ _to_replica: msgspec.msgpack.Decoder[Loaded | LoadFailed | Stepped] = msgspec.ms
 
 
 def encode_arguments(config: EngineConfig, revision: str) -> bytes:
-    """What a forked rank is started with: how to run, and the manifest digest that its prefix hashes are rooted in."""
+    """Encode the arguments of a rank process. `revision` is the manifest digest that block hashes are derived from."""
     settings = dataclasses.asdict(config) | {"model_dir": str(config.model_dir)}
     return _encoder.encode((settings, revision))
 
@@ -105,22 +107,22 @@ def decode_arguments(data: bytes) -> tuple[EngineConfig, str]:
 
 
 def encode_frame(message: Loaded | LoadFailed | Work) -> bytes:
-    """One frame, length included."""
+    """Return the message as a frame, length included."""
     return framed(_encoder.encode(message))
 
 
 def decode_work(payload: bytes) -> Work:
-    """What a rank receives. Raises msgspec.DecodeError."""
+    """Decode a message to a rank. Raises msgspec.DecodeError."""
     return _to_rank.decode(payload)
 
 
-def decode_news(payload: bytes) -> Loaded | LoadFailed | Stepped:
-    """What a replica receives. Raises msgspec.DecodeError."""
+def decode_rank_message(payload: bytes) -> Loaded | LoadFailed | Stepped:
+    """Decode a message to a replica. Raises msgspec.DecodeError."""
     return _to_replica.decode(payload)
 
 
 def encode_request(request: SequenceRequest) -> Raw:
-    """Raises TypeError, ValueError or OverflowError for values that no message can carry."""
+    """Encode one request. Raises TypeError, ValueError or OverflowError for values that cannot be encoded."""
     prompt = np.ascontiguousarray(request.prompt, dtype="<i4").tobytes()
     add = _Add(
         request.sequence_id,
@@ -153,19 +155,19 @@ def decode_request(raw: Raw) -> SequenceRequest:
 
 
 def sequence_id_of(raw: Raw) -> int:
-    """Of a request that `decode_request` refuses."""
+    """Return the sequence id of a request that `decode_request` cannot decode."""
     sequence_id: int = msgspec.msgpack.decode(raw)[0]
     return sequence_id
 
 
 def encode_report(report: StepReport, status: EngineStatus) -> bytes:
-    """The frame a rank sends after a step."""
-    prompts = tuple(
-        _Scored(each.sequence_id, each.logprobs.tobytes(), each.top_ids.tobytes(), each.top_logprobs.tobytes())
-        for each in report.prompts
+    """Return the frame of a step."""
+    prompt_logprobs = tuple(
+        _PromptLogprobs(each.sequence_id, each.logprobs.tobytes(), each.top_ids.tobytes(), each.top_logprobs.tobytes())
+        for each in report.prompt_logprobs
     )
     if not report.num_entries:
-        return framed(_encoder.encode(Stepped(status, prompts=prompts)))
+        return framed(_encoder.encode(Stepped(status, prompt_logprobs=prompt_logprobs)))
     top_ids, top_logprobs = report.top_ids, report.top_logprobs
     stepped = Stepped(
         status=status,
@@ -178,15 +180,15 @@ def encode_report(report: StepReport, status: EngineStatus) -> bytes:
         top_ids=None if top_ids is None else top_ids.tobytes(),
         top_logprobs=None if top_logprobs is None else top_logprobs.tobytes(),
         device_us=b"" if report.device_us is None else report.device_us.tobytes(),
-        prompts=prompts,
+        prompt_logprobs=prompt_logprobs,
     )
     return framed(_encoder.encode(stepped))
 
 
 def decode_report(message: Stepped) -> StepReport:
-    """The columns of `message`, over its own memory."""
+    """Return the report of a step. Its columns are views of the message's memory."""
 
-    def floats(data: bytes | None) -> NDArray[np.float32] | None:
+    def floats(data: bytes | None) -> Floats | None:
         return None if data is None else np.frombuffer(data, dtype=np.float32)
 
     sequence_ids = np.frombuffer(message.sequence_ids, dtype=np.int64)
@@ -201,11 +203,11 @@ def decode_report(message: Stepped) -> StepReport:
         top_ids=None if message.top_ids is None else np.frombuffer(message.top_ids, dtype=np.int32).reshape(shape),
         top_logprobs=None if top_logprobs is None else top_logprobs.reshape(shape),
         device_us=np.frombuffer(message.device_us, dtype=np.int64) if message.device_us else None,
-        prompts=tuple(_scored_prompt(each) for each in message.prompts),
+        prompt_logprobs=tuple(_decode_prompt_logprobs(each) for each in message.prompt_logprobs),
     )
 
 
-def _scored_prompt(message: _Scored) -> PromptLogprobs:
+def _decode_prompt_logprobs(message: _PromptLogprobs) -> PromptLogprobs:
     logprobs = np.frombuffer(message.logprobs, dtype=np.float32)
     shape = (len(logprobs), -1 if message.top_ids else 0)
     return PromptLogprobs(

@@ -1,18 +1,17 @@
-"""Who has which KV block: allocate, share by prefix hash, cache what nobody holds, evict, free.
+"""Block manager: allocate, share by block hash, cache, evict and free the blocks of the KV pool.
 
-A block is in exactly one of three states, and `check_integrity` can prove it:
+A block is in exactly one of three states:
 
-    free     nobody holds it and nothing in it is worth finding
-    cached   nobody holds it, but its content has a name (prefix hash) and may return: evicted on demand
-    held     by one or more sequences (reference count); named or not
+    free     not in use, content is worthless
+    cached   not in use, but registered under a block hash: can be found again, evicted on demand
+    in use   by one or more sequences (reference count); registered or not
 
-    free --allocate--> held --release--> free            (no name)
-                       held --release--> cached          (named) --hold--> held, --allocate--> held, name forgotten
-                       held --forget--> held             (its name is gone)
+    free --allocate--> in use --release--> free      (not registered)
+                       in use --release--> cached    (registered)    cached --acquire--> in use
+                       in use --unregister--> in use (not registered) cached --allocate--> in use, hash removed
 
-Only full blocks get names, and only once computed. Which cached block is evicted is decided by
-`scheduling/cached_blocks.py`. Knows no sequences, no tokens and no policy. Moving n blocks costs O(n), most of it in
-NumPy.
+Only full, computed blocks are registered. `cached_blocks.py` decides which cached block is evicted. Knows no sequences,
+tokens or policy. Each operation on n blocks costs O(n), most of it in NumPy.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ class BlockManager:
         self._free = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)  # a stack; its first num_free entries count
         self.num_free = num_blocks
         self._block_of: dict[bytes, int] = {}
-        self._name_of: list[bytes | None] = [None] * num_blocks
-        self._is_named = np.zeros(num_blocks, dtype=np.bool_)
+        self._hash_of: list[bytes | None] = [None] * num_blocks
+        self._is_registered = np.zeros(num_blocks, dtype=np.bool_)
         self._cached = CachedBlocks(num_blocks)
 
     @property
@@ -44,40 +43,39 @@ class BlockManager:
 
     @property
     def num_available(self) -> int:
-        """Blocks that `allocate` can give."""
+        """Blocks that `allocate` can return: free and cached ones."""
         return self.num_free + self._cached.num_blocks
 
     @property
-    def num_held(self) -> int:
+    def num_in_use(self) -> int:
         return self.num_blocks - self.num_available
 
-    def find(self, name: bytes) -> int | None:
-        """The block of that name, held or cached."""
-        return self._block_of.get(name)
+    def find(self, block_hash: bytes) -> int | None:
+        """Return the block registered under `block_hash`, if any."""
+        return self._block_of.get(block_hash)
 
-    def match(self, names: list[bytes]) -> Ints:
-        """The blocks of the longest run of `names` that are here, from the first on. Changes nothing."""
+    def match(self, hashes: list[bytes]) -> Ints:
+        """Return the blocks of the longest registered prefix of `hashes`. Changes nothing."""
         found = []
-        for name in names:
-            block = self._block_of.get(name)
+        for block_hash in hashes:
+            block = self._block_of.get(block_hash)
             if block is None:
                 break
             found.append(block)
         return np.array(found, dtype=np.int32)
 
     def count_cached(self, blocks: Ints) -> int:
-        """How many of `blocks` nobody holds, so that holding them takes from what is available."""
+        """Return how many of `blocks` are not in use: acquiring these reduces `num_available`."""
         return int(np.count_nonzero(self._references[blocks] == 0))
 
-    def hold(self, blocks: Ints) -> None:
-        """One more holder each, of blocks that are held already or that `match` gave. They are distinct, and of one
-        owner."""
+    def acquire(self, blocks: Ints) -> None:
+        """Add a reference to each of `blocks`, which are distinct, in use or cached, and of one owner."""
         self._cached.remove(blocks[self._references[blocks] == 0])
         self._references[blocks] += 1
 
     def allocate(self, count: int) -> Ints:
-        """`count` unnamed blocks, held once each; cached ones are evicted only when none is free."""
-        assert count <= self.num_available, "ask num_available first"
+        """Return `count` unregistered blocks with one reference each. Evicts cached blocks only if none is free."""
+        assert count <= self.num_available, "check num_available first"
         num_fresh = min(count, self.num_free)
         self.num_free -= num_fresh
         blocks = self._free[self.num_free : self.num_free + num_fresh].copy()
@@ -87,77 +85,77 @@ class BlockManager:
         self._references[blocks] = 1
         return blocks
 
-    def discard(self, blocks: Ints) -> Ints:
-        """One holder less each, of blocks whose content is to be forgotten. Returns those that nobody holds any more:
-        free, and to be wiped before anyone writes to them."""
-        self.forget(blocks)
-        self.release(blocks)
-        is_left: NDArray[np.bool_] = self._references[blocks] == 0
-        left: Ints = blocks[is_left]
-        return left
-
     def release(self, blocks: Ints, owner: bytes = b"") -> None:
-        """One holder less each. `blocks` are distinct and in the order of their sequence: of those that nobody holds
-        any more the last is evicted first, so that a prefix outlives what follows it. What stays cached counts as
-        `owner`'s; nobody else may know its names."""
+        """Remove a reference from each of `blocks`, which are distinct and in the order of their sequence.
+
+        Registered blocks that nothing uses any more become cached for `owner`. The last of them is evicted first, so
+        that a prefix outlives its continuation.
+        """
         assert np.all(self._references[blocks] > 0)
         self._references[blocks] -= 1
-        dropped = blocks[self._references[blocks] == 0]
-        is_named = self._is_named[dropped]
-        self._cached.add(dropped[is_named][::-1], owner)
-        free = dropped[~is_named]
+        unused = blocks[self._references[blocks] == 0]
+        is_registered = self._is_registered[unused]
+        self._cached.add(unused[is_registered][::-1], owner)
+        free = unused[~is_registered]
         self._free[self.num_free : self.num_free + len(free)] = free
         self.num_free += len(free)
 
-    def register(self, block: int, name: bytes) -> None:
-        """Name a held block whose content is complete. A name that another block has already stays with that one."""
-        assert self._references[block] > 0
-        assert not self._is_named[block]
-        if name not in self._block_of:
-            self._block_of[name] = block
-            self._name_of[block] = name
-            self._is_named[block] = True
+    def release_uncached(self, blocks: Ints) -> Ints:
+        """Unregister and release `blocks`. Return those that became free: the caller must wipe them before reuse."""
+        self.unregister(blocks)
+        self.release(blocks)
+        is_free: NDArray[np.bool_] = self._references[blocks] == 0
+        freed: Ints = blocks[is_free]
+        return freed
 
-    def forget(self, blocks: Ints) -> None:
-        """Take the names of held blocks away: nobody finds their content again, and the last release frees them."""
+    def register(self, block: int, block_hash: bytes) -> None:
+        """Make a full block in use findable by its hash. If another block has this hash already, do nothing."""
+        assert self._references[block] > 0
+        assert not self._is_registered[block]
+        if block_hash not in self._block_of:
+            self._block_of[block_hash] = block
+            self._hash_of[block] = block_hash
+            self._is_registered[block] = True
+
+    def unregister(self, blocks: Ints) -> None:
+        """Remove the hashes of blocks in use: they cannot be found any more and are freed by their last release."""
         assert np.all(self._references[blocks] > 0)
-        for block in blocks[self._is_named[blocks]].tolist():
-            self._unname(block)
+        for block in blocks[self._is_registered[blocks]].tolist():
+            self._remove_hash(block)
 
     def _evict(self) -> int:
-        """Forget a cached block's name and hand it over."""
         block = self._cached.evict()
-        self._unname(block)
+        self._remove_hash(block)
         return block
 
-    def _unname(self, block: int) -> None:
-        name = self._name_of[block]
-        assert name is not None
-        del self._block_of[name]
-        self._name_of[block] = None
-        self._is_named[block] = False
+    def _remove_hash(self, block: int) -> None:
+        block_hash = self._hash_of[block]
+        assert block_hash is not None
+        del self._block_of[block_hash]
+        self._hash_of[block] = None
+        self._is_registered[block] = False
 
-    def check_integrity(self, holders: list[Ints] | None = None) -> None:
-        """Prove that every block has exactly one state. Given every holder's blocks, prove the reference counts too.
+    def check_integrity(self, users: list[Ints] | None = None) -> None:
+        """Check that every block has exactly one state, and the reference counts if `users` lists each user's blocks.
 
-        Raises AssertionError. For tests: costs O(blocks).
+        For tests: costs O(blocks). Raises AssertionError.
         """
         free = set(self._free[: self.num_free].tolist())
         cached = self._cached.check_integrity()
-        held = set(np.flatnonzero(self._references).tolist())
+        in_use = set(np.flatnonzero(self._references).tolist())
         assert len(free) == self.num_free, "a block is free twice"
         assert not free & set(cached), "a block is free and cached"
-        assert not free & held, "a block is free and held"
-        assert not held & set(cached), "a block is cached and held"
-        assert len(free) + len(cached) + len(held) == self.num_blocks, "a block is in no state"
+        assert not free & in_use, "a block is free and in use"
+        assert not in_use & set(cached), "a block is cached and in use"
+        assert len(free) + len(cached) + len(in_use) == self.num_blocks, "a block has no state"
         assert self._references.min() >= 0
-        named = {block for block, name in enumerate(self._name_of) if name is not None}
-        assert named == set(np.flatnonzero(self._is_named).tolist())
-        assert not named & free, "a free block has a name"
-        assert set(cached) <= named, "a cached block has no name"
-        assert {block: name for name, block in self._block_of.items()} == {b: self._name_of[b] for b in named}
-        if holders is not None:
+        registered = {block for block, block_hash in enumerate(self._hash_of) if block_hash is not None}
+        assert registered == set(np.flatnonzero(self._is_registered).tolist())
+        assert not registered & free, "a free block is registered"
+        assert set(cached) <= registered, "a cached block is not registered"
+        assert {block: key for key, block in self._block_of.items()} == {b: self._hash_of[b] for b in registered}
+        if users is not None:
             counts = np.zeros(self.num_blocks, dtype=np.int64)
-            for blocks in holders:
+            for blocks in users:
                 np.add.at(counts, blocks, 1)
-            assert np.array_equal(counts, self._references), "the reference counts are not those of the holders"
+            assert np.array_equal(counts, self._references), "the reference counts do not match the users"

@@ -1,8 +1,8 @@
-"""How much of the engine each tenant has had: virtual token counters (VTC).
+"""Fairness between tenants: virtual token counters (VTC).
 
-Work is charged in weighted tokens; who has had least goes next. A tenant that returns from idle is lifted to the least
-served of those active, so that nobody saves up credit by staying away. A tenant here is a number, seen as an index
-into the counters while it is known. Knows nothing of queues, blocks or steps.
+Each tenant is charged weighted tokens for its work, and the least served tenant is next. A tenant that returns from
+idle is raised to the counter of the least served active tenant, so that idling does not accumulate credit. Tenants are
+numbers; each known tenant has an index into the counters.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ PROMPT_WEIGHT = 1.0  # per prompt token computed
 COMPLETION_WEIGHT = 2.0  # per token generated
 CACHED_WEIGHT = 0.1  # per prompt token found in the prefix cache
 
-_MAX_IDLE_TENANTS = 4096  # remembered after they went idle
+_MAX_IDLE_TENANTS = 4096  # counters kept after a tenant becomes idle
 
 
 class TenantCounters:
-    """Counters of every tenant with open sequences, and of the latest others."""
+    """Counters of every tenant with open sequences and of the tenants that became idle most recently."""
 
     def __init__(self) -> None:
         self.served = np.zeros(64, dtype=np.float64)
         self._num_open = np.zeros(64, dtype=np.int32)
         self._index_of: dict[int, int] = {}
         self._tenant_of: dict[int, int] = {}
-        self._idle: dict[int, None] = {}  # indices in the order they went idle
+        self._idle: dict[int, None] = {}  # indices in the order in which they became idle
         self._unused: list[int] = []
-        self._floor = 0.0  # what the tenant that left last, leaving nobody, had been served
+        self._floor = 0.0  # counter of the last tenant when no tenant was left active
 
     def join(self, tenant: int) -> int:
-        """Count one more open sequence of `tenant`. Returns its index, good until as many `leave`s."""
+        """Count one more open sequence of `tenant`. Return its index, valid until `leave` was called as often."""
         index = self._index_of.get(tenant)
         if index is None:
             index = self._new_index(tenant)
@@ -43,7 +43,7 @@ class TenantCounters:
         return index
 
     def leave(self, index: int) -> None:
-        """One sequence of the tenant ended."""
+        """Count one open sequence less."""
         self._num_open[index] -= 1
         if self._num_open[index] > 0:
             return
@@ -54,10 +54,11 @@ class TenantCounters:
             self._forget(next(iter(self._idle)))
 
     def charge_prompt(self, index: int, num_computed: int, num_cached: int) -> None:
+        """Charge a prompt of `num_computed` tokens to compute and `num_cached` from the prefix cache."""
         self.served[index] += PROMPT_WEIGHT * num_computed + CACHED_WEIGHT * num_cached
 
     def charge_completion(self, indices: NDArray[np.int32]) -> None:
-        """One generated token for each entry of `indices`."""
+        """Charge one generated token for each entry of `indices`."""
         self.served += COMPLETION_WEIGHT * np.bincount(indices, minlength=len(self.served))
 
     def _new_index(self, tenant: int) -> int:

@@ -1,26 +1,26 @@
-"""The name of a full block: a keyed hash of its tokens and of every token before it.
+"""Block hashes: a keyed hash of a full block's tokens and of every token before them.
 
-The key is derived from the caller's namespace and from everything the KV values depend on beside the tokens, so two
-namespaces, or two versions of a model, can never name the same block: sharing between them is not refused, it cannot
-be expressed. 16-byte BLAKE2b down the chain.
+The key is derived from the namespace and from everything that KV depends on besides tokens, so two namespaces or two
+versions of a model never produce the same hash. 16-byte BLAKE2b, chained from block to block.
 """
 
 from __future__ import annotations
 
 import hashlib
 
-import numpy as np
-from numpy.typing import NDArray
+from engine.arrays import Ints
 
 DIGEST_BYTES = 16
-
-ROOT = bytes(DIGEST_BYTES)  # what a first block has for a parent
+ROOT = bytes(DIGEST_BYTES)  # parent hash of a sequence's first block
 _NO_ADAPTER = b"none"
 
 
 class PrefixHasher:
-    """Names the blocks of one namespace. `namespace` is 1 to 64 secret bytes; `revision` and `layout_tag` say which
-    weights and which KV format (data type, tensor-parallel layout), `adapter` which adapter, by its digest."""
+    """Hashes the blocks of one namespace.
+
+    `namespace` is 1 to 64 secret bytes. `revision` identifies the weights, `layout_tag` the KV format (data type,
+    tensor parallelism, positions), `adapter` is the adapter's digest or empty.
+    """
 
     def __init__(self, namespace: bytes, revision: str, layout_tag: str, block_size: int, adapter: str = "") -> None:
         root = hashlib.blake2b(key=namespace, digest_size=32, person=b"hearth-prefix-1")
@@ -29,16 +29,15 @@ class PrefixHasher:
         self._keyed = hashlib.blake2b(key=root.digest(), digest_size=DIGEST_BYTES)
         self._block_size = block_size
 
-    def name(self, parent: bytes, tokens: bytes) -> bytes:
-        """The name of the block with these tokens (int32 as bytes) after the block named `parent`, or ROOT."""
+    def hash_block(self, parent: bytes, tokens: bytes) -> bytes:
+        """Return the hash of the block with these tokens (int32 as bytes) after the block with hash `parent`."""
         keyed = self._keyed.copy()
         keyed.update(parent + tokens)
         return keyed.digest()
 
-    def extend(self, names: list[bytes], token_ids: NDArray[np.int32]) -> None:
-        """Append to `names`, those of a sequence's first blocks, the names of the full blocks in `token_ids`, which
-        are the tokens after them."""
+    def extend(self, hashes: list[bytes], token_ids: Ints) -> None:
+        """Append the hashes of the full blocks in `token_ids`, the tokens that follow the blocks in `hashes`."""
         step = self._block_size * token_ids.itemsize
         data = token_ids.tobytes()
         for end in range(step, len(data) + 1, step):
-            names.append(self.name(names[-1] if names else ROOT, data[end - step : end]))
+            hashes.append(self.hash_block(hashes[-1] if hashes else ROOT, data[end - step : end]))

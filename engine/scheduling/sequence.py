@@ -1,8 +1,7 @@
-"""Sequences: what is asked of the engine, and the slot table that holds the running ones as columns of arrays.
+"""Sequences: the request, the engine's state of it, and the slot table of the running ones.
 
-One row (slot) per running sequence, one NumPy column per fact, so that a step costs a few array operations whatever
-the batch is. A sequence that waits, or was preempted, has no slot: its tokens rest in its `Sequence`. Knows nothing of
-blocks being shared, of policy, of text or of tensors.
+The slot table has one row (slot) per running sequence and one NumPy column per fact, so that a step costs a few array
+operations whatever the batch size. A waiting or preempted sequence has no slot; its tokens are in its `Sequence`.
 """
 
 from __future__ import annotations
@@ -11,33 +10,33 @@ import secrets
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.adapters.local_adapter import LocalAdapter
-from engine.arrays import Ints, ceil_div
-from engine.protocol.tasks import Constraint, Sampling
+from engine.arrays import Floats, Ints, ceil_div
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 
 _SEED_MASK = (1 << 64) - 1
-_LEAST_TEMPERATURE = 1e-4  # colder is greedy
-_MOST = 100.0  # of temperature and penalties
-_MOST_BIAS = 1e4  # of a logit
+_MIN_TEMPERATURE = 1e-4  # lower temperatures are greedy
+_MAX_PARAMETER = 100.0  # of temperature and penalties
+_MAX_BIAS = 1e4  # of a logit
 
 
 @dataclass(frozen=True, eq=False)
 class SequenceRequest:
     """One sequence to generate.
 
-    `sequence_id` is never used twice in an engine's life. `prompt` is int32 [P]. Equal `namespace` bytes (1 to 64, by
-    custom 32) may share prefix blocks, different ones never do. `tenant` is a number for fairness only. A token of
+    `sequence_id` is unique in an engine's life. `prompt` is int32 [P]. Sequences with equal `namespace` (1 to 64 bytes,
+    usually 32) may share prefix blocks, others never do. `tenant` is a number used for fairness only. A token of
     `stop_token_ids`, or one of the model's end tokens unless `sampling.ignore_eos`, ends the sequence with "stop" and
-    is the last one reported. `sampling.stop` texts are none of the engine's business.
+    is the last token reported. The engine ignores `sampling.stop`.
 
-    With a `constraint` the completion's text matches it from its first token to its last, and end tokens count whatever
-    `ignore_eos` says. It ends with "stop" once nothing more may follow, in an entry without a token; with "unclosed" if
-    the limit came while the text was not yet a match; with "too_complex" if following it took more than its limits.
-    With an `adapter` every token goes through it; one that cannot be had ends the sequence with "bad_adapter".
+    With a `constraint` the completion matches it from the first token to the last, and end tokens count whatever
+    `ignore_eos` says. The sequence ends with "stop" when nothing more may follow (in an entry without a token), with
+    "unclosed" if the limit comes before the text is a match, with "too_complex" if the matcher exceeds its limits.
+    With an `adapter` every token is computed with it; if it cannot be loaded, the sequence ends with "bad_adapter".
 
-    What an `is_ephemeral` sequence computed is wiped when it leaves its blocks.
+    The KV of an `is_ephemeral` sequence is wiped when its blocks are released.
     """
 
     sequence_id: int
@@ -53,27 +52,27 @@ class SequenceRequest:
 
 @dataclass(eq=False, slots=True)
 class Sequence:
-    """The engine's side of a request, from arrival to its end.
+    """The engine's state of a request, from arrival to end.
 
-    `token_ids` is what is known of it while it has no slot: the prompt, after a preemption followed by the completion
-    so far. `prefix_hashes` are those of its full blocks, as far as anyone needed them.
+    `token_ids` are the known tokens while the sequence has no slot: the prompt, and after a preemption the completion
+    so far. `block_hashes` are the hashes of its full blocks, computed on demand.
     """
 
     request: SequenceRequest
     tenant_index: int
-    max_total_len: int  # prompt and completion may grow to this many tokens
+    max_total_len: int  # limit of prompt and completion together
     stop_token_ids: tuple[int, ...]
     token_ids: Ints
     seed: int
     slot: int = -1  # -1: waiting or preempted
     num_cached: int = -1  # prompt tokens found in the prefix cache at first admission; -1: never admitted
     num_preemptions: int = 0
-    adapter: int = 0  # the handle of its adapter, once the rank has it; 0 without one
-    has_returned_adapter: bool = False  # to one that waited for the place, before it had a slot
+    adapter: int = 0  # handle of its adapter once loaded; 0: none
+    has_yielded_adapter: bool = False  # gave its adapter up once for another tenant, before it had a slot
     num_deferrals: int = 0  # steps spent waiting for a prefix that another sequence is computing
-    device_us: float = 0.0  # what it had of the devices' time until it last gave its slot back
-    num_prompt_logprobs: int = 1  # of its prompt's first tokens, those whose log-probability was told, or is not to be
-    prefix_hashes: list[bytes] = field(default_factory=list)
+    device_us: float = 0.0  # device time until it last gave up its slot
+    num_prompt_logprobs: int = 1  # leading prompt tokens whose log-probability is reported or (the first) has none
+    block_hashes: list[bytes] = field(default_factory=list)
 
     @property
     def sequence_id(self) -> int:
@@ -85,46 +84,49 @@ class Sequence:
 
     @property
     def needs_prompt_logprobs(self) -> bool:
-        """Whether log-probabilities of its prompt are still to be told: those positions cannot come from a cache."""
+        """True while log-probabilities of the prompt are missing: these positions cannot come from the prefix cache."""
         return self.request.sampling.wants_prompt_logprobs and self.num_prompt_logprobs < self.num_prompt
 
 
 def draw_seed(seed: int | None) -> int:
-    """`seed` as 64 unsigned bits; a fresh one for None."""
+    """Return `seed` as 64 unsigned bits, or a random seed for None."""
     return secrets.randbits(64) if seed is None else seed & _SEED_MASK
 
 
 class SlotTable:
-    """Columns over the slots of running sequences. S slots, `max_model_len` tokens and ceil(that / block size) blocks
-    each. A free slot's values mean nothing."""
+    """Columns over the slots of running sequences: S slots of `max_model_len` tokens each.
+
+    The values of a free slot are undefined.
+    """
 
     def __init__(self, num_slots: int, max_model_len: int, block_size: int) -> None:
         def ints(*shape: int) -> Ints:
             return np.zeros(shape, dtype=np.int32)
 
-        def floats() -> NDArray[np.float32]:
+        def floats() -> Floats:
             return np.zeros(num_slots, dtype=np.float32)
 
         self.num_slots = num_slots
         self.max_model_len = max_model_len
         self.block_size = block_size
+        self.sequences: list[Sequence | None] = [None] * num_slots
         self.sequence_id = np.zeros(num_slots, dtype=np.int64)
         self.tenant = ints(num_slots)  # index into the fairness counters
         max_blocks = ceil_div(max_model_len, block_size)
         self.token_blocks = ints(num_slots, max_blocks, block_size)
-        self.token_ids = self.token_blocks.reshape(num_slots, -1)  # prompt, then completion; the same memory
-        self.length = ints(num_slots)  # tokens known
+        self.token_ids = self.token_blocks.reshape(num_slots, -1)  # prompt, then completion; same memory as above
+        self.length = ints(num_slots)  # known tokens
         self.num_computed = ints(num_slots)  # tokens whose KV is written
         self.num_prompt = ints(num_slots)
         self.num_cached = ints(num_slots)  # see Sequence
         self.num_matched = ints(num_slots)  # tokens found in the prefix cache at the latest admission
         self.max_total_len = ints(num_slots)
         self.block_table = ints(num_slots, max_blocks)  # block ids in order
-        self.num_blocks = ints(num_slots)  # how many of them are held
+        self.num_blocks = ints(num_slots)  # number of valid entries in block_table
         self.num_registered = ints(num_slots)  # blocks already offered to the prefix cache
-        self.last_step = np.zeros(num_slots, dtype=np.int64)  # number of the step that last gave it tokens
-        self.is_protected = np.zeros(num_slots, dtype=np.bool_)  # never preempted again: its worst case is reserved
-        self.stop_token_ids = np.full((1, num_slots), -1, dtype=np.int32)  # as many columns as some row ever needed
+        self.last_step = np.zeros(num_slots, dtype=np.int64)  # number of the latest step with tokens of the sequence
+        self.is_protected = np.zeros(num_slots, dtype=np.bool_)  # never preempted: blocks for its limit are reserved
+        self.stop_token_ids = np.full((1, num_slots), -1, dtype=np.int32)  # [most stop tokens of any row, S]
         self.temperature = floats()
         self.top_p = floats()
         self.min_p = floats()
@@ -132,20 +134,22 @@ class SlotTable:
         self.presence_penalty = floats()
         self.frequency_penalty = floats()
         self.top_k = ints(num_slots)
-        self.num_logprobs = ints(num_slots)  # -1: none asked
+        self.num_logprobs = ints(num_slots)  # -1: no log-probabilities
         self.seed = np.zeros(num_slots, dtype=np.uint64)
-        self.device_us = np.zeros(num_slots, dtype=np.float64)  # its share of the devices' time
-        self.adapter = ints(num_slots)  # handle, 0 without one
-        self.has_adapters = False  # whether any slot ever had one
-        self.logit_biases: dict[int, tuple[Ints, NDArray[np.float32]]] = {}  # slot -> token ids, what is added to each
-        # slot -> the length before which it cannot end, its end tokens
-        self.held_ends: dict[int, tuple[int, Ints]] = {}
-        self.num_prompt_logprobs: dict[int, int] = {}  # slot -> see Sequence
+        self.device_us = np.zeros(num_slots, dtype=np.float64)  # device time charged to the sequence
+        self.adapter = ints(num_slots)  # handle; 0: none
+        self.has_adapters = False  # True once any slot had an adapter
+        # Sparse columns: slot -> value, only for slots that have one.
+        self.logit_biases: dict[int, tuple[Ints, Floats]] = {}  # token ids, added values
+        self.min_lengths: dict[int, tuple[int, Ints]] = {}  # length before which the given end tokens are forbidden
+        self.num_prompt_logprobs: dict[int, int] = {}  # see Sequence; removed when complete
 
     def fill(self, slot: int, sequence: Sequence, num_matched: int) -> None:
-        """Give `slot` to `sequence`, of whose tokens `num_matched` already have their KV. Blocks are the caller's."""
+        """Give `slot` to `sequence`, whose first `num_matched` tokens have KV. The caller assigns the blocks."""
         request, sampling = sequence.request, sequence.request.sampling
         length = len(sequence.token_ids)
+        self.sequences[slot] = sequence
+        sequence.slot = slot
         self.sequence_id[slot] = request.sequence_id
         self.tenant[slot] = sequence.tenant_index
         self.token_ids[slot, :length] = sequence.token_ids
@@ -165,28 +169,47 @@ class SlotTable:
         self._fill_sampling(slot, sampling)
         if sampling.min_tokens and request.constraint is None:
             ends = np.array(sequence.stop_token_ids, dtype=np.int32)
-            self.held_ends[slot] = len(request.prompt) + sampling.min_tokens, ends
+            self.min_lengths[slot] = len(request.prompt) + sampling.min_tokens, ends
         if sequence.needs_prompt_logprobs:
             self.num_prompt_logprobs[slot] = sequence.num_prompt_logprobs
         self.seed[slot] = sequence.seed
         self.device_us[slot] = sequence.device_us
 
+    def sequence_at(self, slot: int) -> Sequence:
+        """Return the sequence in a used slot."""
+        sequence = self.sequences[slot]
+        assert sequence is not None, "the slot is free"
+        return sequence
+
+    def clear(self, slot: int) -> None:
+        """Free a used slot and store in its sequence what the sequence needs to continue later."""
+        sequence = self.sequence_at(slot)
+        self.sequences[slot], sequence.slot = None, -1
+        self.logit_biases.pop(slot, None)
+        self.min_lengths.pop(slot, None)
+        sequence.num_prompt_logprobs = self.num_prompt_logprobs.pop(slot, sequence.num_prompt)
+        sequence.device_us = float(self.device_us[slot])
+        if sequence.request.is_ephemeral:
+            self.token_ids[slot] = 0
+
     def _fill_sampling(self, slot: int, sampling: Sampling) -> None:
-        """Extremes are cut to what float32 logits can bear: beyond these bounds a value has no more effect, except
-        that it could make a row overflow. A repetition penalty of 0 divides by nothing: it counts as off."""
-        greedy = sampling.temperature < _LEAST_TEMPERATURE
-        repetition = sampling.repetition_penalty
-        self.temperature[slot] = 0 if greedy else min(sampling.temperature, _MOST)
+        """Clip parameters to values beyond which they have no further effect but could overflow float32 logits.
+
+        A repetition penalty of 0 or less is off.
+        """
+        is_greedy = sampling.temperature < _MIN_TEMPERATURE
+        repetition = sampling.repetition_penalty if sampling.repetition_penalty > 0 else 1
+        self.temperature[slot] = 0 if is_greedy else min(sampling.temperature, _MAX_PARAMETER)
         self.top_p[slot] = min(max(sampling.top_p, 0), 1)
         self.min_p[slot] = min(max(sampling.min_p, 0), 1)
-        self.repetition_penalty[slot] = min(max(repetition, 1 / _MOST), _MOST) if repetition > 0 else 1
-        self.presence_penalty[slot] = min(max(sampling.presence_penalty, -_MOST), _MOST)
-        self.frequency_penalty[slot] = min(max(sampling.frequency_penalty, -_MOST), _MOST)
+        self.repetition_penalty[slot] = min(max(repetition, 1 / _MAX_PARAMETER), _MAX_PARAMETER)
+        self.presence_penalty[slot] = min(max(sampling.presence_penalty, -_MAX_PARAMETER), _MAX_PARAMETER)
+        self.frequency_penalty[slot] = min(max(sampling.frequency_penalty, -_MAX_PARAMETER), _MAX_PARAMETER)
         self.top_k[slot] = sampling.top_k
         self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
         if sampling.logit_bias:
             token_ids, values = zip(*sampling.logit_bias, strict=True)
-            bias = np.clip(np.array(values, dtype=np.float32), -_MOST_BIAS, _MOST_BIAS)
+            bias = np.clip(np.array(values, dtype=np.float32), -_MAX_BIAS, _MAX_BIAS)
             self.logit_biases[slot] = np.array(token_ids, dtype=np.int32), bias
 
     def _fill_stop_tokens(self, slot: int, token_ids: tuple[int, ...]) -> None:

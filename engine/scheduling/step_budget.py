@@ -1,8 +1,7 @@
-"""How the tokens of one step are shared out among the rows that run.
+"""Step budget: how the tokens of one step are divided among the running sequences.
 
-Decode rows come first with one token each, prefill chunks take the rest, in equal parts between tenants; if not even
-that many tokens are to be had, whoever has waited longest for one goes first. So no one starves, and no step is over
-budget. Knows which slots run, not why, and no blocks.
+Decode rows come first with one token each. Prefill chunks share the rest in equal parts between tenants. If there are
+more rows than tokens, the rows that have waited longest go first. No step exceeds the budget and no row starves.
 """
 
 from __future__ import annotations
@@ -17,12 +16,15 @@ from engine.scheduling.sequence import SlotTable
 
 @dataclass(frozen=True, eq=False)
 class ScheduledStep:
-    """R rows, those with one token first. A row samples iff its known tokens all have KV after the step. A row's
-    last `num_drafts` tokens are guesses: it samples at each of them."""
+    """R rows, those with one token first.
+
+    A row samples if all of its known tokens have KV after the step. The last `num_drafts` tokens of a row are draft
+    tokens: the row samples at each of them.
+    """
 
     slots: Ints  # [R]
     num_tokens: Ints  # [R], at least 1 each
-    num_drafts: Ints | None = None  # [R]; None: no row has guesses
+    num_drafts: Ints | None = None  # [R]; None if no row has draft tokens
 
     @property
     def num_rows(self) -> int:
@@ -30,49 +32,51 @@ class ScheduledStep:
 
 
 class StepBudget:
-    """At most `max_step_tokens` tokens, `max_prompt_logprob_tokens` of them for prompt log-probabilities."""
+    """At most `max_step_tokens` tokens, of which `max_prompt_logprob_tokens` may need prompt log-probabilities."""
 
     def __init__(self, table: SlotTable, max_step_tokens: int, max_prompt_logprob_tokens: int) -> None:
         self._table = table
         self._max_step_tokens = max_step_tokens
-        self._max_scored_tokens = max_prompt_logprob_tokens
+        self._max_prompt_logprob_tokens = max_prompt_logprob_tokens
 
-    def share(self, running: Ints) -> ScheduledStep:
-        """Rows and tokens of the step, of `running` slots in order of admission: at most the budget, at least one token
-        if anything runs."""
+    def divide(self, running: Ints) -> ScheduledStep:
+        """Return rows and tokens of the next step. `running` are slots in order of admission.
+
+        At least one token is scheduled if any sequence runs.
+        """
         table, budget = self._table, self._max_step_tokens
         remaining = table.length[running] - table.num_computed[running]
         is_decode = remaining == 1
         if table.num_prompt_logprobs:
-            remaining = self._held_back(running, remaining)
+            remaining = self._limit_prompt_logprobs(running, remaining)
         num_decode = int(np.count_nonzero(is_decode))
         if num_decode == len(running) <= budget:
             return ScheduledStep(running.copy(), remaining)
-        if remaining.sum() <= budget:  # each gets what it wants, whoever it is of
+        if remaining.sum() <= budget:
             order = np.argsort(~is_decode, kind="stable")
             return ScheduledStep(running[order], remaining[order])
         prefill, wanted = running[~is_decode], remaining[~is_decode]
-        least = max(1, budget // 8)  # what prefill gets however many rows decode
+        least = max(1, budget // 8)  # for prefill, however many rows decode
         tenants = table.tenant[prefill]
         num_tenants = len(np.unique(tenants))
         if num_decode + (least if num_tenants else 0) > budget or budget - num_decode < num_tenants:
-            return self._take_turns(running, remaining, least)
-        granted = _share(tenants, wanted, budget - num_decode)
-        # A chunk of one token counts as a decode row to whoever runs the step, and so comes with those.
+            return self._longest_waiting(running, remaining, least)
+        granted = _divide_by_tenant(tenants, wanted, budget - num_decode)
+        # A chunk of one token counts as a decode row in the runner, so it must come with those.
         order = np.argsort(granted != 1, kind="stable")
         order = order[granted[order] > 0]
         slots = np.concatenate([running[is_decode], prefill[order]])
         return ScheduledStep(slots, np.concatenate([remaining[is_decode], granted[order]]))
 
-    def _held_back(self, running: Ints, remaining: Ints) -> Ints:
-        """`remaining` of the running rows, less where every token's logits are wanted: those of a step take memory."""
-        scored = self._table.num_prompt_logprobs
-        is_scored = np.array([slot in scored for slot in running.tolist()])
-        most = max(2, self._max_scored_tokens // len(scored))  # a chunk of one token would be a decode row
-        return np.where(is_scored, np.minimum(remaining, most), remaining).astype(np.int32)
+    def _limit_prompt_logprobs(self, running: Ints, remaining: Ints) -> Ints:
+        """Limit rows that need prompt log-probabilities: the logits of all their tokens take memory."""
+        wanting = self._table.num_prompt_logprobs
+        is_limited = np.array([slot in wanting for slot in running.tolist()])
+        limit = max(2, self._max_prompt_logprob_tokens // len(wanting))  # a chunk of one token would be a decode row
+        return np.where(is_limited, np.minimum(remaining, limit), remaining).astype(np.int32)
 
-    def _take_turns(self, running: Ints, remaining: Ints, chunk: int) -> ScheduledStep:
-        """More rows than tokens: those that have waited longest, with one token or a small chunk each."""
+    def _longest_waiting(self, running: Ints, remaining: Ints, chunk: int) -> ScheduledStep:
+        """Choose the rows that have waited longest, with one token or a chunk each: there are more rows than tokens."""
         order = np.argsort(self._table.last_step[running], kind="stable")
         wanted = np.minimum(remaining, chunk)[order]
         granted = _first_come(wanted, self._max_step_tokens)
@@ -82,15 +86,17 @@ class StepBudget:
 
 
 def _first_come(wanted: Ints, budget: int) -> Ints:
-    """Each what it wants, in order, until the budget is spent."""
+    """Grant each row the tokens it wants, in order, until the budget is spent."""
     before = np.cumsum(wanted, dtype=np.int64) - wanted
     granted: Ints = np.clip(budget - before, 0, wanted).astype(np.int32)
     return granted
 
 
-def _share(tenants: Ints, wanted: Ints, budget: int) -> Ints:
-    """Tokens for each row: equal parts for the tenants, what one does not need going to the others; within a tenant
-    in the order of the rows. The budget has at least one token for each tenant."""
+def _divide_by_tenant(tenants: Ints, wanted: Ints, budget: int) -> Ints:
+    """Return tokens for each row: equal parts for tenants, in order of rows within a tenant.
+
+    A tenant's unused part goes to the others. The budget has at least one token for each tenant.
+    """
     distinct, tenant_of = np.unique(tenants, return_inverse=True)
     if len(distinct) == 1:
         return _first_come(wanted, budget)

@@ -11,7 +11,7 @@ from collections import OrderedDict
 from dataclasses import dataclass
 
 from engine.adapters.local_adapter import LocalAdapter
-from engine.protocol.tasks import Adapter
+from engine.protocol.tasks.text_generation import Adapter
 from engine.serving.disk_cache import CacheFull
 from engine.serving.model_store import FindsModels, ModelUnavailable
 from engine.tasks.work import Refused

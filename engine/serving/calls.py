@@ -12,7 +12,8 @@ from collections.abc import Callable
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.protocol.events import Event, Failed, Finished, Token, ToolCallDelta, Usage
-from engine.protocol.tasks import Adapter, TaskInput
+from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.text_generation import Adapter
 from engine.protocol.wire import Execute
 from engine.serving.adapters import NodeAdapters
 from engine.serving.quarantine import Quarantine
@@ -118,7 +119,7 @@ class Call:
         if self._is_over:
             return
         if isinstance(event, Finished | Failed):
-            self._end(self._count_death(event) if isinstance(event, Failed) and event.num_deaths else event)
+            self._end(self._count_death(event) if isinstance(event, Failed) and event.num_crashes else event)
             return
         if self._retry_lock is not None and isinstance(event, Token | ToolCallDelta):
             self._num_tokens += event.num_tokens

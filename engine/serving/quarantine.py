@@ -57,7 +57,7 @@ class Quarantine:
         if self._deaths:
             self._evict()
             known = self._deaths.get(_fingerprint(execute))
-        return known or (Deaths(execute.num_deaths, execute.died_after) if execute.num_deaths else None)
+        return known or (Deaths(execute.num_crashes, execute.tokens_before_crash) if execute.num_crashes else None)
 
     def refusal(self, execute: Execute) -> Failed | None:
         """Return the failure of an input with MAX_DEATHS deaths on this node; None if the input may run."""
@@ -65,7 +65,7 @@ class Quarantine:
         if known is None or known.count < MAX_DEATHS or known.expires_s <= self._clock.monotonic_s():
             return None
         metrics.CALLS_BLOCKED.labels(execute.model).inc()
-        return Failed("internal", _BLOCKED, num_deaths=known.count)
+        return Failed("internal", _BLOCKED, num_crashes=known.count)
 
     def retry_lock(self, execute: Execute) -> asyncio.Lock:
         """Return the lock under which a model's calls with deaths run."""
@@ -81,18 +81,18 @@ class Quarantine:
         self._deaths.move_to_end(fingerprint)
         if known.last != death:
             known.last = death
-            known.count = max(known.count, execute.num_deaths) + 1
+            known.count = max(known.count, execute.num_crashes) + 1
         known.num_tokens = usage.completion_tokens
         known.expires_s = self._clock.monotonic_s() + BLOCK_S
         self._evict()
         if known.count < MAX_DEATHS:
-            return Failed("internal", _DIED, is_retryable=True, usage=usage, num_deaths=known.count)
+            return Failed("internal", _DIED, is_retryable=True, usage=usage, num_crashes=known.count)
         metrics.CALLS_BLOCKED.labels(execute.model).inc()
         logger.error(
             "input quarantined",
             extra={"model": execute.model, "request_id": execute.request_id, "fingerprint": fingerprint.hex()},
         )
-        return Failed("internal", _BLOCKED, usage=usage, num_deaths=known.count)
+        return Failed("internal", _BLOCKED, usage=usage, num_crashes=known.count)
 
     def _evict(self) -> None:
         now_s = self._clock.monotonic_s()

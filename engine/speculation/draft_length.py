@@ -1,46 +1,45 @@
-"""How many tokens are guessed for a sequence: more while guesses stand, fewer when they do not, none for a while when
-they fail again and again.
+"""Draft length: how many tokens to draft for each sequence.
 
-So a text that cannot be guessed costs one vain guess in RESTS steps, and one that repeats itself is guessed at length.
-One row per slot, which begins anew when another sequence has it. Knows no tokens.
+The length grows while drafts are accepted and shrinks when they are rejected. After repeated failures a sequence gets
+no drafts for some steps, so text that cannot be predicted costs one rejected draft every MAX_PAUSE steps.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-FIRST = 4
-LEAST = 2
-MOST = 15
-RESTS = 64  # steps without a guess, at most
+INITIAL = 4
+MIN = 2
+MAX = 15
+MAX_PAUSE = 64  # steps without a draft
 
 
-class Pace:
-    """Columns over `num_slots` slots."""
+class DraftLength:
+    """One row per slot. A row is reset when another sequence gets the slot."""
 
     def __init__(self, num_slots: int) -> None:
         self._owner = np.full(num_slots, -1, dtype=np.int64)
-        self._size = np.zeros(num_slots, dtype=np.int32)
-        self._num_failures = np.zeros(num_slots, dtype=np.int32)  # in a row
-        self._rest = np.zeros(num_slots, dtype=np.int32)
+        self._length = np.zeros(num_slots, dtype=np.int32)
+        self._num_failures = np.zeros(num_slots, dtype=np.int32)  # in succession
+        self._pause = np.zeros(num_slots, dtype=np.int32)
 
-    def next_size(self, slot: int, sequence_id: int) -> int:
-        """How many tokens to guess for the sequence in its next step; 0 while it rests. DraftRequest once a step."""
+    def next(self, slot: int, sequence_id: int) -> int:
+        """Return the draft length of the sequence's next step, 0 during a pause. Call once a step."""
         if self._owner[slot] != sequence_id:
-            self._owner[slot], self._size[slot] = sequence_id, FIRST
-            self._num_failures[slot] = self._rest[slot] = 0
-        if self._rest[slot]:
-            self._rest[slot] -= 1
+            self._owner[slot], self._length[slot] = sequence_id, INITIAL
+            self._num_failures[slot] = self._pause[slot] = 0
+        if self._pause[slot]:
+            self._pause[slot] -= 1
             return 0
-        return int(self._size[slot])
+        return int(self._length[slot])
 
-    def learn(self, slot: int, num_drafted: int, num_accepted: int) -> None:
-        """What came of a guess."""
+    def learn(self, slot: int, num_drafts: int, num_accepted: int) -> None:
+        """Adjust to a step in which `num_accepted` of `num_drafts` draft tokens were accepted."""
         if num_accepted:
             self._num_failures[slot] = 0
-            more = 2 * num_drafted if num_accepted == num_drafted else num_accepted + 1
-            self._size[slot] = min(max(LEAST, more), MOST)
+            longer = 2 * num_drafts if num_accepted == num_drafts else num_accepted + 1
+            self._length[slot] = min(max(MIN, longer), MAX)
             return
         self._num_failures[slot] += 1
-        self._size[slot] = LEAST
-        self._rest[slot] = min(1 << min(int(self._num_failures[slot]), 16), RESTS) - 1
+        self._length[slot] = MIN
+        self._pause[slot] = min(1 << min(int(self._num_failures[slot]), 16), MAX_PAUSE) - 1

@@ -1,4 +1,4 @@
-"""What guesses for a model, as its configuration says. Loads the draft model where there is one."""
+"""Make the drafter that a replica's `speculation` setting names, and load its draft model if it has one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from engine.speculation.speculator import Drafter, max_rows_for
 
 
 def make_drafter(config: EngineConfig, max_model_len: int) -> Drafter | None:
-    """None for "off". Raises ValueError for what cannot be, and whatever loading a draft model raises."""
+    """Return the configured drafter, or None for "off".
+
+    Raises ValueError for an invalid setting, and whatever loading the draft model raises.
+    """
     if config.speculation == "off":
         return None
     if config.speculation == "prompt_lookup":
@@ -24,31 +27,25 @@ def make_drafter(config: EngineConfig, max_model_len: int) -> Drafter | None:
         raise ValueError(f"speculation={config.speculation!r}: expected off, prompt_lookup or draft:FOLDER")
     folder = Path(config.speculation.removeprefix(DRAFT))
     if _vocabulary(folder) != _vocabulary(config.model_dir):
-        raise ValueError(f"the draft model in {folder} has another tokenizer than the model that it is to guess for")
-    num_places = max_rows_for(config.free_step_tokens)
-    num_blocks = blocks_for(num_places, max_model_len, config.block_size)
-    draft = dataclasses.replace(
+        raise ValueError(f"speculation: the draft model in {folder} must have the same tokenizer as the model")
+    max_sequences = max_rows_for(config.free_step_tokens)
+    draft_config = dataclasses.replace(
         config,
         model_dir=folder,
-        num_blocks=num_blocks,
+        num_blocks=blocks_for(max_sequences, max_model_len, config.block_size),
         max_model_len=0,
         speculation="off",
-        tensor_parallel=1,  # the rank that plans has it whole, and computes it with the threads that are its own
+        tensor_parallel=1,  # the leading rank runs the whole draft model with its own threads
         num_threads=max(config.num_threads // config.tensor_parallel, 1),
     )
-    return DraftModel(_fitting(draft, max_model_len), num_places)
-
-
-def _fitting(config: EngineConfig, max_model_len: int) -> Runner:
-    """A runner whose sequences fit their places: as long as the big model's, or as its own context allows."""
-    runner = Runner(config)
+    runner = Runner(draft_config)
     runner.max_model_len = min(max_model_len, runner.max_model_len)
-    runner.warm()
-    return runner
+    runner.warm_up()
+    return DraftModel(runner, max_sequences)
 
 
 def _vocabulary(folder: Path) -> Any:
-    """What decides which text a token stands for."""
+    """Return the parts of a tokenizer that assign text to token ids."""
     try:
         document = json.loads((folder / "tokenizer.json").read_bytes())
         return document["model"], document.get("added_tokens")

@@ -1,75 +1,74 @@
-"""Drafter without a model: what followed the last time that the same tokens stood in a row.
+"""Prompt lookup: draft the tokens that followed the last time the same n-gram occurred in the sequence.
 
-Answers that quote, correct, translate or summarise say much of their prompt again. The tokens that end a sequence are
-looked up among all before them; a long run that is there wins over a short one, the latest place over earlier ones, and
-one that runs into the end is a loop, and is taken for one. Shorter runs than the least come back in any text and say
-little of what follows. Each token is read once, and only the latest of a very long text. Knows tokens only.
+Completions that quote, correct, translate or summarize repeat much of their prompt. The n-gram at the end of a sequence
+is looked up among all tokens before it. A longer n-gram is preferred over a shorter one and the latest occurrence over
+earlier ones. An occurrence that reaches the end of the sequence is treated as a loop. N-grams shorter than the shortest
+in NGRAMS recur in any text and predict little. Each token is read once, and only the latest ones of a very long text.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 
 from engine.arrays import Ints
 from engine.speculation.speculator import DraftRequest
+from telemetry.bounded_cache import BoundedCache
 
-RUNS = (8, 4)  # tokens that must be the same, the better first
-MOST_READ = 16_384  # tokens of a sequence, when it is first asked for: 5 ms
-_MAX_SEQUENCES = 8  # remembered
+NGRAMS = (8, 4)  # lengths, preferred one first
+MAX_INITIAL_TOKENS = 16_384  # read of a sequence on its first request: 5 ms
+_MAX_SEQUENCES = 8  # with an index; the least recently used index is dropped first
 
-_NOTHING = np.empty(0, dtype=np.int32)
+_NO_TOKENS = np.empty(0, dtype=np.int32)
 
 
 class PromptLookup:
-    """See `engine.speculation.speculator.Drafter`."""
+    """A drafter without a model. Implements `engine.speculation.speculator.Drafter`."""
 
     def __init__(self) -> None:
-        self._memories: OrderedDict[int, _Memory] = OrderedDict()
+        self._indexes: BoundedCache[int, _NgramIndex] = BoundedCache(_MAX_SEQUENCES)
 
-    def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
-        return [self._memory(each.sequence_id).continuation(each.token_ids, each.most) for each in asked]
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Ints]:
+        return [self._index(each.sequence_id).continuation(each.token_ids, each.max_tokens) for each in requests]
 
-    def _memory(self, sequence_id: int) -> _Memory:
-        memory = self._memories.get(sequence_id)
-        if memory is None:
-            memory = self._memories[sequence_id] = _Memory()
-            if len(self._memories) > _MAX_SEQUENCES:
-                self._memories.popitem(last=False)
-        return memory
+    def _index(self, sequence_id: int) -> _NgramIndex:
+        index = self._indexes.get(sequence_id)
+        if index is None:
+            index = _NgramIndex()
+            self._indexes.put(sequence_id, index)
+        return index
 
 
-class _Memory:
-    """Where each run of one sequence, which only grows, was last followed by something."""
+class _NgramIndex:
+    """The latest position after each n-gram of one sequence, whose tokens only grow."""
 
     def __init__(self) -> None:
-        self._places: dict[tuple[int, ...], int] = {}
-        self._num_read = 0  # runs that end before this place are known
+        self._positions: dict[tuple[int, ...], int] = {}
+        self._num_read = 0  # n-grams that end before this position are indexed
 
-    def continuation(self, token_ids: Ints, most: int) -> Ints:
-        """What may follow `token_ids` [length], up to `most` tokens; empty if its end was never there before."""
+    def continuation(self, token_ids: Ints, max_tokens: int) -> Ints:
+        """Return up to `max_tokens` that may follow `token_ids` [length]; empty if its last n-gram is new."""
         length, num_read = len(token_ids), self._num_read
-        first = max(0, num_read - RUNS[0], length - MOST_READ)
+        first = max(0, num_read - NGRAMS[0], length - MAX_INITIAL_TOKENS)
         recent: list[int] = token_ids[first:].tolist()
-        if length - num_read > RUNS[0]:
-            self._read_many(recent, first)
+        if length - num_read > NGRAMS[0]:
+            self._add_all(recent, first)
         else:
-            for end in range(num_read - first, length - first):  # in `recent`, of the runs before the place
-                for size in RUNS:
+            for end in range(num_read - first, length - first):  # index in `recent` just after the n-gram
+                for size in NGRAMS:
                     if end >= size:
-                        self._places[tuple(recent[end - size : end])] = first + end
+                        self._positions[tuple(recent[end - size : end])] = first + end
         self._num_read = length
-        for size in RUNS:
-            place = self._places.get(tuple(recent[-size:]), -1)
-            if place >= 0:
-                found = token_ids[place : place + most]
-                return found if len(found) == most else np.resize(token_ids[place:], most)
-        return _NOTHING
+        for size in NGRAMS:
+            position = self._positions.get(tuple(recent[-size:]), -1)
+            if position >= 0:
+                found = token_ids[position : position + max_tokens]
+                return found if len(found) == max_tokens else np.resize(token_ids[position:], max_tokens)
+        return _NO_TOKENS
 
-    def _read_many(self, recent: list[int], first: int) -> None:
-        """The same for all of `recent`, whose first token is at the place `first`."""
-        for size in RUNS:
-            runs = zip(*(recent[offset : len(recent) - size + offset] for offset in range(size)), strict=True)
-            self._places.update(zip(runs, range(first + size, first + len(recent)), strict=False))
+    def _add_all(self, recent: list[int], first: int) -> None:
+        """Index all n-grams of `recent`, whose first token is at position `first`."""
+        for size in NGRAMS:
+            ngrams = zip(*(recent[offset : len(recent) - size + offset] for offset in range(size)), strict=True)
+            self._positions.update(zip(ngrams, range(first + size, first + len(recent)), strict=False))

@@ -1,13 +1,13 @@
-"""Drafter the next tokens of the sequences that decode, so that one step can confirm several of them.
+"""Speculative decoding: draft the next tokens of decoding sequences, so that one step can accept several of them.
 
-The step computes a sequence's last token and the guesses after it, draws at each of them as it would have drawn
-without, and keeps what it drew up to the first guess that it did not draw. So what is generated is what would have
-been: the likeliest tokens for a greedy sequence, and for others what the same random numbers draw at the same
-positions. That is the rejection rule of speculative sampling for guesses made with certainty (docs/decisions).
+A step computes a sequence's last token and the draft tokens after it, and samples at each of them exactly as without
+drafts. The sampled tokens up to the first one that differs from its draft are kept. So the generated tokens are the
+same as without drafts: the most likely ones for greedy sequences, and for others those that the same random numbers
+give at the same positions. This is the rejection rule of speculative sampling for drafts of probability 1
+(docs/decisions/0020-speculative-decoding-keeps-seeds.md).
 
-Drafter fill what a step can carry at about the cost of its rows, `free_step_tokens`: with more rows there is less for
-each, and with many there are none. Rows held to a constraint are not guessed for. Knows slots and tokens; who guesses,
-and what a model is, are other files' business.
+Drafts fill the tokens that a step can compute at about the cost of its rows, `free_step_tokens`: more rows leave fewer
+for each, and many rows leave none. Constrained sequences get no drafts.
 """
 
 from __future__ import annotations
@@ -21,59 +21,63 @@ import numpy as np
 from engine.arrays import Ints, segment_offsets
 from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_budget import ScheduledStep
-from engine.speculation.draft_length import Pace
+from engine.speculation.draft_length import DraftLength
 
-_LEAST_SHARE = 8  # of a step's free tokens for one row: with less it is not worth while
+_MIN_TOKENS_PER_ROW = 8  # of a step's free tokens; drafting for more rows with fewer tokens each does not pay
 _STAY_STEPS = 16
-_MAX_PAUSE = 3  # steps in which nobody is asked, after nothing came to mind
+_MAX_PAUSE = 3  # steps without a request to the drafter after it proposed nothing
 
 
 @dataclass(frozen=True, eq=False)
 class DraftRequest:
-    """One sequence whose next tokens are to be guessed: all that are known of it, and how many guesses it may have."""
+    """A request for the next tokens of one sequence."""
 
     sequence_id: int
-    token_ids: Ints  # [length], not to be kept
-    most: int
+    token_ids: Ints  # [length], all known tokens; valid only during the call
+    max_tokens: int
 
 
 class Drafter(Protocol):
-    """Who guesses. One answer for each that was asked, of at most `most` tokens; none where nothing comes to mind."""
+    """Proposes draft tokens."""
 
-    def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]: ...
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Ints]:
+        """Return up to `max_tokens` draft tokens for each request, possibly none."""
 
 
 class Speculator:
-    """Belongs to one engine. `is_held` says which sequences are held to a constraint; `has_cheap_multi_token_rows`
-    whether a row may have several tokens in one step and one in the next at no cost."""
+    """Adds draft tokens to the steps of one engine.
+
+    `is_constrained` returns True for the id of a constrained sequence. `has_cheap_multi_token_rows` says whether a row
+    may alternate between one and several tokens a step at no cost.
+    """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        guesses: Drafter,
+        drafter: Drafter,
         *,
         free_step_tokens: int,
         vocab_size: int,
-        is_held: Callable[[int], bool],
+        is_constrained: Callable[[int], bool],
         has_cheap_multi_token_rows: bool,
     ) -> None:
         self.num_drafted = 0
         self.num_accepted = 0
         self._scheduler = scheduler
         self._table = scheduler.table
-        self._drafter = guesses
+        self._drafter = drafter
         self._free_step_tokens = free_step_tokens
         self._max_rows = max_rows_for(free_step_tokens)
         self._vocab_size = vocab_size
-        self._is_held = is_held
-        self._num_since = _STAY_STEPS  # steps since there was a guess
+        self._is_constrained = is_constrained
+        self._num_steps_since = _STAY_STEPS  # since the last step with drafts
         self._stay_steps = 0 if has_cheap_multi_token_rows else _STAY_STEPS
         self._pause = 0
-        self._pace = Pace(scheduler.table.num_slots)
+        self._draft_length = DraftLength(scheduler.table.num_slots)
 
     def extend(self, step: ScheduledStep) -> ScheduledStep:
-        """`step` with guesses for its rows, if it only decodes and leaves room for them."""
-        if self._pause and self._num_since >= self._stay_steps:
+        """Return `step` with draft tokens for its rows, if all rows decode and the budget leaves room for drafts."""
+        if self._pause and self._num_steps_since >= self._stay_steps:
             self._pause -= 1
             return step
         num_rows = len(step.slots)
@@ -82,76 +86,80 @@ class Speculator:
         table, slots = self._table, step.slots.tolist()
         if any(table.num_computed[slot] + 1 < table.length[slot] for slot in slots):
             return step
-        share = self._free_step_tokens // num_rows - 1
-        asked = [each for slot in slots if (each := self._ask(slot, share)) is not None]
-        if not asked:
-            return self._unguessed(step)
-        guesses = self._drafter.propose([each[1] for each in asked])
-        if not any(map(len, guesses)):
-            self._pause = min(self._num_since, _MAX_PAUSE)
-            return self._unguessed(step)
-        found = {slot: guess for (slot, _), guess in zip(asked, guesses, strict=True)}
-        num_drafts = np.array([self._write(slot, found.get(slot)) for slot in slots], dtype=np.int32)
+        max_tokens = self._free_step_tokens // num_rows - 1
+        requests = {slot: each for slot in slots if (each := self._request(slot, max_tokens)) is not None}
+        if not requests:
+            return self._without_drafts(step)
+        proposed = self._drafter.propose(list(requests.values()))
+        if not any(map(len, proposed)):
+            self._pause = min(self._num_steps_since, _MAX_PAUSE)
+            return self._without_drafts(step)
+        drafts = dict(zip(requests, proposed, strict=True))
+        num_drafts = np.array([self._write(slot, drafts.get(slot)) for slot in slots], dtype=np.int32)
         if not num_drafts.any():
-            return self._unguessed(step)
-        self._num_since = 0
+            return self._without_drafts(step)
+        self._num_steps_since = 0
         order = np.argsort(num_drafts > 0, kind="stable")
         return ScheduledStep(step.slots[order], 1 + num_drafts[order], num_drafts=num_drafts[order])
 
-    def _unguessed(self, step: ScheduledStep) -> ScheduledStep:
-        """`step` without a guess. Soon after one it goes on in the form of those where the device would have to move
-        contexts to and fro."""
-        self._num_since += 1
-        if self._num_since > self._stay_steps:
+    def _without_drafts(self, step: ScheduledStep) -> ScheduledStep:
+        """Return `step` without drafts.
+
+        For some steps after one with drafts it is still marked as a step with drafts if the device would otherwise
+        have to move the sequences' contexts.
+        """
+        self._num_steps_since += 1
+        if self._num_steps_since > self._stay_steps:
             return step
         return ScheduledStep(step.slots, step.num_tokens, num_drafts=np.zeros_like(step.slots))
 
-    def _ask(self, slot: int, share: int) -> tuple[int, DraftRequest] | None:
-        """What to ask for a slot; None if it is not to be guessed for in this step."""
+    def _request(self, slot: int, max_tokens: int) -> DraftRequest | None:
+        """Return the draft request for a slot; None if it gets no drafts in this step."""
         table = self._table
         sequence_id, length = int(table.sequence_id[slot]), int(table.length[slot])
-        most = min(share, int(table.max_total_len[slot]) - length - 1)
-        if most < 1 or self._is_held(sequence_id):
+        max_tokens = min(max_tokens, int(table.max_total_len[slot]) - length - 1)
+        if max_tokens < 1 or self._is_constrained(sequence_id):
             return None
-        most = min(most, self._pace.next_size(slot, sequence_id))
-        return (slot, DraftRequest(sequence_id, table.token_ids[slot, :length], most)) if most else None
+        max_tokens = min(max_tokens, self._draft_length.next(slot, sequence_id))
+        return DraftRequest(sequence_id, table.token_ids[slot, :length], max_tokens) if max_tokens else None
 
-    def _write(self, slot: int, guess: Ints | None) -> int:
-        """Put a guess after the slot's tokens, as much as there are blocks for. Returns how much that is."""
-        if guess is None or not len(guess):
+    def _write(self, slot: int, draft: Ints | None) -> int:
+        """Store draft tokens after the slot's tokens, as many as there are blocks for, and return their number."""
+        if draft is None or not len(draft):
             return 0
-        is_unknown = (guess < 0) | (guess >= self._vocab_size)  # of a model with more tokens than this one
-        num_known = int(np.argmax(is_unknown)) if is_unknown.any() else len(guess)
+        is_unknown = (draft < 0) | (draft >= self._vocab_size)  # a draft model may have a larger vocabulary
+        num_known = int(np.argmax(is_unknown)) if is_unknown.any() else len(draft)
         num_drafts = self._scheduler.make_room(slot, num_known) if num_known else 0
         length = int(self._table.length[slot])
-        self._table.token_ids[slot, length : length + num_drafts] = guess[:num_drafts]
+        self._table.token_ids[slot, length : length + num_drafts] = draft[:num_drafts]
         return num_drafts
 
     def learn(self, step: ScheduledStep, num_accepted: Ints) -> None:
-        """What became of the guesses of `step`: of each row's tokens, the first `num_accepted` [R] stand."""
+        """Count the accepted drafts of `step`. `num_accepted` [R] is the result of `count_accepted`."""
         assert step.num_drafts is not None
-        for slot, num_drafts, standing in zip(
+        for slot, num_drafts, num_tokens in zip(
             step.slots.tolist(), step.num_drafts.tolist(), num_accepted.tolist(), strict=True
         ):
             if num_drafts:
-                self._pace.learn(slot, num_drafts, standing - 1)
+                self._draft_length.learn(slot, num_drafts, num_tokens - 1)
                 self.num_drafted += num_drafts
-                self.num_accepted += standing - 1
+                self.num_accepted += num_tokens - 1
 
 
 def max_rows_for(free_step_tokens: int) -> int:
-    """How many sequences are guessed for at a time: as many as can have several guesses each."""
-    return max(1, free_step_tokens // _LEAST_SHARE)
+    """Return the largest number of rows that get drafts."""
+    return max(1, free_step_tokens // _MIN_TOKENS_PER_ROW)
 
 
-def count_accepted(step: ScheduledStep, drawn: Ints, guessed: Ints, is_end: Ints) -> Ints:
-    """How many of each row's drawn tokens stand: up to the first that is not the one guessed or that ends the sequence.
+def count_accepted(step: ScheduledStep, sampled: Ints, drafts: Ints, is_end: Ints) -> Ints:
+    """Return how many of each row's sampled tokens are accepted, at least 1.
 
-    `drawn`, `guessed` (which token the guess has there) and `is_end` are [T], row after row.
+    Tokens are accepted up to and including the first one that differs from its draft or ends the sequence. `sampled`,
+    `drafts` (the draft token at the same position) and `is_end` are [T], row after row.
     """
     assert step.num_drafts is not None
     starts = np.cumsum(step.num_tokens) - step.num_tokens
     offsets = segment_offsets(step.num_tokens)
-    goes_on = (drawn == guessed) & ~is_end.astype(np.bool_) & (offsets < np.repeat(step.num_drafts, step.num_tokens))
-    last: Ints = np.minimum.reduceat(np.where(goes_on, len(drawn), offsets), starts)
+    continues = (sampled == drafts) & ~is_end.astype(np.bool_) & (offsets < np.repeat(step.num_drafts, step.num_tokens))
+    last: Ints = np.minimum.reduceat(np.where(continues, len(sampled), offsets), starts)
     return (last + 1).astype(np.int32)

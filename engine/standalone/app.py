@@ -21,27 +21,28 @@ from typing import Any
 
 import msgspec
 
-from engine.protocol import openai
-from engine.protocol.completions import completions as read_completions
+from engine.protocol.chat_completions import includes_usage
+from engine.protocol.completions import CompletionRenderer, read_completion_request
+from engine.protocol.embeddings import EmbeddingsRenderer, read_embeddings_request
 from engine.protocol.fields import BadInput, boolean
-from engine.protocol.tasks import TaskInput
+from engine.protocol.rendering import Renderer
+from engine.protocol.tasks.registry import TaskInput
 from engine.serving.asgi import (
     BodyTooLarge,
-    ClientLeft,
+    ClientDisconnected,
     Headers,
     Message,
     Receive,
     Send,
-    answer,
-    bears,
-    header,
+    find_header,
+    has_bearer_token,
     read_body,
+    send_response,
 )
 from engine.standalone import bodies
 from engine.standalone.choices import Choices, tell_stream, tell_whole
 from engine.standalone.errors import HttpError, of_failure, unknown_model
 from engine.standalone.served_model import ServedModel
-from engine.standalone.shapes import CompletionShape, EmbeddingShape, Shape
 from engine.tasks.work import Refused
 from telemetry import metrics
 
@@ -71,7 +72,7 @@ class Request:
 
     async def respond(self, status: int, body: Any, headers: Headers = ()) -> None:
         encoded = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        await answer(self.send, status, encoded, headers=(*self.headers, *headers))
+        await send_response(self.send, status, encoded, headers=(*self.headers, *headers))
 
 
 Handler = Callable[[Request], Awaitable[None]]
@@ -99,7 +100,7 @@ class OpenAIDoor:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "served without lifespan and websockets"
-        offered = header(scope, b"x-request-id")
+        offered = find_header(scope, b"x-request-id")
         request_id = offered.decode() if offered and _REQUEST_ID.fullmatch(offered) else uuid.uuid4().hex
         has_started = False
 
@@ -115,7 +116,7 @@ class OpenAIDoor:
             route, handler = self._find(request)
             self._authenticate(request)
             await handler(request)
-        except ClientLeft:
+        except ClientDisconnected:
             request.status = 499
         except Exception as error:
             refusal = _as_http_error(error, request)
@@ -138,7 +139,7 @@ class OpenAIDoor:
         return path, handler
 
     def _authenticate(self, request: Request) -> None:
-        if self._api_key and request.path not in _OPEN_TO_ALL and not bears(request.scope, self._api_key):
+        if self._api_key and request.path not in _OPEN_TO_ALL and not has_bearer_token(request.scope, self._api_key):
             raise HttpError(401, "The API key is missing or wrong.", code="invalid_api_key")
 
     # ── inference ──
@@ -147,35 +148,36 @@ class OpenAIDoor:
         body = await self._read(request)
         generator = await self._model.generator()
         chat = bodies.chat(self._model.filled(body), context_window=generator.info.max_model_len)
-        shape = chat.shape(f"chatcmpl-{request.id}", int(time.time()), self._shown_name(body))
-        await self._tell(request, body, [chat.task], shape)
+        renderer = chat.renderer(f"chatcmpl-{request.id}", int(time.time()), self._shown_name(body))
+        await self._tell(request, body, [chat.task], renderer)
 
     async def _completions(self, request: Request) -> None:
         body = await self._read(request)
         generator = await self._model.generator()
         info = generator.info
-        asked = read_completions(
+        completion = read_completion_request(
             self._model.filled(body), context_window=info.max_model_len, vocab_size=info.vocab_size
         )
-        shape = CompletionShape(
+        renderer = CompletionRenderer(
             f"cmpl-{request.id}",
             int(time.time()),
             self._shown_name(body),
-            asked,
-            bodies.echoes(asked),
-            has_usage_chunk=openai.wants_usage_chunk(body),
+            completion,
+            has_usage_chunk=includes_usage(body),
         )
-        await self._tell(request, body, asked.tasks(), shape)
+        await self._tell(request, body, completion.tasks(), renderer)
 
-    async def _tell(self, request: Request, body: dict[str, Any], tasks: Sequence[TaskInput], shape: Shape) -> None:
+    async def _tell(
+        self, request: Request, body: dict[str, Any], tasks: Sequence[TaskInput], renderer: Renderer
+    ) -> None:
         is_stream = boolean(body, "stream", False)
         choices = Choices(self._model.name, request.receive)
         try:
             choices.begin(self._model.calls, tasks, self._model.execute(request.id, tasks[0]))
             if is_stream:
-                await tell_stream(choices, shape, request.send, request.headers)
+                await tell_stream(choices, renderer, request.send, request.headers)
             else:
-                await tell_whole(choices, shape, request.send, request.headers)
+                await tell_whole(choices, renderer, request.send, request.headers)
         finally:
             choices.close()
 
@@ -184,9 +186,9 @@ class OpenAIDoor:
         await self._model.embedder()
         if body.get("dimensions") is not None:
             raise BadInput("'/dimensions' is not supported: vectors are as long as the model makes them")
-        task, encoding = openai.text_embeddings(body)
-        shape = EmbeddingShape(self._shown_name(body), encoding)
-        await self._tell(request, {}, [task], shape)
+        task, encoding = read_embeddings_request(body)
+        renderer = EmbeddingsRenderer(self._shown_name(body), encoding)
+        await self._tell(request, {}, [task], renderer)
 
     # ── text and tokens ──
 
@@ -225,7 +227,7 @@ class OpenAIDoor:
 
     async def _metrics(self, request: Request) -> None:
         self._model.export()
-        await answer(request.send, 200, metrics.render(), _METRICS_TYPE, request.headers)
+        await send_response(request.send, 200, metrics.render(), _METRICS_TYPE, request.headers)
 
     async def _say_version(self, request: Request) -> None:
         await request.respond(200, {"version": self._version})
@@ -233,7 +235,7 @@ class OpenAIDoor:
     # ── bodies ──
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        """The body, for this model. Raises HttpError, BodyTooLarge, ClientLeft."""
+        """The body, for this model. Raises HttpError, BodyTooLarge, ClientDisconnected."""
         raw = await read_body(request.scope, request.receive, MAX_BODY_BYTES)
         try:
             body = msgspec.json.decode(raw)

@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol import alone, completions, openai, tools, vllm_fields
+from engine.protocol.chat_completions import ChatRenderer, includes_usage, read_chat_request
 from engine.protocol.fields import BadInput, boolean
-from engine.protocol.tasks import TextGeneration
-from engine.standalone.shapes import ChatShape
+from engine.protocol.sampling import MAX_CHOICES
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.tools import uses_legacy_functions
+from engine.protocol.vllm_fields import reject_unsupported
 from engine.tasks.text_generation import TextGenerator
 
 MAX_TOKEN_IDS = 1 << 20
@@ -24,14 +26,14 @@ _MANY_IDS = 10_000
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat body."""
+    """A chat completion request."""
 
     task: TextGeneration
     has_usage_chunk: bool
     is_legacy: bool
 
-    def shape(self, completion_id: str, created: int, model: str) -> ChatShape:
-        return ChatShape(
+    def renderer(self, completion_id: str, created: int, model: str) -> ChatRenderer:
+        return ChatRenderer(
             completion_id,
             created,
             model,
@@ -43,19 +45,15 @@ class Chat:
 
 
 def chat(body: Mapping[str, Any], *, context_window: int) -> Chat:
-    """Without `max_tokens` an answer may take all the context that its prompt leaves."""
-    vllm_fields.refuse_unsupported(body, "chat")
-    task = openai.text_generation(
-        body, default_max_tokens=context_window, context_window=context_window, max_choices=alone.MAX_CHOICES
+    """Read a chat completion body. Without `max_tokens` a response may use all of the context that its prompt leaves.
+
+    Raises BadInput.
+    """
+    reject_unsupported(body, "chat")
+    task = read_chat_request(
+        body, default_max_tokens=context_window, context_window=context_window, max_choices=MAX_CHOICES
     )
-    return Chat(task, openai.wants_usage_chunk(body), tools.is_legacy(body))
-
-
-def echoes(asked: completions.Completions) -> list[str]:
-    """What the choices of each prompt begin with, beside what its task tells."""
-    if not asked.has_echo or asked.tasks_echo:
-        return [""] * len(asked.prompts)
-    return [str(prompt) for prompt in asked.prompts]
+    return Chat(task, includes_usage(body), uses_legacy_functions(body))
 
 
 async def decoded(token_ids: Sequence[int], generator: TextGenerator) -> str:
@@ -67,12 +65,12 @@ async def decoded(token_ids: Sequence[int], generator: TextGenerator) -> str:
 async def tokenized(body: Mapping[str, Any], generator: TextGenerator) -> Sequence[int]:
     """The ids of `prompt` as /v1/completions would read it, without `add_special_tokens` less what that puts before it,
     or of `messages` as chat would."""
-    vllm_fields.refuse_unsupported(body, "tokenize")
+    reject_unsupported(body, "tokenize")
     is_bare = False
     if body.get("messages") is not None:
         window = generator.info.max_model_len
         one = {name: value for name, value in body.items() if name in ("messages", "tools", "tool_choice")}
-        task = openai.text_generation(one, default_max_tokens=1, context_window=window)
+        task = read_chat_request(one, default_max_tokens=1, context_window=window)
     elif isinstance(body.get("prompt"), str):
         is_bare = not boolean(body, "add_special_tokens", True)
         task = TextGeneration(prompt=body["prompt"], raw=True)
@@ -80,7 +78,9 @@ async def tokenized(body: Mapping[str, Any], generator: TextGenerator) -> Sequen
         raise BadInput("required properties at '/' are 'prompt' or 'messages'")
     found = await generator.prompt_ids(task)
     if is_bare:
-        return await asyncio.to_thread(generator.tokenizer.encode, body["prompt"], is_raw=True, is_bare=True)
+        return await asyncio.to_thread(
+            generator.tokenizer.encode, body["prompt"], parse_special=True, add_special_tokens=False
+        )
     return found
 
 

@@ -13,14 +13,15 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.protocol.events import Event, Failed, Finished, Started, Usage, total_usage
+from engine.protocol.events import Event, Failed, Finished, Started
+from engine.protocol.joined_events import JoinedEvents
 from engine.protocol.outcome import Outcome
-from engine.protocol.tasks import TaskInput
+from engine.protocol.rendering import Renderer, render_events
+from engine.protocol.tasks.registry import TaskInput
 from engine.protocol.wire import Execute
-from engine.serving.asgi import ClientLeft, Receive, Send, answer, wait_for_disconnect
+from engine.serving.asgi import ClientDisconnected, Receive, Send, send_response, wait_for_disconnect
 from engine.serving.calls import Call, Calls
 from engine.standalone.errors import error_frame, of_failure
-from engine.standalone.shapes import Shape
 from telemetry import metrics
 
 _STREAM_HEADERS = [
@@ -34,10 +35,10 @@ class Choices:
     """Made by `begin`, while the client waits; `close` in any case."""
 
     def __init__(self, model: str, receive: Receive) -> None:
-        self.num_tasks = 0
         self._model = model
         self._began_s = time.monotonic()
-        self._events: list[tuple[int, Event]] = []
+        self._events: list[Event] = []
+        self._joined: JoinedEvents | None = None
         self._news = asyncio.Event()
         self._has_left = False
         self._calls: list[Call] = []
@@ -46,21 +47,25 @@ class Choices:
 
     def begin(self, calls: Calls, tasks: Sequence[TaskInput], request: Execute) -> None:
         """One call for each task; `request` is the Execute of them all but for the task."""
+        if len(tasks) > 1:
+            self._joined = JoinedEvents(len(tasks), tasks[0].num_choices)
         for index, task in enumerate(tasks):
-            self.num_tasks += 1
             execute = msgspec.structs.replace(request, call_id=index, task=task)
             call = calls.begin(execute, functools.partial(self._on_event, index))
             if call is None:
                 return  # its refusal, which we have heard, ends them all
             self._calls.append(call)
 
-    async def take(self) -> list[tuple[int, Event]]:
-        """(task, event) of all that was said since the last look. Raises ClientLeft."""
+    async def take(self) -> list[Event]:
+        """Return the events that arrived since the last call; those of several tasks are joined.
+
+        Raises ClientDisconnected.
+        """
         while not self._events and not self._has_left:
             self._news.clear()
             await self._news.wait()
         if self._has_left:
-            raise ClientLeft
+            raise ClientDisconnected
         taken, self._events = self._events, []
         return taken
 
@@ -71,7 +76,7 @@ class Choices:
             call.cancel()
 
     def _on_event(self, index: int, event: Event) -> None:
-        self._events.append((index, event))
+        self._events += [event] if self._joined is None else self._joined.add(index, event)
         self._news.set()
         if isinstance(event, Started) and index == 0:
             metrics.TTFT_SECONDS.labels(self._model).observe(time.monotonic() - self._began_s)
@@ -85,42 +90,38 @@ class Choices:
         self._news.set()
 
 
-async def tell_whole(choices: Choices, shape: Shape, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """One JSON body. Raises HttpError before anything is sent, and ClientLeft."""
-    outcomes = [Outcome() for _ in range(choices.num_tasks)]
-    num_ended = 0
-    while num_ended < choices.num_tasks:
-        for task, event in await choices.take():
-            if isinstance(event, Failed):
-                raise of_failure(event)
-            outcomes[task].add(event)
-            num_ended += isinstance(event, Finished)
-    await answer(send, 200, shape.whole(outcomes), headers=headers)
+async def tell_whole(choices: Choices, renderer: Renderer, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Send one JSON document. Raises HttpError before anything is sent, and ClientDisconnected."""
+    outcome = Outcome()
+    while outcome.end is None:
+        for event in await choices.take():
+            outcome.add(event)
+    if isinstance(outcome.end, Failed):
+        raise of_failure(outcome.end)
+    await send_response(send, 200, renderer.whole(outcome), headers=headers)
 
 
-async def tell_stream(choices: Choices, shape: Shape, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Server-sent events. Raises HttpError before anything is sent, and ClientLeft; what goes wrong later is the last
-    event, and such a stream has no `[DONE]`."""
+async def tell_stream(choices: Choices, renderer: Renderer, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Send server-sent events, one chunk per event.
+
+    Raises HttpError before anything is sent, and ClientDisconnected. A later failure is the stream's last event, and
+    `[DONE]` is then omitted.
+    """
     batch = await choices.take()
-    for _, event in batch:
+    for event in batch:
         if isinstance(event, Failed):
             raise of_failure(event)
     await send({"type": "http.response.start", "status": 200, "headers": [*_STREAM_HEADERS, *headers]})
-    usages: dict[int, Usage] = {}
     while True:
         frames = b""
-        for position, (task, event) in enumerate(batch):
+        for event in batch:
             if isinstance(event, Failed):
                 await send({"type": "http.response.body", "body": frames + error_frame(of_failure(event))})
                 return
-            follower = batch[position + 1] if position + 1 < len(batch) else (-1, None)
-            frames += shape.frames(task, event, follower[1] if follower[0] == task else None)
+            frames += render_events([event], renderer)
             if isinstance(event, Finished):
-                usages[task] = event.usage
-        if len(usages) == choices.num_tasks:
-            usage = total_usage(list(usages.values()))
-            await send({"type": "http.response.body", "body": frames + shape.end(usage)})
-            return
+                await send({"type": "http.response.body", "body": frames})
+                return
         if frames:
             await send({"type": "http.response.body", "body": frames, "more_body": True})
         batch = await choices.take()

@@ -12,8 +12,8 @@ from typing import Any
 
 from catalog.errors import CardError
 from catalog.manifest import Manifest
-from engine.protocol import openai
 from engine.protocol.fields import BadInput
+from engine.protocol.sampling import read_sampling
 from engine.serving.model_store import LocalModel, ModelUnavailable
 from engine.standalone.settings import ServeSettings
 
@@ -91,7 +91,7 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
     if defaults.get("top_k") == -1:
         defaults["top_k"] = 0
     try:
-        openai.sampling(defaults, default_max_tokens=1, context_window=1)
+        read_sampling(defaults, default_max_tokens=1, context_window=1)
     except BadInput as error:
         raise FolderUnusable(f"generation_config.json: {error}") from error
     return defaults

@@ -1,41 +1,41 @@
-"""The front's word on a constraint before any rank sees it: passed, or refused with a sentence for the caller.
+"""Checks of constraints in the node process, before a rank sees them.
 
-What compiles, and has at least one text that matches it, is passed. The compiling happens in `worker.py`'s process,
-started with the first check. Verdicts are remembered per namespace, so that not even the time an answer takes tells
-one tenant what another has asked; and a namespace has one check at work at a time, so that nobody's hostile schemas
-fill the worker. Imports neither torch nor llguidance.
+A constraint passes if it compiles and a random text can be generated from it. Compilation runs in the process of
+`check_worker.py`, which is started with the first check. Results are cached per namespace, so response times do not
+reveal the schemas of other tenants. Each namespace has at most one check running, so one tenant cannot occupy the
+worker. Imports neither torch nor llguidance.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import logging
 import os
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections import OrderedDict
 from pathlib import Path
 from weakref import WeakValueDictionary
 
 import msgspec
 
-from engine.protocol.tasks import Constraint
-from engine.structured.compile import ConstraintRefused, name_of, refuse_oversized
-from engine.structured.worker import Check, Verdict, encode_frame
+from engine.protocol.output_format import Constraint
+from engine.structured.check_worker import CheckRequest, CheckResult, encode_frame
+from engine.structured.compile import cache_key, check_size, constraint_name
+from engine.structured.refusal import ConstraintRefused
+from telemetry.bounded_cache import BoundedCache
 
 logger = logging.getLogger(__name__)
 
-_MAX_VERDICTS = 1024
-_verdict_decoder = msgspec.msgpack.Decoder(Verdict)
+_MAX_CACHED = 1024
+_result_decoder = msgspec.msgpack.Decoder(CheckResult)
 
 
 class ConstraintChecker:
-    """For one model. Belongs to one event loop; starts a process with the first check that needs one.
+    """The checker of one model. Belongs to one event loop; starts a process with the first check that needs one.
 
     checker = ConstraintChecker(config.model_dir, replica.info.vocab_size, replica.info.eos_token_ids)
-    await checker.check(Constraint("json_schema", '{"type": "integer"}'), namespace)  # passed
+    await checker.check(Constraint("json_schema", '{"type": "integer"}'), namespace)  # passes
     await checker.check(Constraint("json_schema", '{"not": {}}'), namespace)
     # ConstraintRefused: the JSON schema uses 'not', which is not supported
     await checker.close()
@@ -47,39 +47,44 @@ class ConstraintChecker:
         vocab_size: int,
         eos_token_ids: tuple[int, ...],
         *,
-        command: tuple[str, ...] = ("-m", "engine.structured.worker"),
+        command: tuple[str, ...] = ("-m", "engine.structured.check_worker"),
     ) -> None:
         self._command = command
         self._arguments = [str(model_dir), str(vocab_size), *map(str, eos_token_ids)]
         self._process: Process | None = None
         self._starting = asyncio.Lock()
         self._reading: asyncio.Task[None] | None = None
-        self._next_id = 0
-        self._pending: dict[int, asyncio.Future[Verdict]] = {}
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()  # "": passed
-        self._turns: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self._pending: dict[int, asyncio.Future[CheckResult]] = {}
+        self._cache: BoundedCache[bytes, str] = BoundedCache(
+            _MAX_CACHED
+        )  # refusals by constraint and namespace; "" if it passed
+        self._locks: WeakValueDictionary[bytes, asyncio.Lock] = WeakValueDictionary()
+        self.num_sent = 0  # checks sent to the worker process
+
+    @property
+    def worker_pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
 
     async def check(self, constraint: Constraint, namespace: bytes) -> None:
-        """Returns if sequences can be held to `constraint`. Raises ConstraintRefused."""
-        key = _key(constraint, namespace)
-        refusal = self._remembered(key)
+        """Return if `constraint` can be enforced. Raises ConstraintRefused."""
+        key = cache_key(constraint, namespace)
+        refusal = self._cache.get(key)
         if refusal is None:
-            refuse_oversized(constraint)
-            turn = self._turns.setdefault(namespace, asyncio.Lock())
-            async with turn:
-                refusal = self._remembered(key)
+            check_size(constraint)
+            lock = self._locks.setdefault(namespace, asyncio.Lock())
+            async with lock:
+                refusal = self._cache.get(key)
                 if refusal is None:
-                    verdict = await self._ask(constraint)
-                    if verdict.is_timeout:  # perhaps this machine was busy: not remembered
-                        raise ConstraintRefused(verdict.refusal, is_timeout=True)
-                    refusal = self._verdicts[key] = verdict.refusal
-                    if len(self._verdicts) > _MAX_VERDICTS:
-                        self._verdicts.popitem(last=False)
+                    result = await self._send(constraint)
+                    if result.is_timeout:  # not cached: the machine may just have been busy
+                        raise ConstraintRefused(result.refusal, is_timeout=True)
+                    refusal = result.refusal
+                    self._cache.put(key, refusal)
         if refusal:
             raise ConstraintRefused(refusal)
 
     async def close(self) -> None:
-        """End the process. Checks still open are refused."""
+        """Kill the worker process. Running checks end with ConstraintRefused."""
         process, self._process = self._process, None
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -88,62 +93,50 @@ class ConstraintChecker:
         if self._reading is not None:
             await self._reading
 
-    def _remembered(self, key: bytes) -> str | None:
-        refusal = self._verdicts.get(key)
-        if refusal is not None:
-            self._verdicts.move_to_end(key)
-        return refusal
-
-    async def _ask(self, constraint: Constraint) -> Verdict:
-        """One verdict; a worker that died meanwhile is started once more."""
+    async def _send(self, constraint: Constraint) -> CheckResult:
+        """Check in the worker process. A worker that dies meanwhile is restarted once."""
         for _ in range(2):
-            process = await self._running()
-            self._next_id += 1
-            check_id = self._next_id
-            future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+            process = await self._running_process()
+            self.num_sent += 1
+            check_id = self.num_sent
+            future: asyncio.Future[CheckResult] = asyncio.get_running_loop().create_future()
             self._pending[check_id] = future
             try:
                 assert process.stdin is not None
-                process.stdin.write(encode_frame(Check(check_id, constraint)))
+                process.stdin.write(encode_frame(CheckRequest(check_id, constraint)))
                 await process.stdin.drain()
                 return await future
             except ConnectionError:
                 continue
             finally:
                 self._pending.pop(check_id, None)
-        return Verdict(0, f"{name_of(constraint)} could not be checked", is_timeout=True)
+        return CheckResult(0, f"{constraint_name(constraint)} could not be checked", is_timeout=True)
 
-    async def _running(self) -> Process:
+    async def _running_process(self) -> Process:
         async with self._starting:
             if self._process is None:
                 arguments = [str(os.getpid()), *self._arguments]
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable, *self._command, *arguments, stdin=PIPE, stdout=PIPE
                 )
-                self._reading = asyncio.create_task(self._read(self._process))
+                self._reading = asyncio.create_task(self._read_results(self._process))
             return self._process
 
-    async def _read(self, process: Process) -> None:
-        """Hand out verdicts until the worker ends; then nobody may wait for it any more."""
+    async def _read_results(self, process: Process) -> None:
+        """Deliver results until the worker exits, then fail all pending checks."""
         assert process.stdout is not None
         try:
             while True:
                 size = int.from_bytes(await process.stdout.readexactly(4), "little")
-                verdict = _verdict_decoder.decode(await process.stdout.readexactly(size))
-                future = self._pending.get(verdict.check_id)
+                result = _result_decoder.decode(await process.stdout.readexactly(size))
+                future = self._pending.get(result.check_id)
                 if future is not None and not future.done():
-                    future.set_result(verdict)
+                    future.set_result(result)
         except asyncio.IncompleteReadError:
             code = await process.wait()
         if self._process is process:
             self._process = None
-            logger.error("the process that checks constraints ended with exit code %d", code)
+            logger.error("constraint check process exited with code %d", code)
         for future in self._pending.values():
             if not future.done():
                 future.set_exception(ConnectionResetError())
-
-
-def _key(constraint: Constraint, namespace: bytes) -> bytes:
-    """What a verdict is remembered by."""
-    text = f"{constraint.kind}\0{constraint.text}".encode(errors="surrogatepass")
-    return namespace + hashlib.sha256(text).digest()

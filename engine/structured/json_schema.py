@@ -1,63 +1,46 @@
-"""What Hearth itself reads and changes in a caller's JSON schema before the parser library compiles it.
+"""Changes to a caller's JSON schema before llguidance compiles it.
 
-Numbers get bounds where a schema sets none, since JSON's grammar allows 1e999, which no program can hold: within the
-bounds the library writes no exponents. Patterns are searched for words that a text must spell to match them. Knows the
-places where a schema has schemas in it; nothing of tokens.
+- Unbounded numbers get bounds: JSON's grammar allows 1e999, which no program can represent. Within bounds, llguidance
+  writes no exponents.
+- `propertyNames` becomes `properties` or `patternProperties`, and unknown `format`s that constrain nothing are removed,
+  because llguidance supports neither.
+- `oneOf` becomes `anyOf` where branches given by reference cannot overlap; llguidance compares only inline branches.
 """
 
 from __future__ import annotations
 
-import json
+import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-from engine.structured.look_ahead import in_parts, said_plainly
+LARGEST_NUMBER = 10**15  # below 2^53, so that every JSON reader represents integers exactly
 
-LARGEST_NUMBER = 10**15  # below 2^53, so that every reader of JSON has it exactly
-
-_ONE = ("additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_SCHEMA_KEYWORDS = ("additionalProperties", "items", "not", "if", "then", "else", "contains", "propertyNames")
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _NUMBER_LIMITS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf")
-_STRING_LIMITS = {
-    "pattern",
-    "patternProperties",
-    "propertyNames",
-    "maxLength",
-    "format",
-    "not",
-    "$anchor",
-    "$dynamicRef",
-}
-_REFERENCE = re.compile(r"#(/(\$defs|definitions|properties)/[^/]+)*")
-_WORD = re.compile(r"(?<![\\])[A-Za-z0-9@_./: -]{2,}")
-_NOT_SPELLED = re.compile(r"\{\d+(?:,\d*)?\}|\\[A-Za-z0-9]|\\(?=.)|(?<!\\)[\^$.*+?()\[\]|\0]", re.DOTALL)
-_MAX_WORDS = 32
-_MAX_SIGNS = 16
-_MAX_LEVELS = 100  # of parts in parts, references followed
-_MAX_CHARS = 4_000
-_FORMAT_CHARS = 72  # of a UUID, the longest; it counts double, like all that is spelled a token a character
 
-# What writers of schemas note beside a type of their own language whose texts may be any.
-_FORMATS_OF_ANY_TEXT = {"password", "binary", "path", "file-path", "directory-path"}
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
+# Formats with which Pydantic annotates types of its own whose text may be anything.
+_UNCONSTRAINED_FORMATS = {"password", "binary", "path", "file-path", "directory-path"}
 _FORMATS = {
     "date-time", "time", "date", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uri",
     "uri-reference", "iri", "iri-reference", "uuid", "uri-template", "json-pointer", "relative-json-pointer", "regex",
 }  # fmt: skip  # those of JSON Schema
 
-_BOUNDED = {"type": "number", "minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
-_ANY = {"$ref": "#/$defs/value"}
+_BOUNDED_NUMBER = {"type": "number", "minimum": -LARGEST_NUMBER, "maximum": LARGEST_NUMBER}
+_ANY_VALUE = {"$ref": "#/$defs/value"}
 ANY_OBJECT: dict[str, Any] = {
     "type": "object",
-    "additionalProperties": _ANY,
+    "additionalProperties": _ANY_VALUE,
     "$defs": {
         "value": {
             "anyOf": [
                 {"type": ["null", "boolean", "string"]},
-                _BOUNDED,
-                {"type": "array", "items": _ANY},
-                {"type": "object", "additionalProperties": _ANY},
+                _BOUNDED_NUMBER,
+                {"type": "array", "items": _ANY_VALUE},
+                {"type": "object", "additionalProperties": _ANY_VALUE},
             ]
         }
     },
@@ -65,172 +48,126 @@ ANY_OBJECT: dict[str, Any] = {
 """Any JSON object whose numbers are bounded."""
 
 
-def with_finite_numbers(schema: dict[str, Any]) -> dict[str, Any]:
-    """A copy in which every number that has a type and no bound on one side has one there."""
-    copy = map_subschemas(schema, with_finite_numbers)
-    types = copy.get("type")
-    is_number = types == "number" or (isinstance(types, list) and "number" in types)
-    if is_number and "multipleOf" not in copy and not {"enum", "const"} & copy.keys():
-        if not {"minimum", "exclusiveMinimum"} & copy.keys():
-            copy["minimum"] = min(-LARGEST_NUMBER, *(_limits(copy)))
-        if not {"maximum", "exclusiveMaximum"} & copy.keys():
-            copy["maximum"] = max(LARGEST_NUMBER, *(_limits(copy)))
-    return copy
+def adapt_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of `schema` with all changes of this module."""
+    return _with_finite_numbers(_adapt(schema, schema))
 
 
-def in_plain_words(schema: dict[str, Any]) -> dict[str, Any]:
-    """A copy that means the same in words that the parser library has: what a pattern looks ahead for becomes a pattern
-    of its own or a part of it, what the names of an object's members must be is said of the members, and formats that
-    say nothing, or name what a pattern beside them says, are left out."""
-    copy = map_subschemas(schema, in_plain_words)
-    form = copy.get("format")
-    if isinstance(form, str) and (form in _FORMATS_OF_ANY_TEXT or (_has_pattern(copy) and form not in _FORMATS)):
-        del copy["format"]
-    if isinstance(copy.get("pattern"), str):
-        ahead, copy["pattern"] = in_parts(copy["pattern"])
-        if ahead:
-            copy["allOf"] = [*_list(copy.get("allOf")), *({"pattern": pattern} for pattern in ahead)]
-    if isinstance(copy.get("patternProperties"), dict):
-        names = copy["patternProperties"]
-        copy["patternProperties"] = {said_plainly(name): value for name, value in names.items()}
+def _adapt(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
+    copy = map_subschemas(schema, lambda part: _adapt(part, root))
+    branches = copy.get("oneOf")
+    if isinstance(branches, list) and "anyOf" not in copy and _are_disjoint(branches, root):
+        copy["anyOf"] = copy.pop("oneOf")
+    _adapt_string(copy)
     if isinstance(copy.get("propertyNames"), dict):
-        _tell_of_members(copy, _in_one_pattern(copy["propertyNames"], schema["propertyNames"]))
+        _replace_property_names(copy, copy["propertyNames"])
     return copy
+
+
+def _adapt_string(schema: dict[str, Any]) -> None:
+    """Drop formats that llguidance does not know and that need no enforcing, and patterns implied by a format."""
+    name = schema.get("format")
+    if not isinstance(name, str):
+        return
+    if name in _UNCONSTRAINED_FORMATS or (name not in _FORMATS and _has_pattern(schema)):
+        del schema["format"]  # zod names formats of its own beside the pattern that defines them
+    elif name in _FORMATS and _LOOK_AROUND.search(str(schema.get("pattern", ""))):
+        del schema["pattern"]  # zod adds patterns with look-ahead to `email` and `duration`; the format is enforced
 
 
 def _has_pattern(schema: dict[str, Any]) -> bool:
-    parts = [schema, *_list(schema.get("allOf"))]
-    return any(isinstance(part, dict) and isinstance(part.get("pattern"), str) for part in parts)
+    parts = schema.get("allOf")
+    return any(
+        isinstance(part, dict) and isinstance(part.get("pattern"), str)
+        for part in (schema, *(parts if isinstance(parts, list) else ()))
+    )
 
 
-def _in_one_pattern(names: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """`names`, which says in plain words what was `asked` of keys, with one pattern where that had one."""
-    if not isinstance(asked.get("pattern"), str) or "allOf" in asked:
-        return names
-    return {key: value for key, value in names.items() if key != "allOf"} | {"pattern": said_plainly(asked["pattern"])}
-
-
-def _tell_of_members(schema: dict[str, Any], names: dict[str, Any]) -> None:
-    """Put what `names` says of an object's keys into `schema` in other words, where it can be; keys that are declared
-    by themselves are not read."""
-    said = names.keys() - {"type", "title", "description"}
-    if names.get("type", "string") != "string" or (said and {"properties", "patternProperties"} & schema.keys()):
+def _replace_property_names(schema: dict[str, Any], names: dict[str, Any]) -> None:
+    """Express `propertyNames` by other keywords. Leaves it, for llguidance to refuse, where that is not possible."""
+    keywords = names.keys() - {"type", "title", "description"}
+    if names.get("type", "string") != "string" or (keywords and {"properties", "patternProperties"} & schema.keys()):
         return
     value = schema.get("additionalProperties", True)
     value = {} if value is True else value
-    if said == {"enum"} and all(isinstance(name, str) for name in _list(names["enum"])):
-        schema["properties"] = dict.fromkeys(_list(names["enum"]), value)
-    elif said == {"pattern"} and isinstance(names["pattern"], str):
+    if keywords == {"enum"} and isinstance(names["enum"], list) and all(isinstance(n, str) for n in names["enum"]):
+        schema["properties"] = dict.fromkeys(names["enum"], value)
+    elif keywords == {"pattern"} and isinstance(names["pattern"], str):
         schema["patternProperties"] = {names["pattern"]: value}
-    elif said:
+    elif keywords:
         return
-    if said:
+    if keywords:
         schema["additionalProperties"] = False
     del schema["propertyNames"]
 
 
-def patterns_in(schema: dict[str, Any]) -> tuple[str, ...]:
-    """The patterns in `schema`, each once."""
-    return tuple(dict.fromkeys(pattern for part in _walk(schema) for pattern in _patterns(part)))
+def _are_disjoint(branches: list[Any], root: dict[str, Any]) -> bool:
+    """Return True if no two branches of a `oneOf` have a common value.
+
+    Compares the types of the branches and the constants of their required properties, which is how generators of
+    schemas write discriminated unions.
+    """
+    resolved = [follow_reference(branch, root) for branch in branches]
+    if not all(isinstance(branch, dict) and isinstance(branch.get("type"), str) for branch in resolved):
+        return False
+    return all(
+        _type_of(one) != _type_of(other) or _has_other_constant(one, other)
+        for one, other in itertools.combinations(resolved, 2)
+    )
 
 
-def words_of_patterns(schema: dict[str, Any]) -> tuple[str, ...]:
-    """Literal words of the patterns in `schema`, each at most once."""
-    return words_of_regex("\0".join(patterns_in(schema)))
+def _type_of(schema: dict[str, Any]) -> str:
+    return "number" if schema["type"] == "integer" else str(schema["type"])
 
 
-def words_of_regex(pattern: str) -> tuple[str, ...]:
-    """Runs of plain characters in a regular expression, and then each of its characters by itself."""
-    words = tuple(dict.fromkeys(_WORD.findall(pattern)))[:_MAX_WORDS]
-    signs = _NOT_SPELLED.sub("", pattern)
-    return words + tuple(dict.fromkeys(sign for sign in signs if sign.isascii() and sign.isprintable()))[:_MAX_SIGNS]
+def _has_other_constant(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    constants, others = _required_constants(one), _required_constants(other)
+    return any(name in others and others[name] != value for name, value in constants.items())
 
 
-def has_free_strings_only(schema: dict[str, Any]) -> bool:
-    """Whether every string in what meets `schema` is either one that the schema spells out, or any string at all (any
-    but some, where it is a key). So one that goes on with what the schema spells nowhere goes on with anything."""
-    return all(not _STRING_LIMITS & part.keys() and _leads_to_part(part.get("$ref", "#")) for part in _walk(schema))
+def _required_constants(schema: dict[str, Any]) -> dict[str, str]:
+    """Return the required string properties with a fixed value, by name."""
+    properties, required = schema.get("properties"), schema.get("required")
+    if schema["type"] != "object" or not isinstance(properties, dict) or not isinstance(required, list):
+        return {}
+    found = {}
+    for name, part in properties.items():
+        values = [part["const"]] if isinstance(part, dict) and "const" in part else []
+        if isinstance(part, dict) and isinstance(part.get("enum"), list) and len(part["enum"]) == 1:
+            values = part["enum"]
+        if name in required and values and isinstance(values[0], str):
+            found[name] = values[0]
+    return found
 
 
-def _leads_to_part(reference: Any) -> bool:
-    """To one that `_walk` comes to."""
-    return isinstance(reference, str) and _REFERENCE.fullmatch(reference) is not None
-
-
-def least_chars_of_parts(schema: dict[str, Any]) -> int:
-    """The most characters that the shortest text of any schema in `schema` has, roughly; in time linear in its size.
-    `schema` itself counts where it is a part of itself."""
-    sizer = _Sizer(schema)
-    whole, *parts = _walk(schema)
-    if any(part.get("$ref") == "#" for part in parts):
-        parts.append(whole)
-    return max(map(sizer.least, parts), default=0)
-
-
-def least_chars_of(schema: dict[str, Any]) -> int:
-    """The characters that the shortest text of `schema` has, roughly, up to a few thousand."""
-    return _Sizer(schema).least(schema)
-
-
-class _Sizer:
-    """How long the shortest text that meets a part of `root` is, roughly: patterns and limits of numbers are not read,
-    and neither is what refers to itself. Each part is sized once."""
-
-    def __init__(self, root: dict[str, Any]) -> None:
-        self._root = root
-        self._known: dict[int, int] = {}  # by id, of parts that `root` keeps alive
-        self._depth = 0
-
-    def least(self, part: Any) -> int:
-        if not isinstance(part, dict) or self._depth > _MAX_LEVELS:
-            return 1
-        if id(part) not in self._known:
-            self._known[id(part)] = 1  # for what leads back here
-            self._depth += 1
-            self._known[id(part)] = min(self._size(part), _MAX_CHARS)
-            self._depth -= 1
-        return self._known[id(part)]
-
-    def _size(self, part: dict[str, Any]) -> int:
-        values = part.get("enum", [part["const"]] if "const" in part else None)
-        if isinstance(values, list) and values:
-            return min(len(json.dumps(value)) for value in values)
-        if isinstance(part.get("$ref"), str):
-            return self.least(referred(part["$ref"], self._root))
-        branches = [self.least(branch) for key in ("anyOf", "oneOf") for branch in _list(part.get(key))]
-        own = sum(self.least(branch) for branch in _list(part.get("allOf"))) + min(branches, default=0)
-        types = part.get("type")
-        if types == "object" or (types is None and "required" in part):
-            properties = part.get("properties")
-            known = properties if isinstance(properties, dict) else {}
-            keys = [key for key in _list(part.get("required")) if isinstance(key, str)]
-            return own + 2 + sum(len(key) + 4 + self.least(known.get(key)) for key in keys)
-        if types == "array":
-            return own + 2 + min(_count(part, "minItems"), _MAX_CHARS) * (1 + self.least(part.get("items")))
-        if types == "string":
-            return own + 2 + 2 * _count(part, "minLength") + _FORMAT_CHARS * ("format" in part)
-        return max(own, 4 if types == "boolean" else 1)
-
-
-def referred(reference: str, root: dict[str, Any]) -> Any:
-    """What a reference within the same schema points at; None for any other."""
+def follow_reference(part: Any, root: dict[str, Any]) -> Any:
+    """Return the schema that a `$ref` within `root` points to; `part` itself if it is no reference, else None."""
+    reference = part.get("$ref") if isinstance(part, dict) else None
+    if reference is None:
+        return part
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
     value: Any = root
-    for name in reference.removeprefix("#").split("/")[1:] if reference.startswith("#") else ["?"]:
+    for name in reference[2:].split("/"):
         value = value.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
     return value
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _count(schema: dict[str, Any], key: str) -> int:
-    value = schema.get(key, 0)
-    return value if isinstance(value, int) and value > 0 else 0
+def _with_finite_numbers(schema: dict[str, Any]) -> dict[str, Any]:
+    copy = map_subschemas(schema, _with_finite_numbers)
+    types = copy.get("type")
+    is_number = types == "number" or (isinstance(types, list) and "number" in types)
+    if is_number and not {"multipleOf", "enum", "const"} & copy.keys():
+        limits = [0, *(copy[key] for key in _NUMBER_LIMITS if type(copy.get(key)) in (int, float))]
+        if not {"minimum", "exclusiveMinimum"} & copy.keys():
+            copy["minimum"] = min(-LARGEST_NUMBER, *limits)
+        if not {"maximum", "exclusiveMaximum"} & copy.keys():
+            copy["maximum"] = max(LARGEST_NUMBER, *limits)
+    return copy
 
 
 def depth_of(value: Any) -> int:
-    """Levels of objects and lists in a parsed JSON value."""
+    """Return the levels of objects and lists in a parsed JSON value."""
     depth, level = 0, [value]
     while level := [item for item in level if isinstance(item, dict | list)]:
         depth += 1
@@ -238,46 +175,18 @@ def depth_of(value: Any) -> int:
     return depth
 
 
-def _limits(schema: dict[str, Any]) -> list[float]:
-    """The numeric limits it sets itself, and 0."""
-    values = [schema.get(key) for key in _NUMBER_LIMITS]
-    return [0, *(value for value in values if isinstance(value, int | float) and not isinstance(value, bool))]
-
-
 def map_subschemas(schema: dict[str, Any], change: Callable[[dict[str, Any]], dict[str, Any]]) -> dict[str, Any]:
-    """A copy of `schema` with `change` applied to each schema directly in it."""
+    """Return a copy of `schema` with `change` applied to each schema directly within it."""
 
     def changed(value: Any) -> Any:
         return change(value) if isinstance(value, dict) else value
 
     copy = dict(schema)
     for key, value in schema.items():
-        if key in _ONE:
+        if key in _SCHEMA_KEYWORDS:
             copy[key] = changed(value)
-        elif key in _LISTS and isinstance(value, list):
+        elif key in _SCHEMA_LISTS and isinstance(value, list):
             copy[key] = [changed(item) for item in value]
-        elif key in _MAPS and isinstance(value, dict):
+        elif key in _SCHEMA_MAPS and isinstance(value, dict):
             copy[key] = {name: changed(item) for name, item in value.items()}
     return copy
-
-
-def _walk(schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """`schema` and every schema in it."""
-    yield schema
-    for key, value in schema.items():
-        inner: Iterable[Any] = ()
-        if key in _ONE:
-            inner = (value,)
-        elif key in _LISTS and isinstance(value, list):
-            inner = value
-        elif key in _MAPS and isinstance(value, dict):
-            inner = value.values()
-        for each in inner:
-            if isinstance(each, dict):
-                yield from _walk(each)
-
-
-def _patterns(schema: dict[str, Any]) -> list[str]:
-    own = schema.get("pattern")
-    keys = schema.get("patternProperties")
-    return [*([own] if isinstance(own, str) else []), *(keys if isinstance(keys, dict) else [])]

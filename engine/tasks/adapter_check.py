@@ -6,12 +6,12 @@ The process that runs the model checks again what it loads: here the caller is t
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Mapping
 from pathlib import Path
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.tasks.work import Refused
+from telemetry.bounded_cache import BoundedCache
 from weight_files.adapter_files import AdapterError, check_fit, read_adapter
 
 _MAX_REMEMBERED = 1024
@@ -22,15 +22,14 @@ class AdapterCheck:
 
     def __init__(self, sites: Mapping[str, tuple[int, int]], architecture: str) -> None:
         self._sites, self._architecture = sites, architecture
-        self._found: OrderedDict[str, str] = OrderedDict()  # digest -> what is wrong, "" for nothing
+        self._found: BoundedCache[str, str] = BoundedCache(_MAX_REMEMBERED)  # digest -> what is wrong, "" for nothing
 
     async def check(self, adapter: LocalAdapter) -> None:
         """Raises Refused."""
         wrong = self._found.get(adapter.digest)
         if wrong is None:
-            wrong = self._found[adapter.digest] = await asyncio.to_thread(self._find_fault, Path(adapter.folder))
-            while len(self._found) > _MAX_REMEMBERED:
-                self._found.popitem(last=False)
+            wrong = await asyncio.to_thread(self._find_fault, Path(adapter.folder))
+            self._found.put(adapter.digest, wrong)
         if wrong:
             raise Refused("invalid_input", f"'/lora' cannot be used with this model: {wrong}")
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.text.detokenizer import StopFinder
-from engine.tool_calls.answer_parser import AnswerParser
-from engine.tool_calls.parser import Piece
+from engine.text.detokenizer import StopStringFinder
+from engine.tool_calls.call_parser import OutputPiece
+from engine.tool_calls.output_parser import OutputParser
 
 
 class Answer:
     """One sequence's answer; `parser` None where it is nothing but text."""
 
-    def __init__(self, stops: StopFinder, parser: AnswerParser | None) -> None:
+    def __init__(self, stops: StopStringFinder, parser: OutputParser | None) -> None:
         self._stops = stops
         self._parser = parser
 
@@ -27,7 +27,7 @@ class Answer:
     @property
     def is_thinking(self) -> bool:
         """Whether what comes next is part of a thought."""
-        return self._parser is not None and self._parser.is_thinking
+        return self._parser is not None and self._parser.is_reasoning
 
     @property
     def num_calls(self) -> int:
@@ -37,29 +37,29 @@ class Answer:
     @property
     def is_over(self) -> bool:
         """Whether nothing that follows belongs to the answer."""
-        return self._stops.is_stopped or (self._parser is not None and self._parser.is_over)
+        return self._stops.is_stopped or (self._parser is not None and self._parser.is_complete)
 
     @property
     def stop(self) -> str | None:
         """The stop string that ended it."""
-        return self._stops.found
+        return self._stops.matched
 
-    def push(self, text: str) -> list[Piece]:
+    def push(self, text: str) -> list[OutputPiece]:
         """What can now be said; never an empty text."""
         if self._parser is not None:
             return self._without_stops(self._parser.push(text))
         said = self._stops.push(text)
         return [said] if said else []
 
-    def flush(self, *, is_cut: bool = False) -> list[Piece]:
+    def flush(self, *, is_cut: bool = False) -> list[OutputPiece]:
         """What was held back, when the sequence has ended; `is_cut`: at the token limit."""
         pieces = self._without_stops(self._parser.flush(is_cut=is_cut)) if self._parser is not None else []
         rest = self._stops.flush()
         return [*pieces, rest] if rest else pieces
 
-    def _without_stops(self, pieces: Sequence[Piece]) -> list[Piece]:
+    def _without_stops(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
         """The pieces up to a stop string; a text that may be the beginning of one is held back, until a call."""
-        said: list[Piece] = []
+        said: list[OutputPiece] = []
         for piece in pieces:
             if self._stops.is_stopped:
                 break

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from engine.protocol.events import ChoiceEnded, Event, Failed, Finished, FinishReason, Started, Usage
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.tasks.work import Emit, Run
 
 

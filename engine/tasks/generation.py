@@ -13,27 +13,27 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.protocol.events import Failed, Finished, FinishReason, Started, Token, TokenLogprob, ToolCallDelta, Usage
-from engine.ranks.replica import Replica, SequenceOutput, TokenIdLogprob
+from engine.ranks.output import SequenceOutput, TokenIdLogprob
+from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
 from engine.tasks.answer import Answer
 from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.work import Emit
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
-from engine.tool_calls.parser import CallPiece, Piece, Thought
+from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece, ToolCallPiece
 
 logger = logging.getLogger(__name__)
 
 _FAILURES: dict[str, Failed] = {
     "out_of_capacity": Failed("out_of_capacity", "the model has no room for this now", is_retryable=True),
     "context_too_long": Failed("context_too_long", "the prompt does not fit the memory of this model's replica"),
-    "crashed": Failed("internal", "the process that ran the model ended", is_retryable=True, num_deaths=1),
+    "crashed": Failed("internal", "the process that ran the model ended", is_retryable=True, num_crashes=1),
     "error": Failed("internal", "the engine could not run this sequence"),
     "aborted": Failed("internal", "the model was unloaded", is_retryable=True),
     "bad_adapter": Failed(
         "invalid_input", "'/lora' cannot be used: its matrices are damaged, not finite, or more than this node keeps"
     ),
-    "unclosed": Failed("constraint_failed", "the answer was not complete when the tokens ran out"),
     "too_complex": Failed(
         "constraint_failed",
         "the output format asked for is too complex to be followed within 10,000 states and 4 ms a token",
@@ -53,14 +53,12 @@ class Generation:
         answer: Answer,
         emit: Emit,
         *,
-        may_be_cut: bool,
         choice: int = 0,
         echo: PromptEcho | None = None,
         is_silent: bool = False,
     ) -> None:
-        """`may_be_cut`: what the limit cut short is an answer, as a call of a tool is; an output format is not.
-        `choice` numbers the answers to one prompt, which begin with `echo`; a silent one says nothing else. A sequence
-        that is held to a constraint ends with `length` only where what it says is whole."""
+        """`choice` numbers the answers to one prompt, which begin with `echo`; a silent one says nothing else. A
+        sequence that is held to a constraint ends with `length` only where what it says is whole."""
         self._replica = replica
         self._tokenizer = tokenizer
         self._sequence_id = request.sequence_id
@@ -69,7 +67,6 @@ class Generation:
         self._emit = emit
         self._detokenizer = detokenizer
         self._answer = answer
-        self._may_be_cut = may_be_cut
         self._is_held = request.constraint is not None
         self._choice = choice
         self._echo = echo
@@ -138,7 +135,7 @@ class Generation:
             self._finish("stop")  # the calls are whole: there was room for no more of them
         elif output.finish == "stop" or output.finish == "length":
             self._finish(output.finish)
-        elif output.finish == "unclosed" and self._may_be_cut:
+        elif output.finish == "unclosed":
             self._finish("length")
         elif output.finish is not None:
             self._end(msgspec.structs.replace(_FAILURES[output.finish], usage=self._usage()))
@@ -149,9 +146,9 @@ class Generation:
         has_called = reason == "stop" and self._answer.num_calls > 0
         self._end(Finished("tool_calls" if has_called else reason, self._usage(), self._answer.stop))
 
-    def _take(self, output: SequenceOutput) -> list[Piece]:
+    def _take(self, output: SequenceOutput) -> list[OutputPiece]:
         """Count the tokens up to where the answer is over; return what can be said."""
-        pieces: list[Piece] = []
+        pieces: list[OutputPiece] = []
         last = len(output.token_ids) - 1
         for index, token_id in enumerate(output.token_ids):
             self._num_tokens += 1
@@ -184,7 +181,7 @@ class Generation:
             if self._echo is not None:
                 self._emit(self._echo.token(self._choice))
 
-    def _say(self, pieces: Sequence[Piece]) -> None:
+    def _say(self, pieces: Sequence[OutputPiece]) -> None:
         """Emit what can be said: neighbouring texts as one, with the log-probabilities until now."""
         text = ""
         for piece in pieces:
@@ -193,7 +190,7 @@ class Generation:
                 continue
             if text:
                 self._say_text(text)
-            if isinstance(piece, Thought):
+            if isinstance(piece, ReasoningPiece):
                 self._say_thought(piece)
             else:
                 self._say_call(piece)
@@ -207,11 +204,11 @@ class Generation:
             self._num_unsaid = 0
             self._logprobs.clear()
 
-    def _say_thought(self, piece: Thought) -> None:
+    def _say_thought(self, piece: ReasoningPiece) -> None:
         self._emit(Token(piece.text, self._num_unsaid, choice=self._choice, is_reasoning=True))
         self._num_unsaid = 0
 
-    def _say_call(self, piece: CallPiece) -> None:
+    def _say_call(self, piece: ToolCallPiece) -> None:
         """Log-probabilities are of content; those of a call are not told."""
         call_id = None if piece.name is None else f"call_{secrets.token_hex(12)}"
         self._emit(

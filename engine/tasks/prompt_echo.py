@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from engine.protocol.events import Token, TokenLogprob
-from engine.ranks.replica import TokenIdLogprob
+from engine.ranks.output import TokenIdLogprob
 
 
 class PromptEcho:

@@ -5,7 +5,7 @@ Knows the bounds of sampling; nothing of prompts, tools or constraints.
 
 from __future__ import annotations
 
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.tasks.work import Refused, Work
 
 _NAMESPACE_BYTES = 32
@@ -24,8 +24,8 @@ def refuse_unsound(work: Work, task: TextGeneration, vocab_size: int) -> None:
         "messages, prompt or prompt_token_ids": [task.messages, task.prompt, task.prompt_token_ids].count(None) == 2,
         "namespace": len(work.namespace) == _NAMESPACE_BYTES,
         "tenant": 0 <= work.tenant < 1 << 63,
-        "max_tokens": sampling.max_tokens >= (0 if task.echoes else 1),
-        "echoes": not task.echoes or task.messages is None,
+        "max_tokens": sampling.max_tokens >= (0 if task.echoes_prompt else 1),
+        "echoes": not task.echoes_prompt or task.messages is None,
         "min_tokens": 0 <= sampling.min_tokens <= sampling.max_tokens,
         "temperature": sampling.temperature >= 0,
         "top_p": 0 < sampling.top_p <= 1,

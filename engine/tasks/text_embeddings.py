@@ -18,8 +18,8 @@ from tokenizers import Tokenizer as Vocabulary
 
 from engine.embeddings.single_pass import Overloaded, Row, SinglePass, WorkerGone
 from engine.processes.zygote import Zygote
-from engine.protocol.events import Embeddings, Failed, Finished, Result, Started, Usage
-from engine.protocol.tasks import TextEmbeddings
+from engine.protocol.events import Failed, Finished, Started, Usage
+from engine.protocol.tasks.text_embeddings import Embeddings, TextEmbeddings
 from engine.report import EngineStatus
 from engine.tasks.work import Emit, Refused, Work
 from engine.text.files import TokenizerUnusable
@@ -117,7 +117,7 @@ class Embedding:
             vectors, device_us = await self._worker.run(self._rows, is_cls=self._pooling == "cls")
             self._emit_result(vectors, device_us)
         except WorkerGone:
-            self._emit(Failed("internal", "the process that ran the model ended", is_retryable=True, num_deaths=1))
+            self._emit(Failed("internal", "the process that ran the model ended", is_retryable=True, num_crashes=1))
         except Overloaded as error:
             self._emit(Failed("out_of_capacity", str(error), is_retryable=True))
         except Exception as error:  # nobody else would end this call
@@ -128,7 +128,7 @@ class Embedding:
         num_tokens = sum(map(len, self._rows))
         shape = (vectors.shape[0], vectors.shape[1])
         self._emit(Started(num_tokens))
-        self._emit(Result(Embeddings(shape, vectors.astype("<f4", copy=False).tobytes(), self._pooling)))
+        self._emit(Embeddings(shape, vectors.astype("<f4", copy=False).tobytes(), self._pooling).to_result())
         self._emit(Finished("stop", Usage(prompt_tokens=num_tokens, device_us=device_us)))
 
 

@@ -18,12 +18,13 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
 from engine.protocol.events import Finished, Started, Usage
-from engine.protocol.tasks import Constraint, TextGeneration
+from engine.protocol.output_format import Constraint
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.ranks.replica import Replica
 from engine.report import EngineInfo, EngineStatus
 from engine.scheduling.sequence import SequenceRequest
 from engine.structured.checker import ConstraintChecker
-from engine.structured.compile import ConstraintRefused
+from engine.structured.refusal import ConstraintRefused
 from engine.tasks.adapter_check import AdapterCheck
 from engine.tasks.answer import Answer
 from engine.tasks.choices import Choices, of_choice
@@ -32,13 +33,13 @@ from engine.tasks.prompt import PromptReader
 from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.soundness import refuse_unsound
 from engine.tasks.work import Emit, Refused, Run, Work
-from engine.text.detokenizer import StopFinder
+from engine.text.detokenizer import StopStringFinder
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import FAMILIES
-from engine.tool_calls.form import find_form
-from engine.tool_calls.grammar import Controls, Thinking
-from engine.tool_calls.plan import Plan, ToolsUnusable, make_plan, shown_tools
+from engine.tool_calls.grammar import Controls, ReasoningState
+from engine.tool_calls.output_plan import OutputPlan, ToolsRefused, make_output_plan, shown_tools
 from engine.tool_calls.reasoning import REASONINGS, find_reasoning
+from engine.tool_calls.tool_format import find_tool_format
 
 _MANY_TOKENS = 10_000  # of a prompt that is told again: more become text in a thread, where they hold up nobody
 _PROMPT_END_TOKENS = 16  # of which may be marks of a thought
@@ -76,7 +77,7 @@ class TextGenerator:
         template = tokenizer.chat_template
         words = frozenset() if template is None else template.words | template.written
         hints = words if template is not None and template.reads_tools else ()
-        self._form = None if template is None else find_form(template.render, tool_parser, hints)
+        self._form = None if template is None else find_tool_format(template.render, tool_parser, hints)
         self._prompts = PromptReader(tokenizer, self._form, replica.info)
         self._reasoning = find_reasoning(words)
         self._controls = _controls(tokenizer)
@@ -146,21 +147,21 @@ class TextGenerator:
         room = self._room(task, prompt)
         constraint = await self._first_sound(plan, work.namespace, task.constraint)
         request = self._request(work, task, prompt, room, constraint)
-        echo = await self._echo(task, prompt) if task.echoes else None
+        echo = await self._echo(task, prompt) if task.echoes_prompt else None
         return self._begin(task, plan, request, echo, emit)
 
-    def _plan(self, task: TextGeneration, prompt: Sequence[int]) -> Plan:
+    def _plan(self, task: TextGeneration, prompt: Sequence[int]) -> OutputPlan:
         """What the task's tools and output format come to. Raises Refused."""
-        is_turn = self._prompts.is_turn(task)
+        is_turn = self._prompts.uses_template(task)
         try:
-            return make_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)
-        except ToolsUnusable as error:
+            return make_output_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)
+        except ToolsRefused as error:
             raise Refused("invalid_input", str(error)) from error
 
     def _room(self, task: TextGeneration, prompt: Sequence[int]) -> int:
         """Tokens that the context has left for the answer. Raises Refused."""
         room = self.info.max_model_len - len(prompt)
-        if task.sampling.must_fit and task.sampling.max_tokens > room:
+        if task.sampling.has_explicit_max_tokens and task.sampling.max_tokens > room:
             raise Refused("invalid_input", f"'/max_tokens' must be <= {room}: the prompt takes the rest of the context")
         return room
 
@@ -176,7 +177,7 @@ class TextGenerator:
             sampling=msgspec.structs.replace(
                 sampling,
                 max_tokens=max(1, min(sampling.max_tokens, room)),
-                wants_prompt_logprobs=task.echoes and sampling.logprobs is not None,
+                wants_prompt_logprobs=task.echoes_prompt and sampling.logprobs is not None,
             ),
             namespace=work.namespace,
             tenant=work.tenant,
@@ -187,20 +188,19 @@ class TextGenerator:
         )
 
     def _begin(
-        self, task: TextGeneration, plan: Plan, request: SequenceRequest, echo: PromptEcho | None, emit: Emit
+        self, task: TextGeneration, plan: OutputPlan, request: SequenceRequest, echo: PromptEcho | None, emit: Emit
     ) -> Run:
         """Hand the engine the sequences of all answers, of which `request` is the first's."""
 
         def begin(request: SequenceRequest, emit: Emit, choice: int) -> Generation:
-            is_own_text = self._prompts.is_own_text(task, len(request.prompt))
+            starts_text = self._prompts.starts_text(task, len(request.prompt))
             generation = Generation(
                 self._replica,
                 self._tokenizer,
                 request,
-                self._tokenizer.detokenizer(is_own_text=is_own_text, keep=plan.marks),
-                Answer(StopFinder(task.sampling.stop), plan.parser(request.constraint)),
+                self._tokenizer.detokenizer(starts_text=starts_text, show=plan.marks),
+                Answer(StopStringFinder(task.sampling.stop), plan.parser(request.constraint)),
                 emit,
-                may_be_cut=task.constraint is None,
                 choice=choice,
                 echo=echo,
                 is_silent=not task.sampling.max_tokens,
@@ -236,7 +236,7 @@ class TextGenerator:
         text, token_texts = decode() if is_short else await asyncio.to_thread(decode)
         return PromptEcho(text, token_texts, task.sampling.logprobs, say)
 
-    async def _first_sound(self, plan: Plan, namespace: bytes, own: Constraint | None) -> Constraint | None:
+    async def _first_sound(self, plan: OutputPlan, namespace: bytes, own: Constraint | None) -> Constraint | None:
         """The first of the plan's constraints that sequences can be held to; `own` is the caller's. Raises Refused when
         it is none of them."""
         for constraint in plan.constraints:
@@ -251,14 +251,18 @@ class TextGenerator:
         message = f"'{place}' cannot be held to: {refusal}" if place else str(refusal)
         raise Refused("timeout" if refusal.is_timeout else "invalid_input", message) from refusal
 
-    def _thinking(self, task: TextGeneration, prompt: Sequence[int]) -> Thinking | None:
+    def _thinking(self, task: TextGeneration, prompt: Sequence[int]) -> ReasoningState | None:
         """Where the prompt leaves a model that thinks first; None if there is nothing to be told of it."""
-        is_told = task.tells_reasoning or task.constraint is not None or shown_tools(task)
-        if self._reasoning is None or not is_told or not self._prompts.is_turn(task):
+        is_told = task.separates_reasoning or task.constraint is not None or shown_tools(task)
+        if self._reasoning is None or not is_told or not self._prompts.uses_template(task):
             return None
-        end = self._tokenizer.detokenizer(keep=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])
+        end = self._tokenizer.detokenizer(show=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])
         phase = self._reasoning.phase_after(end)
-        return None if phase == "answers" and not self._reasoning.answer_opening else Thinking(self._reasoning, phase)
+        return (
+            None
+            if phase == "answers" and not self._reasoning.answer_opening
+            else ReasoningState(self._reasoning, phase)
+        )
 
 
 def _ending_as_asked(task: TextGeneration) -> TextGeneration:
@@ -274,4 +278,4 @@ def _controls(tokenizer: Tokenizer) -> Controls:
     of_thoughts = {mark for reasoning in REASONINGS for mark in reasoning.marks}
     marks = {text: token_id for text in of_calls | of_thoughts if (token_id := tokenizer.control_id(text)) is not None}
     of_calls_ids = {token_id for text, token_id in marks.items() if text in of_calls}
-    return Controls(marks, frozenset(tokenizer.shown_control_ids) - of_calls_ids)
+    return Controls(marks, frozenset(tokenizer.visible_control_ids) - of_calls_ids)

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.protocol.events import Event, Failed, FailureReason, Usage
-from engine.protocol.tasks import TaskInput
+from engine.protocol.tasks.registry import TaskInput
 from engine.report import EngineStatus
 
 Emit = Callable[[Event], None]

@@ -1,9 +1,9 @@
-"""The control tokens of one tokenizer: which they are, and how a caller's text is kept from being read as one.
+"""Control tokens: find those of a tokenizer, and prevent text from callers from being encoded as one.
 
-Controls leave the vocabulary (`take_out_controls`), so no plain text can become one. What a template makes of a
-conversation holds both its own controls and the callers' words; a `Guard` puts marks into the words beforehand, so that
-the two can be told apart afterwards, whatever the template cuts, joins or quotes. Knows nothing of templates but the
-words in them, and nothing of how plain text is encoded.
+Control tokens are removed from the vocabulary (`remove_control_tokens`), so plain text cannot be encoded as one. A
+rendered template contains the template's own control tokens and text from callers. A `Guard` inserts marks into the
+callers' text before rendering, so that both can be distinguished afterwards, even if the template cuts, joins or
+quotes the text.
 """
 
 from __future__ import annotations
@@ -14,24 +14,29 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # Unicode keeps these out of interchanged text
+_NONCHARACTERS = [chr(code) for code in range(0xFDD0, 0xFDF0)]  # reserved by Unicode for internal use
 _LOOKS_LIKE_CONTROL = re.compile(r"[<\[{|｜].*[>\]}|｜]", re.DOTALL)
-# Gemma's vocabulary has these as tokens of their own; they are what people write, and steer nothing.
+# Gemma's vocabulary has HTML tags as added tokens. They are ordinary text and do not control the model.
 _HTML = re.compile(
     r"</?(?:table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|i|u|s|sub|sup|code|p|br|a|ul|ol|li)>"
 )
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_MAX_DEPTH = 64  # of lists and objects inside a message or a tool
+_MAX_DEPTH = 64  # of nested lists and objects in a message or a tool
 
 
-class TooDeep(Exception):
-    """What a caller sent is nested deeper than any template reads."""
+class NestingTooDeep(Exception):
+    """A message or a tool has more than 64 levels of nesting."""
 
 
 @dataclass(frozen=True)
 class ControlToken:
-    """An added token that means something to the model beyond its text. `is_hidden`: it never shows in an answer.
-    `strips_left` and `strips_right`: it swallows the white space beside it."""
+    """An added token that controls the model.
+
+    Attributes:
+        is_hidden: the token is not shown in output text.
+        strips_left, strips_right: white space before or after the token is dropped.
+        is_single_word: the token is only recognized between word boundaries.
+    """
 
     token_id: int
     text: str
@@ -42,8 +47,10 @@ class ControlToken:
 
 
 class ControlTokens:
-    """All control tokens of one tokenizer, and the words of its chat template, which it may look for in a caller's
-    text. Safe to use from several threads."""
+    """All control tokens of one tokenizer. Thread-safe.
+
+    `template_words` are the strings in the model's chat template, which the template may search for in a message.
+    """
 
     def __init__(self, controls: Sequence[ControlToken], template_words: Collection[str] = ()) -> None:
         self.by_text = {control.text: control for control in controls}
@@ -55,19 +62,22 @@ class ControlTokens:
         self._all_letters = "\0".join(map(_letters, self.by_text))
         hidden = [control.text for control in controls if control.is_hidden]
         shown = [control.text for control in controls if not control.is_hidden]
-        looked_for = self._looked_for()
-        self._openings = self._openings_but(looked_for)
-        self._openings_in_answers = self._openings_but(
-            {word for word in (*looked_for, *shown) if not any(text in word for text in hidden)}
+        searched = self._searched_strings()
+        self._openings = self._openings_except(searched)
+        self._openings_in_assistant = self._openings_except(
+            {word for word in (*searched, *shown) if not any(text in word for text in hidden)}
         )
 
-    def openings(self, *, is_answer: bool) -> re.Pattern[str] | None:
-        """Matches every character where a control could begin, of a text that a template does not look for. In an
-        assistant's own answer the shown controls (`<think>`) stay, since templates look for them there."""
-        return self._openings_in_answers if is_answer else self._openings
+    def openings(self, *, is_assistant: bool) -> re.Pattern[str] | None:
+        """Return a pattern for every character at which a control token could begin, except in strings that the
+        template searches for.
+
+        With `is_assistant`, visible control tokens (`<think>`) are also excepted: templates search for them there.
+        """
+        return self._openings_in_assistant if is_assistant else self._openings
 
     def could_end(self, text: str) -> bool:
-        """Whether `text` could go on with a control that a template has begun: `<|` and then `im_end|>`."""
+        """Return True if `text` could complete a control token that the template began, as `im_end|>` after `<|`."""
         if any(text[:size] in self._tails for size in range(1, min(self._max_chars, len(text) + 1))):
             return True
         if not 0 < len(text) <= 2 * self._max_chars or text in self.words:
@@ -75,8 +85,8 @@ class ControlTokens:
         letters = _letters(text)
         return text in self._all or (letters != "" and letters in self._all_letters)
 
-    def _looked_for(self) -> set[str]:
-        """Beginnings of the template's own words at which a caller's text stays as it is."""
+    def _searched_strings(self) -> set[str]:
+        """Return the parts of the template's strings, from a possible token start on, that must not be marked."""
         found = set()
         first = {text[0] for text in self.by_text if not text[0].isalnum()}
         for word in self.words:
@@ -86,73 +96,77 @@ class ControlTokens:
                     found.add(rest)
         return found
 
-    def _openings_but(self, kept: Collection[str]) -> re.Pattern[str] | None:
+    def _openings_except(self, excepted: Collection[str]) -> re.Pattern[str] | None:
         if not self.by_text:
             return None
         signs = {text[0] for text in self.by_text if not text[0].isalnum()}
         words = [text for text in self.by_text if text[0].isalnum()]
         choices = [f"[{''.join(map(re.escape, sorted(signs)))}]"] if signs else []
         choices += [f"(?={re.escape(word)})." for word in words]
-        unless = f"(?!{'|'.join(map(re.escape, sorted(kept)))})" if kept else ""
+        unless = f"(?!{'|'.join(map(re.escape, sorted(excepted)))})" if excepted else ""
         return re.compile(f"{unless}(?:{'|'.join(choices)})", re.DOTALL)
 
 
 class Guard:
-    """The marks in one conversation. A mark stands after every character of a caller's at which a control could
-    begin, and before a text that could end one."""
+    """The marks in one conversation.
+
+    A mark is inserted after each character at which a control token could begin, and before a text that could
+    complete one. Then no control token can be found in text from callers.
+    """
 
     def __init__(self, controls: ControlTokens, values: Sequence[Any]) -> None:
-        """`values` is all that is going to be guarded. Raises TooDeep."""
+        """`values` are all values that will be marked. Raises NestingTooDeep."""
         self._controls = controls
         texts = [text for value in values for text in _texts_in(value, 0)]
-        self._mark, self._is_alone = _unused_mark(texts)
-        self._traces = (self._mark, _escaped(self._mark))
+        self._mark, self._is_unused = _find_mark(texts)
+        self._spellings = (self._mark, _escaped(self._mark))
 
-    def messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Copies of the messages, guarded."""
-        return [{key: self._part(message, key) for key in message} for message in messages]
+    def mark_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return marked copies of messages."""
+        return [{key: self._mark_field(message, key) for key in message} for message in messages]
 
-    def guarded(self, value: Any) -> Any:
-        """A copy of any JSON value, with its texts and keys guarded."""
+    def mark(self, value: Any) -> Any:
+        """Return a copy of a JSON value with all strings and keys marked."""
         if isinstance(value, str):
-            return self._text(value)
+            return self._mark_text(value)
         if isinstance(value, Mapping):
-            return {self._text(key): self.guarded(item) for key, item in value.items()}
+            return {self._mark_text(key): self.mark(item) for key, item in value.items()}
         if isinstance(value, list | tuple):
-            return [self.guarded(item) for item in value]
+            return [self.mark(item) for item in value]
         return value
 
-    def _part(self, message: Mapping[str, Any], key: str) -> Any:
+    def _mark_field(self, message: Mapping[str, Any], key: str) -> Any:
         value = message[key]
-        if key == "role":  # templates spell control tokens around it: `<|` + role + `|>`
-            return value if value in _ROLES else self.guarded(value)
+        if key == "role":  # templates build control tokens around it: `<|` + role + `|>`
+            return value if value in _ROLES else self.mark(value)
         if isinstance(value, str) and message.get("role") == "assistant":
-            return self._text(value, is_answer=True)
-        return self.guarded(value)
+            return self._mark_text(value, is_assistant=True)
+        return self.mark(value)
 
-    def without_marks(self, text: str) -> str:
-        for trace in self._traces:
-            text = text.replace(trace, "")
+    def remove_marks(self, text: str) -> str:
+        """Return rendered text without marks, also where the template escaped them."""
+        for spelling in self._spellings:
+            text = text.replace(spelling, "")
         return text
 
-    def _text(self, text: str, *, is_answer: bool = False) -> str:
-        if not self._is_alone:
-            text = self.without_marks(text)
-        openings = self._controls.openings(is_answer=is_answer)
+    def _mark_text(self, text: str, *, is_assistant: bool = False) -> str:
+        if not self._is_unused:
+            text = self.remove_marks(text)
+        openings = self._controls.openings(is_assistant=is_assistant)
         if openings is None:
             return text
         body = text.strip()
         marked = openings.sub(lambda match: match[0] + self._mark, text)
         if not self._controls.could_end(body):
             return marked
-        start = len(text) - len(text.lstrip())  # white space stays outside, where the template can trim it
+        start = len(text) - len(text.lstrip())  # the mark goes after leading white space, which templates may trim
         return marked[:start] + self._mark + marked[start:]
 
 
-def take_out_controls(definition: dict[str, Any]) -> list[ControlToken]:
-    """Give every control token of a tokenizer definition an unguessable name, in place; return what they were.
+def remove_control_tokens(definition: dict[str, Any]) -> list[ControlToken]:
+    """Rename every control token of a tokenizer definition to a random string, in place; return the control tokens.
 
-    Their ids stay taken, so the others keep theirs; no text can spell them any more.
+    Their ids stay in use, so all other tokens keep their ids.
     """
     prefix = _NONCHARACTERS[0] + secrets.token_hex(8)
     model = definition["model"]
@@ -182,7 +196,7 @@ def take_out_controls(definition: dict[str, Any]) -> list[ControlToken]:
     else:
         model["vocab"] = {names.get(piece, piece): token_id for piece, token_id in vocab.items()}
     if "merges" in model:
-        model["merges"] = [merge for merge in model["merges"] if not _makes_one(merge, names)]
+        model["merges"] = [merge for merge in model["merges"] if not _involves(merge, names)]
     return controls
 
 
@@ -190,14 +204,14 @@ def _is_plain(text: str, is_hidden: bool) -> bool:
     return not is_hidden and _HTML.fullmatch(text) is not None
 
 
-def _makes_one(merge: str | list[str], names: Mapping[str, str]) -> bool:
-    """Whether a merge of a BPE vocabulary has to do with a token that got another name."""
+def _involves(merge: str | list[str], names: Mapping[str, str]) -> bool:
+    """Return True if a BPE merge uses or produces a renamed token."""
     left, right = merge.split(" ", 1) if isinstance(merge, str) else merge
     return left in names or right in names or left + right in names
 
 
 def _any_of(controls: Sequence[ControlToken]) -> re.Pattern[str] | None:
-    """Matches any of the controls where it stands, the longest first."""
+    """Return a pattern for any of the control tokens, preferring the longest."""
     ordered = sorted(controls, key=lambda control: len(control.text), reverse=True)
     choices = [
         rf"(?<!\w){re.escape(control.text)}(?!\w)" if control.is_single_word else re.escape(control.text)
@@ -207,13 +221,13 @@ def _any_of(controls: Sequence[ControlToken]) -> re.Pattern[str] | None:
 
 
 def _letters(text: str) -> str:
-    """What is left of a text when templates have changed its case and its signs."""
+    """Return the letters and digits of a text, independent of case: templates may change everything else."""
     return "".join(filter(str.isalnum, text)).casefold()
 
 
 def _texts_in(value: Any, depth: int) -> Iterator[str]:
     if depth > _MAX_DEPTH:
-        raise TooDeep
+        raise NestingTooDeep
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -225,8 +239,11 @@ def _texts_in(value: Any, depth: int) -> Iterator[str]:
             yield from _texts_in(item, depth + 1)
 
 
-def _unused_mark(texts: Sequence[str]) -> tuple[str, bool]:
-    """A noncharacter that no text contains, as itself or escaped; if they contain all, the last, which they lose."""
+def _find_mark(texts: Sequence[str]) -> tuple[str, bool]:
+    """Return a noncharacter, and True if no text contains it, literally or escaped.
+
+    If the texts contain all noncharacters, the last one is removed from them and used.
+    """
     for candidate in _NONCHARACTERS:
         if not any(candidate in text or _escaped(candidate) in text for text in texts):
             return candidate, True
@@ -234,5 +251,5 @@ def _unused_mark(texts: Sequence[str]) -> tuple[str, bool]:
 
 
 def _escaped(mark: str) -> str:
-    """A mark as JSON and Python write it where they keep to ASCII."""
+    """Return a mark as JSON and Python escape it in ASCII output."""
     return f"\\u{ord(mark):04x}"

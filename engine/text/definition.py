@@ -1,7 +1,6 @@
-"""What a tokenizer's definition and configuration say, beside the vocabulary itself.
+"""Read facts from a tokenizer's definition (`tokenizer.json`) and configuration (`tokenizer_config.json` and others).
 
-The definition is the contents of `tokenizer.json`, the configuration those of `tokenizer_config.json` and its
-neighbours. Pure: reads no files, encodes nothing. Raises what a damaged definition raises, KeyError and the like.
+Pure functions. A damaged definition raises KeyError, TypeError, ValueError, IndexError or AttributeError.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ _ADDED = ("content", *_FLAGS)
 
 
 def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and the like by name, as text."""
+    """Return the texts of `bos_token`, `eos_token`, … by name."""
     found = {}
     for name in _TEMPLATE_VARIABLES:
         value = _content(config.get(name))
@@ -25,21 +24,23 @@ def special_tokens_of(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _content(token: Any) -> str | None:
-    """The text of a token that is written as such or as an object."""
+    """Return the text of a token that is given as a string or as an object."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 
 
 def adds_bos(config: Mapping[str, Any], leading_ids: Sequence[int], bos_id: int) -> bool:
-    """Whether a plain text begins with the beginning-of-text token: the configuration says so, else the
-    post-processor does, else the kind of tokenizer is known for it."""
+    """Return True if plain text starts with the beginning-of-text token.
+
+    The configuration decides; without a setting there, the post-processor; otherwise Llama tokenizers do.
+    """
     if config.get("add_bos_token") is not None:
         return bool(config["add_bos_token"])
     return bos_id in leading_ids or str(config.get("tokenizer_class", "")).startswith("LlamaTokenizer")
 
 
 def leading_ids_of(post_processor: Mapping[str, Any] | None) -> list[int]:
-    """Ids that a tokenizer's post-processor puts before a single text."""
+    """Return the token ids that a post-processor puts before a single text."""
     if post_processor is None:
         return []
     if post_processor["type"] == "Sequence":
@@ -51,15 +52,17 @@ def leading_ids_of(post_processor: Mapping[str, Any] | None) -> list[int]:
 
 
 def chars_per_byte(definition: Mapping[str, Any]) -> int:
-    """How many characters that are not white space can at most go into a byte of a token's spelling; 0 where there
-    is no such bound, because parts of a text may be left out or many become one."""
+    """Return the maximum number of non-white-space characters per byte of token text.
+
+    Returns 0 if there is no such bound, because the tokenizer may drop text or map many characters to one.
+    """
     model = definition["model"]
     if model.get("type", "BPE") != "BPE" or (model.get("unk_token") is not None and not model.get("byte_fallback")):
         return 0
     most = 1
     for step in _steps(definition.get("normalizer"), "normalizers"):
         if step["type"] in ("NFC", "NFKC"):
-            most = 4  # three marks and their letter become one character
+            most = 4  # a letter and three combining marks may become one character
         elif not (step["type"] == "Prepend" or (step["type"] == "Replace" and step["pattern"] == {"String": " "})):
             return 0
     for step in _steps(definition.get("pre_tokenizer"), "pretokenizers"):
@@ -70,7 +73,7 @@ def chars_per_byte(definition: Mapping[str, Any]) -> int:
 
 
 def _steps(part: Mapping[str, Any] | None, name: str) -> list[dict[str, Any]]:
-    """The steps of a part of the definition that may be one step or a sequence of them."""
+    """Return the steps of a component that is a single step or a sequence."""
     if part is None:
         return []
     if part["type"] == "Sequence":
@@ -79,7 +82,7 @@ def _steps(part: Mapping[str, Any] | None, name: str) -> list[dict[str, Any]]:
 
 
 def complete(definition: dict[str, Any], config: Mapping[str, Any], special_tokens: Mapping[str, str]) -> None:
-    """Add the tokens that only the configuration names, in place."""
+    """Add the tokens that only the configuration declares to the definition, in place."""
     added = definition["added_tokens"]
     known = {token["content"] for token in added}
     declared = config.get("added_tokens_decoder") or {}
@@ -98,8 +101,10 @@ def complete(definition: dict[str, Any], config: Mapping[str, Any], special_toke
 
 
 def without_leading_space(definition: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The definition for text after the first control token, where it differs: no space put before a text by a
-    tokenizer that puts one only at the very beginning (`prepend_scheme` "first")."""
+    """Return the definition for text after the first control token, or None if it is the same.
+
+    A tokenizer with `prepend_scheme` "first" puts a space before the first text only.
+    """
     pre_tokenizer = definition.get("pre_tokenizer")
     steps = _steps(pre_tokenizer, "pretokenizers")
     if not any(step["type"] == "Metaspace" and step.get("prepend_scheme") == "first" for step in steps):

@@ -1,8 +1,7 @@
-"""Token ids -> text, a few at a time: never a broken character, and the same text for every split of the ids.
+"""Incremental detokenization: token ids to text, always in whole characters, independent of how the ids are split.
 
-A token is a run of bytes (`TokenBytes` knows them); text is what those bytes spell once a character is whole. Bytes
-that can never become a character turn into U+FFFD; a character that is still open when the sequence ends is dropped.
-`StopFinder` holds text back while it could still become a stop string. Knows nothing of prompts or templates.
+`TokenBytes` maps each token to bytes. Invalid UTF-8 becomes U+FFFD; an incomplete character at the end of the sequence
+is dropped. `StopStringFinder` holds back text that could become a stop string.
 """
 
 from __future__ import annotations
@@ -18,15 +17,17 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class UnsupportedTokenizer(Exception):
-    """The tokenizer spells its tokens in a way that this file does not know."""
+    """The tokenizer has a decoder that is not supported."""
 
 
 class TokenBytes:
-    """Which bytes each token id spells; hidden control tokens spell none.
+    """The bytes of each token. Hidden control tokens have none.
 
-    `texts` overrides the spelling of added tokens. `strips_leading_space` tells whether the tokenizer puts a space
-    before a text of its own, which is taken off again when that text is decoded; `opens_apart`, whether the token that
-    opens such a text is spelled in a way of its own (`opening`).
+    `texts` overrides the text of added tokens.
+
+    Attributes:
+        strips_leading_space: the tokenizer puts a space before a text, to be removed when the text is decoded.
+        has_first_bytes: the first token of a text has other bytes than elsewhere (`first_bytes`).
     """
 
     def __init__(self, vocabulary: Vocabulary, decoder: dict[str, Any] | None, texts: dict[int, str]) -> None:
@@ -36,12 +37,12 @@ class TokenBytes:
         steps = _decoder_steps(decoder)
         kinds = {step["type"] for step in steps}
         self._word_piece = next((step for step in steps if step["type"] == "WordPiece"), None)
-        self._opening_signs = [
+        self._first_replacements = [
             step["replacement"]
             for step in steps
             if step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never"
         ]
-        self.opens_apart = bool(self._opening_signs) or self._word_piece is not None
+        self.has_first_bytes = bool(self._first_replacements) or self._word_piece is not None
         self._is_byte_level = "ByteLevel" in kinds
         self._has_byte_fallback = "ByteFallback" in kinds
         self._replacements = [
@@ -53,26 +54,26 @@ class TokenBytes:
         )
 
     def __getitem__(self, token_id: int) -> bytes:
-        """The bytes of one token; none for an id outside the vocabulary."""
-        spelled = self._known.get(token_id)
-        if spelled is None:
+        """Return the bytes of a token; empty for an id outside the vocabulary."""
+        data = self._known.get(token_id)
+        if data is None:
             token = self._vocabulary.id_to_token(token_id) if 0 <= token_id <= _MAX_ID else None
-            spelled = b"" if token is None else self._spell(token)
-            self._known[token_id] = spelled
-        return spelled
+            data = b"" if token is None else self._bytes_of(token)
+            self._known[token_id] = data
+        return data
 
-    def opening(self, token_id: int) -> bytes:
-        """The bytes of a token that opens a text of its own."""
+    def first_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of a token that starts a text."""
         token = self._vocabulary.id_to_token(token_id)
         if token is None or token_id in self._texts:
             return self[token_id]
         if self._word_piece is not None:
             return _cleaned(token, self._word_piece).encode()
-        for sign in self._opening_signs:
+        for sign in self._first_replacements:
             token = token.replace(sign, "")
-        return self._spell(token)
+        return self._bytes_of(token)
 
-    def _spell(self, token: str) -> bytes:
+    def _bytes_of(self, token: str) -> bytes:
         if self._word_piece is not None:
             prefix = self._word_piece["prefix"]
             token = token[len(prefix) :] if token.startswith(prefix) else f" {token}"
@@ -93,54 +94,58 @@ class TokenBytes:
 
 
 class Detokenizer:
-    """The text of one sequence as its ids arrive. `push` costs about a microsecond a token."""
+    """The text of one sequence. `push` takes about a microsecond per token."""
 
     def __init__(
-        self, token_bytes: TokenBytes, *, is_own_text: bool = True, kept: Mapping[int, bytes] | None = None
+        self, token_bytes: TokenBytes, *, starts_text: bool = True, shown: Mapping[int, bytes] | None = None
     ) -> None:
-        """`is_own_text`: these ids are a text of their own, not the continuation of one that a reader has seen, so
-        a leading space that the tokenizer put there is taken off. `kept` spells hidden control tokens that are to
-        show in this sequence."""
+        """`starts_text`: the ids start a text rather than continue one, so a leading space that the tokenizer added
+        is removed. `shown` maps hidden control tokens that this sequence shows to their bytes."""
         self._token_bytes = token_bytes
-        self._kept = kept or {}
+        self._shown = shown or {}
         self._decoder = _Utf8Decoder(errors="replace")
-        self._strips_next_space = is_own_text and token_bytes.strips_leading_space
-        self._opens = is_own_text and token_bytes.opens_apart
+        self._strips_next_space = starts_text and token_bytes.strips_leading_space
+        self._is_first = starts_text and token_bytes.has_first_bytes
 
     def push(self, token_ids: Iterable[int]) -> str:
-        """The characters completed by these ids; may be empty."""
-        spelled = self._token_bytes
-        if self._opens or self._kept:
-            text = self._decoder.decode(b"".join([self._spelled(token_id) for token_id in token_ids]))
+        """Return the characters completed by these ids; may be empty."""
+        token_bytes = self._token_bytes
+        if self._is_first or self._shown:
+            text = self._decoder.decode(b"".join([self._bytes_of(token_id) for token_id in token_ids]))
         else:
-            text = self._decoder.decode(b"".join([spelled[token_id] for token_id in token_ids]))
+            text = self._decoder.decode(b"".join([token_bytes[token_id] for token_id in token_ids]))
         if self._strips_next_space and text:
             self._strips_next_space = False
             text = text.removeprefix(" ")
         return text
 
-    def _spelled(self, token_id: int) -> bytes:
-        kept = self._kept.get(token_id)
-        if kept is not None:
-            self._opens = False
-            return kept
-        if self._opens and self._token_bytes[token_id]:
-            self._opens = False
-            return self._token_bytes.opening(token_id)
+    def _bytes_of(self, token_id: int) -> bytes:
+        shown = self._shown.get(token_id)
+        if shown is not None:
+            self._is_first = False
+            return shown
+        if self._is_first and self._token_bytes[token_id]:
+            self._is_first = False
+            return self._token_bytes.first_bytes(token_id)
         return self._token_bytes[token_id]
 
 
-class StopFinder:
-    """Looks for stop strings across pieces of text; finds the one that is complete first, whatever the pieces."""
+class StopStringFinder:
+    """Finds the stop string that is completed first in a text that arrives in pieces.
+
+    Attributes:
+        is_stopped: a stop string was found.
+        matched: the stop string.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = [stop for stop in stops if stop]
         self._held = ""
         self.is_stopped = False
-        self.found: str | None = None
+        self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is now certain not to be part of a stop string; nothing more once one was found."""
+        """Return the text that is certain not to be part of a stop string; empty once one was found."""
         if self.is_stopped or not self._stops:
             return "" if self.is_stopped else text
         text = self._held + text
@@ -148,20 +153,20 @@ class StopFinder:
         if found:
             self.is_stopped = True
             self._held = ""
-            _, start, self.found = min(found)
+            _, start, self.matched = min(found)
             return text[:start]
         hold_from = min(_start_of_partial(text, stop) for stop in self._stops)
         self._held = text[hold_from:]
         return text[:hold_from]
 
     def flush(self) -> str:
-        """What was held back, when the sequence has ended without a stop string."""
+        """Return the text that was held back, after the sequence ended without a stop string."""
         held, self._held = self._held, ""
         return held
 
 
 def _start_of_partial(text: str, stop: str) -> int:
-    """Where the longest end of `text` that is the beginning of `stop` starts; `len(text)` if there is none."""
+    """Return the start of the longest suffix of `text` that is a prefix of `stop`; `len(text)` if there is none."""
     at = max(0, len(text) - len(stop) + 1)
     while (at := text.find(stop[0], at)) >= 0:
         if stop.startswith(text[at:]):
@@ -182,7 +187,7 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
 
 
 def _cleaned(text: str, word_piece: Mapping[str, Any]) -> str:
-    """A word with the space before it taken away where none is written."""
+    """Remove the space before punctuation and contractions, as `cleanup` asks."""
     if word_piece.get("cleanup"):
         for untidy, tidy in _UNTIDY:
             text = text.replace(untidy, tidy)
@@ -190,7 +195,7 @@ def _cleaned(text: str, word_piece: Mapping[str, Any]) -> str:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The printable character that stands for each byte in a byte-level vocabulary (GPT-2's table), inverted."""
+    """Return the byte of each character in GPT-2's byte-level alphabet."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     table = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in set(printable)]

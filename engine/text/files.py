@@ -1,7 +1,7 @@
-"""A model's folder -> the definition of its tokenizer and its configuration, whatever the files they lie in.
+"""Read the tokenizer's definition and configuration from a model's folder.
 
-`tokenizer.json` comes first; without it, a GGUF file's own vocabulary or a SentencePiece model says the same. Nothing
-is read that is larger than any tokenizer. Knows no text and encodes nothing.
+`tokenizer.json` takes precedence, then the vocabulary in a GGUF file, then a SentencePiece model. File sizes are
+bounded.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import msgspec
 from engine.checkpoints.gguf_file import GgufError, find_gguf
 from engine.checkpoints.gguf_tokenizer import read_gguf_tokenizer
 from engine.text.definition import complete, special_tokens_of
-from engine.text.sentencepiece_model import NotSentencePiece, read_sentencepiece
+from engine.text.sentencepiece_model import SentencePieceError, read_sentencepiece
 
-MAX_DEFINITION_BYTES = 256 * 1024 * 1024  # the largest vocabularies people publish take 35 MB
+MAX_DEFINITION_BYTES = 256 * 1024 * 1024  # the largest published vocabularies take 35 MB
 MAX_CONFIG_BYTES = 32 * 1024 * 1024
 
 Definition = dict[str, Any]
@@ -26,12 +26,14 @@ _OTHER_FORMATS = ("tiktoken.model", "qwen.tiktoken", "vocab.json", "vocab.txt")
 
 
 class TokenizerUnusable(Exception):
-    """The model's tokenizer files are missing, damaged, or of a kind that is not supported."""
+    """The model's tokenizer files are missing, damaged or of an unsupported kind."""
 
 
 def read_definition(model_dir: Path) -> tuple[Definition, Definition]:
-    """The definition with all added tokens, and the configuration. Raises TokenizerUnusable, OSError, and what a
-    damaged definition raises (KeyError, TypeError, ValueError)."""
+    """Return the definition with all added tokens, and the configuration.
+
+    Raises TokenizerUnusable, OSError, and KeyError, TypeError or ValueError if the definition is damaged.
+    """
     config = _read_json(model_dir / "special_tokens_map.json", MAX_CONFIG_BYTES) or {}
     config |= _read_json(model_dir / "tokenizer_config.json", MAX_CONFIG_BYTES) or {}
     definition = _read_json(model_dir / "tokenizer.json", MAX_DEFINITION_BYTES)
@@ -49,11 +51,11 @@ def _check(definition: Definition) -> None:
         raise TokenizerUnusable("tokenizer.json: model.vocab is missing")
     for index, token in enumerate(definition.setdefault("added_tokens", [])):
         if not (isinstance(token["content"], str) and isinstance(token["id"], int) and token["id"] >= 0):
-            raise TokenizerUnusable(f"tokenizer.json: added_tokens[{index}] has no usable content and id")
+            raise TokenizerUnusable(f"tokenizer.json: added_tokens[{index}] has no valid content and id")
 
 
 def _read_gguf(model_dir: Path) -> tuple[Definition, Definition] | None:
-    """The same from the header of a model that is a GGUF file; None where there is none."""
+    """Return definition and configuration from a GGUF file's header, or None if there is no GGUF file."""
     try:
         path = find_gguf(model_dir)
         return None if path is None else read_gguf_tokenizer(path)
@@ -62,20 +64,20 @@ def _read_gguf(model_dir: Path) -> tuple[Definition, Definition] | None:
 
 
 def _read_sentencepiece(model_dir: Path, config: Definition) -> tuple[Definition, Definition]:
-    """The same from a model that SentencePiece trained, with the tokens that were added to it later."""
+    """Return definition and configuration from a SentencePiece model and its `added_tokens.json`."""
     path = next((model_dir / name for name in _SENTENCEPIECE if (model_dir / name).exists()), None)
     if path is None:
         others = [name for name in _OTHER_FORMATS if (model_dir / name).exists()]
         raise TokenizerUnusable(
-            f"tokenizer.json is missing, and {others[0]} does not say how text is split and which tokens are added: "
-            "save the tokenizer once with transformers, which writes tokenizer.json"
+            f"tokenizer.json is missing, and {others[0]} lacks the rules for splitting text and the added tokens: "
+            "save the tokenizer with transformers, which writes tokenizer.json"
             if others
             else "tokenizer.json is missing"
         )
     is_legacy = config.get("legacy") is not False
     try:
         definition, own_config = read_sentencepiece(_read_file(path, MAX_DEFINITION_BYTES), is_legacy=is_legacy)
-    except NotSentencePiece as error:
+    except SentencePieceError as error:
         raise TokenizerUnusable(f"tokenizer.json is missing, and {path.name} cannot be used: {error}") from error
     added = _read_json(model_dir / "added_tokens.json", MAX_CONFIG_BYTES) or {}
     own_config["added_tokens_decoder"] = {str(token_id): {"content": text} for text, token_id in added.items()}
@@ -83,7 +85,7 @@ def _read_sentencepiece(model_dir: Path, config: Definition) -> tuple[Definition
 
 
 def _read_json(path: Path, max_bytes: int) -> dict[str, Any] | None:
-    """The object in a file, None where there is no such file. Raises TokenizerUnusable, OSError."""
+    """Return the JSON object in a file, or None if the file does not exist. Raises TokenizerUnusable, OSError."""
     if not path.exists():
         return None
     data = _read_file(path, max_bytes)
@@ -92,7 +94,7 @@ def _read_json(path: Path, max_bytes: int) -> dict[str, Any] | None:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise TokenizerUnusable(f"{path.name} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise TokenizerUnusable(f"{path.name} is not an object")
+        raise TokenizerUnusable(f"{path.name} is not a JSON object")
     return value
 
 

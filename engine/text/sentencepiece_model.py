@@ -1,8 +1,8 @@
-"""A SentencePiece `tokenizer.model` -> what `tokenizer.json` and `tokenizer_config.json` say of the same tokenizer.
+"""Convert a SentencePiece `tokenizer.model` to the equivalent `tokenizer.json` and `tokenizer_config.json`.
 
-The file is one protobuf message: pieces with scores and kinds, how the model was trained, how it normalises text.
-Pairs (BPE) get their merges from the scores, Unigram models keep theirs; other kinds are refused by name. Reads the
-message itself, since it needs a few fields of it only. Knows nothing of control tokens or templates.
+The file is one protobuf message with pieces, scores, training options and normalization. BPE merges are derived from
+the scores; Unigram models keep their scores; other model types are rejected. The message is parsed here because only
+a few of its fields are needed.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
-_UNIGRAM, _PAIRS = 1, 2
+_UNIGRAM, _BPE = 1, 2
 _MODEL_NAMES = {3: "word", 4: "char"}
 _MAX_PIECES = 1 << 22
-_MAX_MERGED_CHARS = 128  # of a piece that is looked at as two others joined
+_MAX_MERGED_CHARS = 128  # longer pieces are not produced by merges
 _TIKTOKEN_LINE = re.compile(rb"[A-Za-z0-9+/]+=* [0-9]+\r?\n")
 
 Definition = dict[str, Any]
 
 
-class NotSentencePiece(Exception):
-    """The file is no SentencePiece model, or one of a kind that is not supported; the text says which."""
+class SentencePieceError(Exception):
+    """The file is not a SentencePiece model, or one that is not supported; the message says why."""
 
 
 @dataclass
@@ -47,32 +47,35 @@ class _Model:
 
 
 def read_sentencepiece(data: bytes, *, is_legacy: bool) -> tuple[Definition, Definition]:
-    """The definition and the configuration. `is_legacy`: the space before a text is also put before what follows a
-    control token, as tokenizers of that time were used. Raises NotSentencePiece."""
+    """Return the definition and the configuration. Raises SentencePieceError.
+
+    With `is_legacy`, a space is also put before text that follows a control token, as older versions of
+    `transformers` did.
+    """
     if _TIKTOKEN_LINE.match(data):
-        raise NotSentencePiece(
-            "it lists byte pairs in tiktoken's format, which does not say how text is split and which tokens are added"
+        raise SentencePieceError(
+            "it is in tiktoken's format, which lacks the rules for splitting text and the added tokens"
         )
     try:
         model = _read(data)
     except (ValueError, IndexError, struct.error) as error:
-        raise NotSentencePiece(f"it is no SentencePiece model, or damaged ({error})") from error
+        raise SentencePieceError(f"it is not a SentencePiece model or is damaged ({error})") from error
     if not model.pieces:
-        raise NotSentencePiece("it has no pieces")
-    if model.model_type not in (_UNIGRAM, _PAIRS):
+        raise SentencePieceError("it has no pieces")
+    if model.model_type not in (_UNIGRAM, _BPE):
         kind = _MODEL_NAMES.get(model.model_type, str(model.model_type))
-        raise NotSentencePiece(f"its model_type is {kind}; bpe and unigram are supported")
+        raise SentencePieceError(f"its model_type is {kind}; bpe and unigram are supported")
     if model.is_suffix_space or not model.escapes_spaces:
-        raise NotSentencePiece("it treats white space as a suffix, or does not escape it, which is not supported")
+        raise SentencePieceError("its white space options (suffix, or not escaped) are not supported")
     return _definition(model, is_legacy=is_legacy), _configuration(model)
 
 
 def _definition(model: _Model, *, is_legacy: bool) -> Definition:
     unknown = model.piece_of(_UNKNOWN)
-    is_pairs = model.model_type == _PAIRS
-    normalizers, pre_tokenizer = _before(model, is_legacy=is_legacy)
+    is_bpe = model.model_type == _BPE
+    normalizers, pre_tokenizer = _preprocessing(model, is_legacy=is_legacy)
     inner: Definition = {"byte_fallback": model.has_byte_fallback}
-    if is_pairs:
+    if is_bpe:
         vocab: Any = {piece: index for index, piece in reversed(list(enumerate(model.pieces)))}
         inner |= {"type": "BPE", "vocab": vocab, "merges": _merges(model), "dropout": None, "fuse_unk": True}
         inner |= {"unk_token": unknown[1] if unknown else None, "continuing_subword_prefix": None}
@@ -91,13 +94,13 @@ def _definition(model: _Model, *, is_legacy: bool) -> Definition:
         "normalizer": {"type": "Sequence", "normalizers": normalizers} if normalizers else None,
         "pre_tokenizer": pre_tokenizer,
         "post_processor": None,
-        "decoder": {"type": "Sequence", "decoders": _back(model)},
+        "decoder": {"type": "Sequence", "decoders": _decoders(model)},
         "model": inner,
     }
 
 
-def _before(model: _Model, *, is_legacy: bool) -> tuple[list[Definition], Definition | None]:
-    """What happens to a text before it is cut into pieces: normalising, and where spaces become signs."""
+def _preprocessing(model: _Model, *, is_legacy: bool) -> tuple[list[Definition], Definition | None]:
+    """Return the normalizer steps and the pre-tokenizer, which replaces spaces by `▁`."""
     steps: list[Definition] = []
     if model.charsmap:
         charsmap = base64.b64encode(model.charsmap).decode()
@@ -106,7 +109,7 @@ def _before(model: _Model, *, is_legacy: bool) -> tuple[list[Definition], Defini
         steps.append({"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""})
         steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
-    if model.model_type == _PAIRS and (is_legacy or not model.adds_prefix):
+    if model.model_type == _BPE and (is_legacy or not model.adds_prefix):
         if model.adds_prefix:
             steps.append({"type": "Prepend", "prepend": "▁"})
         return [*steps, spaces], None
@@ -115,7 +118,7 @@ def _before(model: _Model, *, is_legacy: bool) -> tuple[list[Definition], Defini
     return steps, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": is_split}
 
 
-def _back(model: _Model) -> list[Definition]:
+def _decoders(model: _Model) -> list[Definition]:
     steps: list[Definition] = [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "}]
     if model.has_byte_fallback:
         steps.append({"type": "ByteFallback"})
@@ -126,7 +129,7 @@ def _back(model: _Model) -> list[Definition]:
 
 
 def _merges(model: _Model) -> list[list[str]]:
-    """Every way to join two pieces to a third, the best score of the third first."""
+    """Return every pair of pieces whose concatenation is a piece, ordered by the score of the result."""
     plain = {
         piece: index
         for index, (piece, kind) in enumerate(zip(model.pieces, model.kinds, strict=True))
@@ -142,7 +145,7 @@ def _merges(model: _Model) -> list[list[str]]:
 
 
 def _configuration(model: _Model) -> Definition:
-    """The tokens with a role, by their usual names, and that a text begins with the one for that."""
+    """Return the special tokens by name, and whether text starts with the beginning-of-text token."""
     controls = {piece for piece, kind in zip(model.pieces, model.kinds, strict=True) if kind == _CONTROL}
     unknown = model.piece_of(_UNKNOWN)
     config: Definition = {"unk_token": unknown[1]} if unknown else {}
@@ -151,7 +154,7 @@ def _configuration(model: _Model) -> Definition:
         for name, piece in (("bos_token", "<s>"), ("eos_token", "</s>"), ("pad_token", "<pad>"))
         if piece in controls
     }
-    return config | {"add_bos_token": model.model_type == _PAIRS and "bos_token" in config}
+    return config | {"add_bos_token": model.model_type == _BPE and "bos_token" in config}
 
 
 def _read(data: bytes) -> _Model:
@@ -161,7 +164,7 @@ def _read(data: bytes) -> _Model:
             piece = dict(_fields(_bytes(value)))
             score = struct.unpack("<f", _bytes(piece[2]))[0] if 2 in piece else 0.0
             if score != score or abs(score) == float("inf"):
-                raise ValueError("a score is no number")
+                raise ValueError("a score is not a finite number")
             model.pieces.append(_bytes(piece.get(1, b"")).decode())
             model.scores.append(score)
             model.kinds.append(_number(piece.get(3, _NORMAL)))
@@ -174,16 +177,16 @@ def _read(data: bytes) -> _Model:
             model.is_suffix_space = bool(_number(trained.get(24, 0)))
             model.has_byte_fallback = bool(_number(trained.get(35, 0)))
         elif number == 3:
-            normalised = dict(_fields(_bytes(value)))
-            model.charsmap = _bytes(normalised.get(2, b""))
-            model.adds_prefix = bool(_number(normalised.get(3, 1)))
-            model.removes_spaces = bool(_number(normalised.get(4, 1)))
-            model.escapes_spaces = bool(_number(normalised.get(5, 1)))
+            normalizer = dict(_fields(_bytes(value)))
+            model.charsmap = _bytes(normalizer.get(2, b""))
+            model.adds_prefix = bool(_number(normalizer.get(3, 1)))
+            model.removes_spaces = bool(_number(normalizer.get(4, 1)))
+            model.escapes_spaces = bool(_number(normalizer.get(5, 1)))
     return model
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of one protobuf message: number, and value as a whole number or bytes. Raises ValueError."""
+    """Yield (number, value) of each field of a protobuf message; values are integers or bytes. Raises ValueError."""
     position = 0
     while position < len(data):
         key, position = _varint(data, position)
@@ -197,9 +200,9 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif wire_type in (1, 5):
             size = 8 if wire_type == 1 else 4
         else:
-            raise ValueError(f"a field of wire type {wire_type} at byte {position}")
+            raise ValueError(f"unknown wire type {wire_type} at byte {position}")
         if size > len(data) - position:
-            raise ValueError(f"a field of {size} bytes ends after the file")
+            raise ValueError(f"a field of {size} bytes exceeds the file")
         yield key >> 3, data[position : position + size]
         position += size
 
@@ -212,16 +215,16 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise ValueError(f"a number without end at byte {position}")
+    raise ValueError(f"unterminated integer at byte {position}")
 
 
 def _bytes(value: int | bytes) -> bytes:
     if isinstance(value, int):
-        raise ValueError("a number where bytes belong")
+        raise ValueError("expected bytes, found an integer")
     return value
 
 
 def _number(value: int | bytes) -> int:
     if isinstance(value, bytes):
-        raise ValueError("bytes where a number belongs")
+        raise ValueError("expected an integer, found bytes")
     return value

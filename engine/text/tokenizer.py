@@ -1,8 +1,8 @@
-"""Text <-> token ids of one model: plain text, conversations through the chat template, and back (`detokenizer.py`).
+"""The tokenizer of one model: encodes plain text and conversations, decodes token ids (`detokenizer.py`).
 
-Control tokens (end of turn, tool call, …) come from the template and from callers who ask for them by `raw`; inside
-anything else a caller wrote they are plain text, since the vocabulary that encodes it does not contain them
-(`control_tokens.py`). Knows nothing of sequences or of the device; safe to use from several threads.
+Control tokens (end of turn, tool call, …) come only from the chat template, or from callers that set `raw`. In all
+other text from callers they are plain text, because the vocabulary does not contain them (`control_tokens.py`).
+Thread-safe.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer as Vocabulary
 
-from engine.text.chat_template import ChatTemplate, TemplateRefused, find_chat_templates, plain_conversation
-from engine.text.control_tokens import ControlTokens, Guard, TooDeep, take_out_controls
+from engine.text.chat_template import ChatTemplate, find_chat_templates, plain_conversation
+from engine.text.control_tokens import ControlTokens, Guard, NestingTooDeep, remove_control_tokens
 from engine.text.definition import (
     adds_bos,
     chars_per_byte,
@@ -26,6 +26,7 @@ from engine.text.definition import (
 )
 from engine.text.detokenizer import Detokenizer, TokenBytes, UnsupportedTokenizer
 from engine.text.files import TokenizerUnusable, read_definition
+from engine.text.template_pool import TemplateRefused
 
 _WHITE_SPACE = "\t\n\v\f\r \x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _PROBE = "Hello, na\u00efve \u65e5\u672c \U0001f600\n  1234"
@@ -40,9 +41,9 @@ class Tokenizer:
             definition, config = read_definition(model_dir)
             special_tokens = special_tokens_of(config)
             leading_ids = leading_ids_of(definition.get("post_processor"))
-            controls = take_out_controls(definition)
+            controls = remove_control_tokens(definition)
             definition["post_processor"] = definition["truncation"] = definition["padding"] = None
-            definition["model"].pop("dropout", None)  # which makes training vary, and would answers
+            definition["model"].pop("dropout", None)  # for training only: makes the encoding random
             self._vocabulary = _build(definition)
             inner = without_leading_space(definition)
             self._inner_vocabulary = self._vocabulary if inner is None else _build(inner)
@@ -54,8 +55,8 @@ class Tokenizer:
         except OSError as error:
             raise TokenizerUnusable(f"tokenizer files of {model_dir.name} cannot be read: {error}") from error
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RecursionError, OverflowError) as error:
-            what = f"{type(error).__name__}: {error}"
-            raise TokenizerUnusable(f"tokenizer.json of {model_dir.name} is damaged ({what})") from error
+            problem = f"{type(error).__name__}: {error}"
+            raise TokenizerUnusable(f"tokenizer.json of {model_dir.name} is damaged ({problem})") from error
         try:
             sources = find_chat_templates(model_dir, config)
             self._template = ChatTemplate(sources, special_tokens) if sources else None
@@ -74,32 +75,30 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether the chat template once took so long that it had better not run where others wait."""
-        return self._template is not None and self._template.is_slow
-
     def control_id(self, text: str) -> int | None:
-        """The id of the control token spelled exactly `text`."""
+        """Return the id of the control token with this text, or None."""
         control = self._controls.by_text.get(text)
         return control.token_id if control else None
 
     @property
-    def shown_control_ids(self) -> tuple[int, ...]:
-        """The ids of control tokens that show in an answer (`<think>`)."""
+    def visible_control_ids(self) -> tuple[int, ...]:
+        """Ids of control tokens that are shown in output text, such as `<think>`."""
         return tuple(control.token_id for control in self._controls.by_text.values() if not control.is_hidden)
 
     def min_tokens(self, text: str) -> int:
-        """A lower bound of the tokens in `text`, without encoding it; 0 for a tokenizer that may leave text out."""
+        """Return a lower bound of the number of tokens in `text` without encoding it; 0 if there is no bound."""
         if not self._chars_per_byte:
             return 0
         return sum(map(len, text.split())) // (self._chars_per_byte * self._max_token_bytes)
 
-    def encode(self, text: str, *, is_raw: bool = False, is_bare: bool = False) -> list[int]:
-        """A text to be continued. `is_raw`: the caller writes the model's own format, so control tokens count;
-        `is_bare`: nothing is put before it."""
-        token_ids = self._encode_parts(text, self._controls.pattern if is_raw else None)
-        if not is_bare and self._leading_id is not None and token_ids[:1] != [self._leading_id]:
+    def encode(self, text: str, *, parse_special: bool = False, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text to be continued.
+
+        With `parse_special`, control tokens in the text are encoded as such. With `add_special_tokens`, the
+        beginning-of-text token is added if the model expects one.
+        """
+        token_ids = self._encode_parts(text, self._controls.pattern if parse_special else None)
+        if add_special_tokens and self._leading_id is not None and token_ids[:1] != [self._leading_id]:
             token_ids.insert(0, self._leading_id)
         return token_ids
 
@@ -111,45 +110,45 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         **template_kwargs: Any,
     ) -> list[int]:
-        """The prompt that asks for the assistant's next turn. Raises TemplateRefused.
+        """Return the prompt for the assistant's next message. Blocks while the template renders.
 
-        Everything given here is a caller's: control tokens in it are plain text, but for the shown ones
-        (`<think>`) in an assistant's own turn. Nothing is put before what the template writes.
+        All arguments are text from callers: control tokens in them are plain text, except visible ones (`<think>`)
+        in assistant messages. The beginning-of-text token is only added by the template. Raises TemplateRefused.
         """
         if self._template is None:
             return self.encode(plain_conversation(messages))
         try:
             guard = Guard(self._controls, (messages, tools, template_kwargs))
-        except TooDeep as error:
-            raise TemplateRefused("a message or a tool is nested too deep") from error
+        except NestingTooDeep as error:
+            raise TemplateRefused("a message or a tool is nested too deeply") from error
         rendered = self._template.render(
-            guard.messages(messages),
-            tools=None if tools is None else guard.guarded(tools),
+            guard.mark_messages(messages),
+            tools=None if tools is None else guard.mark(tools),
             add_generation_prompt=add_generation_prompt,
-            **{name: guard.guarded(value) for name, value in template_kwargs.items()},
+            **{name: guard.mark(value) for name, value in template_kwargs.items()},
         )
         return self._encode_parts(rendered, self._controls.pattern, guard)
 
-    def detokenizer(self, *, is_own_text: bool = True, keep: Collection[str] = ()) -> Detokenizer:
-        """For one sequence; see `Detokenizer`. `keep` names hidden control tokens that are to show all the same, such
-        as the marks around a tool call."""
-        kept = {token_id: text.encode() for text in keep if (token_id := self.control_id(text)) is not None}
-        return Detokenizer(self._token_bytes, is_own_text=is_own_text, kept=kept)
+    def detokenizer(self, *, starts_text: bool = True, show: Collection[str] = ()) -> Detokenizer:
+        """Return a detokenizer for one sequence. `show` names hidden control tokens to show, such as those around a
+        tool call; `starts_text` is explained in `Detokenizer`."""
+        shown = {token_id: text.encode() for text in show if (token_id := self.control_id(text)) is not None}
+        return Detokenizer(self._token_bytes, starts_text=starts_text, shown=shown)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """All of it at once, as a text of its own."""
+        """Return the text of a complete sequence."""
         return self.detokenizer().push(token_ids)
 
     def token_text(self, token_id: int) -> str:
-        """One token's own text, for log-probabilities; bytes that are no character show as U+FFFD."""
+        """Return the text of one token, for log probabilities; U+FFFD for incomplete characters."""
         return self._token_bytes[token_id].decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that one token spells; not always those of whole characters."""
+        """Return the bytes of one token, which may be part of a character."""
         return self._token_bytes[token_id]
 
     def _encode_parts(self, text: str, pattern: re.Pattern[str] | None, guard: Guard | None = None) -> list[int]:
-        """`text` split at the controls that `pattern` finds: their ids, and the ids of the plain text between them."""
+        """Return the token ids of `text`, in which matches of `pattern` are control tokens."""
         token_ids: list[int] = []
         position = 0
         strips_left = False
@@ -166,31 +165,31 @@ class Tokenizer:
         return token_ids
 
     def _encode_plain(self, text: str, guard: Guard | None, *, is_first: bool) -> list[int]:
-        """Ids of text that holds no control tokens, whatever it looks like."""
-        text = guard.without_marks(text) if guard else text
+        """Return the token ids of plain text."""
+        text = guard.remove_marks(text) if guard else text
         if not text:
             return []
         vocabulary = self._vocabulary if is_first else self._inner_vocabulary
         try:
             token_ids: list[int] = vocabulary.encode(text, add_special_tokens=False).ids
-        except (UnicodeEncodeError, TypeError):  # half a surrogate pair, which no vocabulary knows
-            sound = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            token_ids = vocabulary.encode(sound, add_special_tokens=False).ids
+        except (UnicodeEncodeError, TypeError):  # a lone surrogate
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            token_ids = vocabulary.encode(text, add_special_tokens=False).ids
         return token_ids
 
 
 def _build(definition: dict[str, Any]) -> Vocabulary:
-    """The library's tokenizer; encodes once, to learn now what would fail later. Raises TokenizerUnusable."""
+    """Build the library's tokenizer and encode once, so that it fails now or never. Raises TokenizerUnusable."""
     try:
         vocabulary = Vocabulary.from_str(msgspec.json.encode(definition).decode())
         vocabulary.encode(_PROBE, add_special_tokens=False)
     except MemoryError:
         raise
-    except BaseException as error:  # the library raises bare Exception, and its panics are not even that
+    except BaseException as error:  # the library raises Exception, and its panics derive from BaseException
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
         raise TokenizerUnusable(f"tokenizer.json: {error}") from error
     model = vocabulary.model
-    if hasattr(model, "_resize_cache"):  # it keeps words, so what one tenant sent would be faster for the next
+    if hasattr(model, "_resize_cache"):  # a cache of words would make one tenant's text faster for the next
         model._resize_cache(0)
     return vocabulary

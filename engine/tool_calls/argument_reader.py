@@ -1,7 +1,7 @@
-"""What reads a call whose arguments come one by one, and puts them together as JSON while they do.
+"""Base class of readers for calls whose arguments come one by one, with their names. Assembles the arguments as JSON
+while they are read.
 
-The base of readers for syntaxes with a name first and named arguments after it. Knows no syntax: a subclass says what
-the next piece of text is.
+A subclass parses the syntax.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class ArgumentReader(CallReader):
     def __init__(self, tools: Tools) -> None:
         super().__init__(tools)
         self._name = ""
-        self._arguments = ""  # JSON, as far as whole arguments have come
-        self._state = ""  # where in the syntax the next text stands
+        self._arguments = ""  # JSON of the complete arguments
+        self._state = ""  # what the subclass expects next
         self._keys: set[str] = set()
-        self._told = 0
+        self._num_sent = 0
 
     def push(self, text: str) -> int:
-        """Read on. Returns how much of `text` was taken; what was not must come again, with more after it."""
+        """Read `text` and return how many characters were consumed. The rest must be pushed again, with more text."""
         at = 0
-        while not (self.is_whole or self.is_none):
+        while not (self.is_complete or self.is_rejected):
             state = self._state
             size = self._step(text[at:])
             at += size
@@ -36,18 +36,18 @@ class ArgumentReader(CallReader):
         self.text += text[:at]
         return at
 
-    def take_news(self) -> tuple[str | None, str]:
-        """The name, once, and what of the arguments was not told yet."""
+    def take_delta(self) -> tuple[str | None, str]:
+        """Return the name, once, and the arguments that were not returned before."""
         if not self._name:
             return None, ""
-        name = None if self.is_said else self._name
-        self.is_said = True
-        told = self._arguments + self._begun()
-        news, self._told = told[self._told :], len(told)
-        return name, news
+        name = None if self.is_name_sent else self._name
+        self.is_name_sent = True
+        arguments = self._arguments + self._partial_argument()
+        delta, self._num_sent = arguments[self._num_sent :], len(arguments)
+        return name, delta
 
     def call(self) -> tuple[str, str] | None:
-        """Name and arguments of a whole call; None where these are none that JSON has."""
+        """Return name and arguments of a complete call; None if the arguments are not valid JSON."""
         try:
             msgspec.json.decode(self._arguments)
         except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
@@ -55,16 +55,16 @@ class ArgumentReader(CallReader):
         return self._name, self._arguments
 
     def _enter(self, name: str) -> bool:
-        """The name has come. Returns whether a tool has it: else this is no call."""
+        """Set the call's name. Returns False, and rejects the call, if no tool has this name."""
         self._name = name if name in self._tools else ""
-        self.is_none = not self._name
-        return not self.is_none
+        self.is_rejected = not self._name
+        return not self.is_rejected
 
-    def _begun(self) -> str:
-        """What can be told already of an argument that is not whole."""
+    def _partial_argument(self) -> str:
+        """Return the JSON of an incomplete argument as far as it is certain."""
         return ""
 
     @abstractmethod
     def _step(self, text: str) -> int:
-        """Read what comes next in `text`, as `_state` says. Returns how much of it was read; nothing, and the same
-        state, if more has to come."""
+        """Parse the next part of `text` according to `_state`. Returns the number of characters consumed; 0 with an
+        unchanged state if more text is needed."""

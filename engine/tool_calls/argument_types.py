@@ -1,6 +1,6 @@
-"""What a tool's schema says of one argument, as far as it decides between a text and anything else. Pure.
+"""The types that a tool's JSON schema allows for an argument, as far as they distinguish strings from other values.
 
-References within the schema are followed. A schema that says nothing of types may mean any.
+Follows references within the schema. A schema without types allows any type.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 _MAX_LEVELS = 8
-_BEYOND_PROPERTIES = (
+_KEYWORDS_OVER_ALL_ARGUMENTS = (
     "allOf",
     "anyOf",
     "oneOf",
@@ -23,18 +23,18 @@ _BEYOND_PROPERTIES = (
 
 
 def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The schemas of the arguments that `schema` declares."""
+    """Return the schemas of the declared arguments, by name."""
     found = schema.get("properties")
     return found if isinstance(found, Mapping) else {}
 
 
 def has_plain_properties(schema: Mapping[str, Any]) -> bool:
-    """Whether what `schema` asks of the arguments together is only which there are and which there must be."""
-    return not any(key in schema for key in _BEYOND_PROPERTIES)
+    """Return True if `schema` constrains the arguments together only by which exist and which are required."""
+    return not any(key in schema for key in _KEYWORDS_OVER_ALL_ARGUMENTS)
 
 
 def resolved(part: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`part`, or what it refers to within `root`; {} for what is no schema, and for a reference to elsewhere."""
+    """Return `part` with its reference within `root` followed; {} if `part` is no schema or refers elsewhere."""
     for _ in range(_MAX_LEVELS):
         if not isinstance(part, Mapping):
             return {}
@@ -51,7 +51,7 @@ def resolved(part: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def types_of(part: Any, root: Mapping[str, Any], level: int = 0) -> frozenset[str] | None:
-    """The types that a value may have; None where any is allowed."""
+    """Return the types that a value may have; None if any type is allowed."""
     schema = resolved(part, root)
     types = schema.get("type")
     if isinstance(types, str):
@@ -69,12 +69,12 @@ def types_of(part: Any, root: Mapping[str, Any], level: int = 0) -> frozenset[st
     return None
 
 
-def is_only_text(part: Any, root: Mapping[str, Any]) -> bool:
-    """Whether a value can be nothing but a text."""
+def must_be_string(part: Any, root: Mapping[str, Any]) -> bool:
+    """Return True if the value must be a string."""
     return types_of(part, root) == frozenset({"string"})
 
 
-def may_be_text(part: Any, root: Mapping[str, Any]) -> bool:
-    """Whether a value may be a text, among others."""
+def may_be_string(part: Any, root: Mapping[str, Any]) -> bool:
+    """Return True if the value may be a string."""
     types = types_of(part, root)
     return types is None or "string" in types

@@ -1,7 +1,7 @@
-"""Calls whose arguments are an object with bare keys, and texts between marks: `call:f{city:<|"|>Paris<|"|>,days:3}`.
+"""Calls whose arguments are an object with bare keys and strings between marks: `call:f{city:<|"|>Paris<|"|>,days:3}`.
 
-Gemma 4's syntax. Its templates write keys in alphabetical order, and so does a model that is held. Numbers, true and
-false are JSON's; null may be spelled as Python does; what is none of these and stands without marks is a text.
+The syntax of Gemma 4, whose templates write keys in alphabetical order, as the grammar does. Numbers, true and false
+are written as in JSON; null may be None. Other values without marks are strings.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.structured.json_schema import with_finite_numbers
+from engine.structured.json_schema import adapt_schema
 from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import properties_of, resolved, types_of
-from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted
+from engine.tool_calls.call_parser import start_of_partial
+from engine.tool_calls.family import NAME, Family, RuleWriter, Tools, UnsupportedSchema, quoted
 from engine.tool_calls.free_text import text_until
-from engine.tool_calls.parser import start_of_partial
 
 _MAX_KEY_CHARS = 256
 _MAX_DEPTH = 64
@@ -26,18 +26,18 @@ _WORD_END = re.compile(r"[,}\]]")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _NUMERIC = ("number", "integer", "boolean")
-_UNHELD = {
+_UNSUPPORTED_LIMITS = {
     "string": ("pattern", "format", "minLength", "maxLength"),
     "array": ("prefixItems", "maxItems", "uniqueItems", "contains"),
     "object": ("patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired"),
 }
-_UNREAD = ("allOf", "not", "if")
+_UNSUPPORTED_KEYWORDS = ("allOf", "not", "if")
 _TYPES = ("string", "number", "boolean", "null", "array", "object")
 
 
 @dataclass(frozen=True, kw_only=True)
 class BareKeyCalls(Family):
-    """`before_name name{key:value,key:value}`. `text_mark` stands before and behind a text."""
+    """`before_name name{key:value,key:value}`. `text_mark` stands before and after a string."""
 
     before_name: str
     text_mark: str
@@ -52,7 +52,7 @@ class BareKeyCalls(Family):
 
 
 class BareKeyReader(ArgumentReader):
-    """A header, then one object. `_state` is header, key, value, text, word or after."""
+    """Reads a header and one object. `_state` is header, key, value, text, word or after."""
 
     def __init__(self, family: BareKeyCalls, tools: Tools) -> None:
         super().__init__(tools)
@@ -62,7 +62,7 @@ class BareKeyReader(ArgumentReader):
         self._most_header_chars = len(family.before_name) + 160
         self._begin = family.before_name
         self._open: list[str] = []
-        self._is_fresh = False  # whether nothing has come in the object or list that is open
+        self._is_fresh = False  # the open object or list is empty so far
 
     def _step(self, text: str) -> int:
         steps: dict[str, Callable[[str], int]] = {
@@ -84,7 +84,7 @@ class BareKeyReader(ArgumentReader):
         if found is None:
             begin = text[: len(self._begin)]
             is_other = begin != self._begin[: len(begin)] or "}" in text or "\n" in text
-            self.is_none = is_other or len(text) > self._most_header_chars
+            self.is_rejected = is_other or len(text) > self._most_header_chars
             return 0
         if not self._enter(found[1]):
             return 0
@@ -95,12 +95,12 @@ class BareKeyReader(ArgumentReader):
         self._arguments += sign
         self._open.append(sign)
         self._is_fresh, self._state = True, "key" if sign == "{" else "value"
-        self.is_none = len(self._open) > _MAX_DEPTH
+        self.is_rejected = len(self._open) > _MAX_DEPTH
 
     def _leave_value(self) -> None:
         self._arguments += "}" if self._open.pop() == "{" else "]"
         self._state, self._is_fresh = "after", False
-        self.is_whole = not self._open
+        self.is_complete = not self._open
 
     def _in_key(self, text: str) -> int:
         if text[0] == "}" and self._is_fresh:
@@ -113,13 +113,13 @@ class BareKeyReader(ArgumentReader):
         key = text[: max(at, 0)].strip().removeprefix(mark).removesuffix(mark)
         if at < 0 or len(key) > _MAX_KEY_CHARS or (key and key in self._keys and len(self._open) == 1):
             is_sign_first = not mark.startswith(text[: len(mark)]) and _SIGNS.search(text) is not None
-            self.is_none = at >= 0 or is_sign_first or len(text) > _MAX_KEY_CHARS + 2 * len(mark)
+            self.is_rejected = at >= 0 or is_sign_first or len(text) > _MAX_KEY_CHARS + 2 * len(mark)
             return 0
-        self.is_none = not key or (not text.startswith(mark) and _SIGNS.search(key) is not None)
-        if self.is_none:
+        self.is_rejected = not key or (not text.startswith(mark) and _SIGNS.search(key) is not None)
+        if self.is_rejected:
             return 0
         if len(self._open) == 1:
-            self._keys.add(key)  # JSON has room for one
+            self._keys.add(key)  # a repeated key is rejected
         self._arguments += ("" if self._is_fresh else ", ") + quoted(key) + ": "
         self._state, self._is_fresh = "value", False
         return at + 1
@@ -159,7 +159,7 @@ class BareKeyReader(ArgumentReader):
         if end is None:
             return 0
         word = text[: end.start()].strip()
-        self.is_none = not word
+        self.is_rejected = not word
         self._arguments += _WORDS.get(word, word if _NUMBER.fullmatch(word) else quoted(word))
         self._state = "after"
         return end.start()
@@ -170,13 +170,13 @@ class BareKeyReader(ArgumentReader):
         elif text[0] == ("}" if self._open[-1] == "{" else "]"):
             self._leave_value()
         else:
-            self.is_none = True
-        return 0 if self.is_none else 1
+            self.is_rejected = True
+        return 0 if self.is_rejected else 1
 
 
 class _ValueRules:
-    """The rules for values by their schemas, parts of `root`; each part has one rule, so that a schema may lead back to
-    itself. `lines` are the rules that were needed."""
+    """Grammar rules of values by their schemas, which are parts of `root`. Each part has one rule, so that a schema may
+    refer to itself. `lines` are the rules used."""
 
     def __init__(self, family: BareKeyCalls, prefix: str, root: Mapping[str, Any], writer: RuleWriter) -> None:
         self.lines: list[str] = []
@@ -187,23 +187,23 @@ class _ValueRules:
         self._known: dict[int | str, str] = {}
 
     def arguments_rule(self) -> str:
-        """The rule for the whole."""
+        """Return the rule of the whole arguments."""
         schema = resolved(self._root, self._root)
-        if any(key in schema for key in (*_UNREAD, "anyOf", "oneOf")):
+        if any(key in schema for key in (*_UNSUPPORTED_KEYWORDS, "anyOf", "oneOf")):
             self._refuse("its parameters are not plain properties")
         return self.object_rule(schema)
 
     def _name(self, key: int | str) -> tuple[str, bool]:
-        """The rule for `key`, and whether it is new."""
+        """Return the rule name for `key`, and True if the rule is new."""
         if key in self._known:
             return self._known[key], False
         self._known[key] = f"{self._prefix}_{len(self._known)}"
         return self._known[key], True
 
     def _refuse(self, why: str) -> None:
-        """Raises SchemaUnwritable, unless what cannot be held to is given up."""
+        """Raise UnsupportedSchema, unless keywords that cannot be enforced are ignored."""
         if not self._writer.is_lenient:
-            raise SchemaUnwritable(why)
+            raise UnsupportedSchema(why)
 
     def value(self, part: Any) -> str:
         schema = resolved(part, self._root)
@@ -215,12 +215,12 @@ class _ValueRules:
         return name
 
     def _alternatives(self, schema: Mapping[str, Any]) -> list[str]:
-        if any(key in schema for key in _UNREAD):
+        if any(key in schema for key in _UNSUPPORTED_KEYWORDS):
             self._refuse("a parameter is more than its type")
             return [self._any()]
         choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(choices, list) and choices:
-            return [self._spelled(choice) for choice in choices]
+            return [self._fixed_value(choice) for choice in choices]
         for key in ("anyOf", "oneOf"):
             if isinstance(schema.get(key), list) and schema[key]:
                 return [self.value(branch) for branch in schema[key]]
@@ -228,13 +228,13 @@ class _ValueRules:
         return [self._of_type(schema, one) for one in sorted(_TYPES if types is None else types)]
 
     def _of_type(self, schema: Mapping[str, Any], one: str) -> str:
-        if any(key in schema for key in _UNHELD.get(one, ())):
+        if any(key in schema for key in _UNSUPPORTED_LIMITS.get(one, ())):
             self._refuse("a parameter has more to it than its type")
         if one == "string":
             return self._text()
         if one in _NUMERIC:
             limits = {key: schema[key] for key in schema if key.endswith(("imum", "multipleOf"))}
-            return self._rule(self._writer.json(with_finite_numbers({"type": one, **limits})))
+            return self._rule(self._writer.json(adapt_schema({"type": one, **limits})))
         if one == "null":
             return '("null" | "None")'
         if one == "array":
@@ -251,7 +251,8 @@ class _ValueRules:
         return name
 
     def object_rule(self, schema: Mapping[str, Any]) -> str:
-        """The rule for an object: properties in alphabetical order, then others, where they are allowed."""
+        """Return the rule of an object: properties in alphabetical order, then other properties where the schema allows
+        these."""
         name, is_new = self._name(f"object {id(schema)}")
         if not is_new:
             return name
@@ -298,8 +299,8 @@ class _ValueRules:
             self.lines.append(f"{name}: {' | '.join(self._of_type({}, one) for one in _TYPES)}")
         return name
 
-    def _spelled(self, value: Any) -> str:
-        """One value, as it stands."""
+    def _fixed_value(self, value: Any) -> str:
+        """Return the rule of one fixed value."""
         if isinstance(value, str):
             mark = self._family.text_mark
             if mark in value:

@@ -1,7 +1,7 @@
-"""How families of models write the calls of tools. A table: the marks of each, in one of the syntaxes.
+"""The families of models by their syntax of tool calls: a table of marks.
 
-`parser.py` reads by this table and `grammar.py` holds models to it. `form.py` finds which of them a template writes.
-Knows no tokens.
+`call_parser.py` parses by this table, `grammar.py` constrains models to it, and `tool_format.py` finds the family of a
+chat template.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from engine.tool_calls.family import Family
 from engine.tool_calls.harmony import HARMONY
 from engine.tool_calls.headed_calls import HeadedCalls
 from engine.tool_calls.json_calls import JsonCalls
-from engine.tool_calls.pair_calls import PairCalls
 from engine.tool_calls.python_calls import PythonCalls
+from engine.tool_calls.tagged_calls import TaggedCalls
 
 HERMES = JsonCalls(
     name="hermes",  # Hermes, Qwen 2.5 and 3, Granite 4, SmolLM 3, and our own
@@ -31,7 +31,7 @@ MISTRAL = JsonCalls(
     tail="]",
     next_marks=(",",),
     end_mark="]",
-    shown_ids="short",
+    id_style="short",
 )
 MISTRAL_NAMED = HeadedCalls(
     name="mistral_named",  # from its tokenizer v11 on: Small 3.2, Devstral, Magistral, Ministral 3
@@ -39,7 +39,7 @@ MISTRAL_NAMED = HeadedCalls(
     between="[TOOL_CALLS]",
     headers=("{name}[ARGS]", "{name}[CALL_ID]{id}[ARGS]"),
     inner_marks=("[ARGS]", "[CALL_ID]"),
-    shown_ids="short",
+    id_style="short",
 )
 LLAMA3_JSON = JsonCalls(
     name="llama3_json",  # Llama 3.1 to 4
@@ -56,7 +56,7 @@ LLAMA4_PYTHONIC = PythonCalls(
     between=", ",
     tail="]",
     next_marks=(",",),
-    skips=("]",),
+    ignored_marks=("]",),
     end_mark="<|python_end|>",
     bare_begin="[",
 )
@@ -67,7 +67,7 @@ LFM2 = PythonCalls(
     between=", ",
     tail="]<|tool_call_end|>",
     next_marks=(",",),
-    skips=("]",),
+    ignored_marks=("]",),
     end_mark="<|tool_call_end|>",
     hints=("<|tool_list_start|>", "List of tools: ["),
 )
@@ -127,7 +127,7 @@ NEMOTRON_NANO = JsonCalls(
     between=", ",
     tail="]</TOOLCALL>",
     next_marks=(",",),
-    skips=("]",),
+    ignored_marks=("]",),
     end_mark="</TOOLCALL>",
     hints=("<TOOLCALL>",),
 )
@@ -163,7 +163,7 @@ COHERE = JsonCalls(
     arguments_field="parameters",
     id_field="tool_call_id",
     next_marks=(",",),
-    skips=("]",),
+    ignored_marks=("]",),
     end_mark="<|END_ACTION|>",
     hints=("<|START_ACTION|>",),
 )
@@ -174,7 +174,7 @@ APRIEL = JsonCalls(
     between=", ",
     tail="]</tool_calls>",
     next_marks=(",",),
-    skips=("]",),
+    ignored_marks=("]",),
     end_mark="</tool_calls>",
 )
 APERTUS = HeadedCalls(
@@ -185,7 +185,7 @@ APERTUS = HeadedCalls(
     tail="}]<|tools_suffix|>",
     headers=('{"{name}": ',),
     next_marks=(",",),
-    skips=("}", "]"),
+    ignored_marks=("}", "]"),
     end_mark="<|tools_suffix|>",
 )
 DEEPSEEK_V3 = HeadedCalls(
@@ -196,7 +196,7 @@ DEEPSEEK_V3 = HeadedCalls(
     tail="\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     headers=("function<｜tool▁sep｜>{name}\n```json\n",),
     next_marks=("<｜tool▁call▁begin｜>",),
-    skips=("```", "<｜tool▁call▁end｜>"),
+    ignored_marks=("```", "<｜tool▁call▁end｜>"),
     end_mark="<｜tool▁calls▁end｜>",
     inner_marks=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
 )
@@ -208,7 +208,7 @@ DEEPSEEK_V31 = HeadedCalls(
     tail="<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
     headers=("{name}<｜tool▁sep｜>",),
     next_marks=("<｜tool▁call▁begin｜>",),
-    skips=("<｜tool▁call▁end｜>",),
+    ignored_marks=("<｜tool▁call▁end｜>",),
     end_mark="<｜tool▁calls▁end｜>",
     inner_marks=("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
 )
@@ -220,10 +220,10 @@ KIMI_K2 = HeadedCalls(
     tail="<|tool_call_end|><|tool_calls_section_end|>",
     headers=("functions.{numbered}<|tool_call_argument_begin|>",),
     next_marks=("<|tool_call_begin|>",),
-    skips=("<|tool_call_end|>",),
+    ignored_marks=("<|tool_call_end|>",),
     end_mark="<|tool_calls_section_end|>",
     inner_marks=("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-    shown_ids="numbered",
+    id_style="numbered",
 )
 FUNCTIONARY = HeadedCalls(
     name="functionary_v31",
@@ -233,7 +233,7 @@ FUNCTIONARY = HeadedCalls(
     headers=("{name}>",),
     end_mark="</function>",
 )
-GLM = PairCalls(
+GLM = TaggedCalls(
     name="glm45",  # GLM 4.5 to 5; the later ones write no new lines
     opening="<tool_call>",
     between="<tool_call>",
@@ -247,7 +247,7 @@ GLM = PairCalls(
     is_line_free=True,
     inner_marks=("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>"),
 )
-QWEN3_CODER = PairCalls(
+QWEN3_CODER = TaggedCalls(
     name="qwen3_coder",  # Qwen 3 Coder, Qwen 3.5, Nemotron 3, Step 3.5
     opening="<tool_call>",
     head="\n",
@@ -264,7 +264,7 @@ QWEN3_CODER = PairCalls(
     line="\n",
     end_mark="</tool_call>",
 )
-LONGCAT = PairCalls(
+LONGCAT = TaggedCalls(
     name="longcat",
     opening="<longcat_tool_call>",
     between="<longcat_tool_call>",
@@ -284,7 +284,7 @@ LONGCAT = PairCalls(
         "</longcat_tool_call>",
     ),
 )
-MINIMAX_M2 = PairCalls(
+MINIMAX_M2 = TaggedCalls(
     name="minimax_m2",
     opening="<minimax:tool_call>",
     head="\n",
@@ -300,7 +300,7 @@ MINIMAX_M2 = PairCalls(
     has_next_unmarked=True,
     end_mark="</minimax:tool_call>",
 )
-STEP3 = PairCalls(
+STEP3 = TaggedCalls(
     name="step3",
     opening="<｜tool_calls_begin｜>",
     head="<｜tool_call_begin｜>",
@@ -317,11 +317,11 @@ STEP3 = PairCalls(
     line="\n",
     is_line_free=True,
     next_marks=("<｜tool_call_begin｜>",),
-    skips=("<｜tool_call_end｜>",),
+    ignored_marks=("<｜tool_call_end｜>",),
     end_mark="<｜tool_calls_end｜>",
     inner_marks=("<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),
 )
-SEED_OSS = PairCalls(
+SEED_OSS = TaggedCalls(
     name="seed_oss",
     opening="<seed:tool_call>",
     head="\n",
@@ -348,8 +348,8 @@ GEMMA4 = BareKeyCalls(
 )
 
 
-def _deepseek_marked(name: str, section: str) -> PairCalls:
-    return PairCalls(
+def _deepseek_marked(name: str, section: str) -> TaggedCalls:
+    return TaggedCalls(
         name=name,
         opening=f"<｜DSML｜{section}>",
         head="\n",

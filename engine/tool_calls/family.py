@@ -1,7 +1,8 @@
-"""One family's way to write calls of tools: what stands around them (`Family`), and who reads one (`CallReader`).
+"""Base classes of the syntaxes in which model families write tool calls: `Family` (a syntax and its markers) and
+`CallReader` (the parser of one call).
 
-Each syntax is a subclass in a file of its own, which also writes the grammar's rules for one call; `families.py` is the
-table of the families themselves. Knows no tokens but by the text of their marks.
+Each syntax is a subclass in its own file, which also writes the grammar rules for one call. `families.py` is the table
+of families.
 """
 
 from __future__ import annotations
@@ -12,43 +13,44 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-NAME = r"[A-Za-z0-9_.:/-]{1,128}"  # of a tool, as `engine/protocol/tools.py` admits it
+NAME = r"[A-Za-z0-9_.:/-]{1,128}"  # a tool name, as validated by `engine/protocol/tools.py`
 
-ShownIds = Literal["given", "short", "numbered"]
-Tools = Collection[str]  # names; a Mapping from them to the schemas of their arguments, where these are needed
+IdStyle = Literal["given", "short", "numbered"]
+Tools = Collection[str]  # names, or a mapping from names to the schemas of arguments
 
 
 class CallReader(ABC):
-    """One call as it comes, from its first character; of one of `tools`.
+    """Incremental parser of one call of one of `tools`, from its first character.
 
-    `text` is all that was taken. `is_none`: this is no call; `is_whole`: it is all there; `is_said`: its name was told.
+    `text` is the text consumed so far. `is_rejected`: the text is not a call. `is_complete`: the call has ended.
+    `is_name_sent`: `take_delta` has returned the name.
     """
 
     def __init__(self, tools: Tools) -> None:
         self.text = ""
-        self.is_whole = False
-        self.is_none = False
-        self.is_said = False
+        self.is_complete = False
+        self.is_rejected = False
+        self.is_name_sent = False
         self._tools = tools
 
     @abstractmethod
     def push(self, text: str) -> int:
-        """Take the characters that belong to the call for certain, and return how many; the others are offered again
-        with what follows. What is taken does not depend on how the text is split."""
+        """Consume the characters that certainly belong to the call and return their number. The rest is pushed again
+        with the text that follows. The result does not depend on how the text is split."""
 
     @abstractmethod
-    def take_news(self) -> tuple[str | None, str]:
-        """What is new of a call that must be one: its name once it is known, and the next part of its arguments."""
+    def take_delta(self) -> tuple[str | None, str]:
+        """Return the name, once it is known, and the next part of the arguments. Only if the text must be a call."""
 
     @abstractmethod
     def call(self) -> tuple[str, str] | None:
-        """Name and arguments of a whole call; None when it is none."""
+        """Return name and arguments of a complete call; None if the text is not a call."""
 
 
 @dataclass(frozen=True)
 class RuleWriter:
-    """What a family needs to write the rules of one call. `literal`: characters as the grammar spells them, with
-    control tokens where they are some of the model's. `options` go into every JSON schema."""
+    """What a family needs to write the grammar rules of a call. `literal` writes text as the grammar spells it, with
+    control tokens where the model has them. `options` apply to every JSON schema."""
 
     literal: Callable[[str], str]
     controls: Mapping[str, int]
@@ -56,25 +58,26 @@ class RuleWriter:
 
     @property
     def is_lenient(self) -> bool:
-        """Whether what cannot be held to is given up."""
+        """True if schema keywords that cannot be enforced are ignored."""
         return bool(self.options.get("lenient"))
 
     def json(self, schema: Mapping[str, Any]) -> str:
-        """A value by its schema."""
+        """Return the rule for a JSON value that matches the schema."""
         return f"%json {quoted({**schema, 'x-guidance': self.options})}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family(ABC):
-    """One way to write calls: `opening head call closing (between call closing)* tail`. With `has_free_line_between`, a
-    new line may stand in front of `between`.
+    """A syntax of tool calls: `opening head call closing (between call closing)* tail`.
 
-    Behind a call, `skips` may stand in any number; one of `next_marks` says that another call follows, `end_mark` that
-    none does; text may follow both. `has_next_unmarked`: another call may follow without a mark. `inner_marks` may be
-    control tokens as `opening` and `end_mark` may. `bare_begin`: an answer may begin with a call without the opening,
-    and this is its first character. `hints`: what a template may spell that shows no calls, but whose model writes
-    them in this way. `shown_ids`: how templates of this family want ids of calls, `short` for nine letters and digits,
-    `numbered` for `functions.NAME:NUMBER`.
+    - `has_free_line_between`: a new line may precede `between`.
+    - `ignored_marks`: may follow a call any number of times.
+    - `next_marks`: announce another call; `end_mark`: no call follows, text may follow.
+    - `has_next_unmarked`: another call may follow without a mark.
+    - `inner_marks`: may be control tokens, like `opening` and `end_mark`.
+    - `bare_begin`: first character of a call without `opening`, if the output may begin with such a call.
+    - `hints`: strings in chat templates of this family that do not render calls.
+    - `id_style`: form of call ids in templates; `short`: nine letters and digits, `numbered`: `functions.NAME:N`.
     """
 
     name: str
@@ -84,14 +87,14 @@ class Family(ABC):
     between: str
     has_free_line_between: bool = False
     tail: str = ""
-    skips: tuple[str, ...] = ()
+    ignored_marks: tuple[str, ...] = ()
     next_marks: tuple[str, ...] = ()
     has_next_unmarked: bool = False
     end_mark: str = ""
     inner_marks: tuple[str, ...] = ()
     bare_begin: str = ""
     hints: tuple[str, ...] = ()
-    shown_ids: ShownIds = "given"
+    id_style: IdStyle = "given"
 
     @property
     def is_bare(self) -> bool:
@@ -99,33 +102,32 @@ class Family(ABC):
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What may be control tokens of the model."""
+        """Marks that may be control tokens of the model."""
         return tuple(mark for mark in (self.opening, *self.inner_marks, self.end_mark) if len(mark) > 1)
 
     @abstractmethod
     def reader(self, tools: Tools) -> CallReader:
-        """For one call of one of `tools`."""
+        """Return the parser of one call of one of `tools`."""
 
     @abstractmethod
     def call_rules(self, index: int, name: str, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
-        """Lark rules for `call_INDEX`: a call of the tool `name` whose arguments meet `schema`. Their names end in
-        `_INDEX`. Raises SchemaUnwritable."""
+        """Return the Lark rules of `call_INDEX`: a call of the tool `name` whose arguments match `schema`. All rule
+        names end in `_INDEX`. Raises UnsupportedSchema."""
 
     def begin_of(self, name: str) -> str:
-        """What a call of `name` begins with, up to where its arguments may differ; looked for in what a template shows
-        of a bare family."""
+        """Return the beginning of a call of `name` up to its arguments, to find a rendered call of a bare family."""
         return name
 
 
-class SchemaUnwritable(Exception):
-    """A tool's schema asks for what cannot be held to in this family's syntax; the text says what."""
+class UnsupportedSchema(Exception):
+    """A tool's schema cannot be enforced in this family's syntax; the message says why."""
 
 
 def schemas_of(tools: Tools) -> Mapping[str, Any]:
-    """The schemas of arguments by the tool's name, as far as they are known."""
+    """Return the schemas of arguments by tool name; empty if only names are known."""
     return tools if isinstance(tools, Mapping) else {}
 
 
 def quoted(value: Any) -> str:
-    """JSON, which is also how Lark spells a string."""
+    """Return `value` as JSON, which is also the spelling of a string in Lark."""
     return json.dumps(value, ensure_ascii=False)

@@ -1,7 +1,7 @@
-"""Grammar rules for text that is free but for what it may spell (Lark, in llguidance's dialect).
+"""Grammar rules (Lark) for free text that must not contain certain strings.
 
-The library's lexer takes the longest match. So a text that is followed by characters, rather than by a control token,
-has to be a rule that ends where they first stand.
+llguidance's lexer takes the longest match. Text that is followed by characters, not by a control token, therefore needs
+a rule that ends at the first occurrence of these characters.
 """
 
 from __future__ import annotations
@@ -9,23 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 
-from engine.structured.compile import slashed
+from engine.structured.lark import escape_slashes
 from engine.tool_calls.family import quoted
 
 
-def spelled(text: str, marks: Collection[str], controls: Mapping[str, int]) -> str:
-    """Characters as a grammar spells them, with control tokens where they are some of `marks`."""
+def with_control_tokens(text: str, marks: Collection[str], controls: Mapping[str, int]) -> str:
+    """Return text as the grammar spells it, with control tokens for those of `marks` that are control tokens."""
     parts = (part for part in _split(text, marks, controls) if part)
     return " ".join(f"<[{controls[part]}]>" if part in marks and part in controls else quoted(part) for part in parts)
 
 
-def holding(mark: str) -> str:
-    """The pattern of a text that spells `mark`."""
-    return rf"/(?s:.*){slashed(re.escape(mark))}(?s:.*)/"
+def containing(mark: str) -> str:
+    """Return the pattern of texts that contain `mark`."""
+    return rf"/(?s:.*){escape_slashes(re.escape(mark))}(?s:.*)/"
 
 
 def text_without(rule: str, unless: str, asides: Sequence[int] = ()) -> str:
-    """`rule`: any text, or none, that does not match the pattern `unless`, with control tokens `asides` in it."""
+    """Return `rule`: text, possibly empty, that does not match the pattern `unless`, with the control tokens `asides`
+    in it."""
     terminal = rule.upper()
     lines = [f"{terminal}: /(?s:.+)/ & ~{unless}"]
     if not asides:
@@ -37,12 +38,12 @@ def text_without(rule: str, unless: str, asides: Sequence[int] = ()) -> str:
 def text_until(
     rule: str, mark: str, marks: Collection[str], controls: Mapping[str, int], asides: Sequence[int] = ()
 ) -> str:
-    """`rule`: any text, or none, up to and with `mark`, which is spelled as `spelled` spells it."""
+    """Return `rule`: text, possibly empty, up to and including `mark`."""
     before, *rest = _split(mark, marks, controls)
-    end = spelled("".join(rest), marks, controls)
+    end = with_control_tokens("".join(rest), marks, controls)
     terminal = rule.upper()
     begin = f"({terminal}? {rule}_aside)* " if asides else ""
-    lines = [f"{terminal}: /(?s:.+)/ & ~{holding(mark)}"] if asides or not before else []
+    lines = [f"{terminal}: /(?s:.+)/ & ~{containing(mark)}"] if asides or not before else []
     if asides:
         lines.append(f"{rule}_aside: <[{','.join(map(str, asides))}]>")
     if not before:
@@ -53,6 +54,6 @@ def text_until(
 
 
 def _split(text: str, marks: Collection[str], controls: Mapping[str, int]) -> list[str]:
-    """`text` cut before and behind each control token; what comes before the first may be empty."""
+    """Split `text` before and after each control token. The part before the first may be empty."""
     known = sorted((mark for mark in marks if mark in controls), key=len, reverse=True)
     return re.split(f"({'|'.join(map(re.escape, known))})", text) if known else [text]

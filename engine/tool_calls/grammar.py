@@ -1,8 +1,7 @@
-"""Which tools a model may or must call -> a grammar that lets it write nothing else (Lark, in llguidance's dialect).
+"""Grammars that limit a model's output to calls of the given tools (Lark).
 
-Where the choice is the model's, the grammar is lazy: free text, until the mark that opens a call; from there on, a
-call of a tool that was offered, its arguments by the tool's schema. What a model thinks first is free, up to the mark
-that ends it. Pure text; whether the library takes a schema, `engine/structured/` says.
+If the model may choose, the grammar is lazy: free text until the mark that opens a call, then a call whose arguments
+match the tool's schema. Reasoning before the output is free text up to its closing mark.
 """
 
 from __future__ import annotations
@@ -13,12 +12,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.protocol.tasks import Constraint, Tool
-from engine.structured.compile import JSON_OPTIONS, as_lark, slashed, terminal_of
-from engine.structured.json_schema import ANY_OBJECT, in_plain_words, with_finite_numbers
-from engine.structured.one_of import said_with_any_of
+from engine.protocol.output_format import Constraint
+from engine.protocol.tools import Tool
+from engine.structured.compile import JSON_OPTIONS
+from engine.structured.json_schema import ANY_OBJECT, adapt_schema
+from engine.structured.lark import as_lark, escape_slashes, lark_regex
 from engine.tool_calls.family import Family, RuleWriter, quoted
-from engine.tool_calls.free_text import holding, spelled, text_until, text_without
+from engine.tool_calls.free_text import containing, text_until, text_without, with_control_tokens
 from engine.tool_calls.harmony import MESSAGE, HarmonyCalls, Shown, harmony_rules
 from engine.tool_calls.reasoning import Phase, Reasoning
 
@@ -28,27 +28,28 @@ _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator
 
 @dataclass(frozen=True)
 class Controls:
-    """What the grammar must know of a model's control tokens: the ids of marks by their text, and the ids of others
-    that may stand in an answer's text (`<think>`)."""
+    """The control tokens that grammars need: ids of marks by their text, and ids of other control tokens that may
+    appear in text (`<think>`)."""
 
     marks: Mapping[str, int]
     in_text: Collection[int] = ()
 
     def literal(self, text: str, marks: Collection[str]) -> str:
-        """Characters as a grammar spells them, with control tokens where they are some of `marks`."""
-        return spelled(text, marks, self.marks)
+        """Return text as the grammar spells it, with control tokens for those of `marks` that are control tokens."""
+        return with_control_tokens(text, marks, self.marks)
 
 
 @dataclass(frozen=True)
-class Thinking:
-    """A model that may think first, and where its prompt leaves it."""
+class ReasoningState:
+    """The reasoning format of a model that may reason first, and the phase at the end of the prompt."""
 
     reasoning: Reasoning
     phase: Phase
 
 
 def can_be_lazy(family: Family, controls: Controls) -> bool:
-    """Whether text can be told from the beginning of a call: the opening is a control token, and always there."""
+    """Return True if the grammar can tell text from the beginning of a call: the opening is a control token and always
+    present."""
     if isinstance(family, HarmonyCalls):
         return MESSAGE in controls.marks
     return not family.is_bare and family.opening in controls.marks
@@ -61,10 +62,10 @@ def required_calls(
     *,
     is_parallel: bool,
     is_loose: bool,
-    thinking: Thinking | None = None,
+    thinking: ReasoningState | None = None,
 ) -> Constraint:
-    """One call of one of `tools` or, if parallel, several; and no other text. `is_loose`: only the arguments of strict
-    tools are held to their schema. Raises SchemaUnwritable."""
+    """Return a grammar for one call of one of `tools` or, if parallel, several, and no other text. `is_loose`: only
+    arguments of strict tools must match their schema. Raises UnsupportedSchema."""
     rules = _calls(family, tools, controls, is_parallel, is_loose)
     if isinstance(family, HarmonyCalls):
         return Constraint("grammar", _harmony(controls, "calls") + rules)
@@ -79,10 +80,10 @@ def lazy_calls(
     *,
     is_parallel: bool,
     is_loose: bool,
-    thinking: Thinking | None = None,
+    thinking: ReasoningState | None = None,
 ) -> Constraint:
-    """Text with or without calls after it; where the caller wants an `answer` in JSON, that or calls. Raises
-    SchemaUnwritable."""
+    """Return a grammar for text with or without calls after it; with a JSON format `answer`, for either the JSON or
+    calls. Raises UnsupportedSchema."""
     calls = _calls(family, tools, controls, is_parallel, is_loose)
     if isinstance(family, HarmonyCalls):
         rules = "" if answer is None else _answer(answer)
@@ -95,13 +96,13 @@ def lazy_calls(
     return _grammar(f"{body} | calls", _answer(answer) + calls, controls, thinking)
 
 
-def thoughtful_answer(answer: Constraint, controls: Controls, thinking: Thinking) -> Constraint:
-    """An answer that matches `answer`, once the model has thought."""
+def answer_after_reasoning(answer: Constraint, controls: Controls, thinking: ReasoningState) -> Constraint:
+    """Return a grammar for output that matches `answer` after the reasoning."""
     return _grammar(_framed_answer(controls, thinking), _answer(answer), controls, thinking)
 
 
 def harmony_answer(answer: Constraint, controls: Controls) -> Constraint:
-    """An answer on harmony's last channel that matches `answer`."""
+    """Return a grammar for harmony output whose final channel matches `answer`."""
     return Constraint("grammar", _harmony(controls, "answer") + _answer(answer))
 
 
@@ -109,8 +110,8 @@ def _harmony(controls: Controls, shows: Shown) -> str:
     return harmony_rules(controls.marks, shows)
 
 
-def _grammar(body: str, rules: str, controls: Controls, thinking: Thinking | None) -> Constraint:
-    """`body`, with a thought before it."""
+def _grammar(body: str, rules: str, controls: Controls, thinking: ReasoningState | None) -> Constraint:
+    """Return the grammar of `body`, with reasoning before it if the phase allows reasoning."""
     if thinking is None or thinking.phase == "answers":
         return Constraint("grammar", f"start: {body}\n{rules}")
     reasoning = thinking.reasoning
@@ -124,19 +125,19 @@ def _grammar(body: str, rules: str, controls: Controls, thinking: Thinking | Non
 
 
 def _answer(answer: Constraint) -> str:
-    """Rules for `answer`: a text that matches."""
+    """Return the rules of `answer`: text that matches the constraint."""
     if answer.kind == "regex":
-        return f"answer: ANSWER\nANSWER: {terminal_of(answer.text)}\n"
+        return f"answer: ANSWER\nANSWER: {lark_regex(answer.text)}\n"
     if answer.kind == "choice":
         return f"answer: {' | '.join(map(quoted, json.loads(answer.text)))}\n"
     if answer.kind == "grammar":
         return f"answer: %lark {{\n{as_lark(answer.text)}\n}}\n"
-    schema = ANY_OBJECT if answer.kind == "json_object" else _finite(answer.text)
+    schema = ANY_OBJECT if answer.kind == "json_object" else _adapted(answer.text)
     return f"answer: %json {quoted({**schema, 'x-guidance': JSON_OPTIONS})}\n"
 
 
-def _framed_answer(controls: Controls, thinking: Thinking | None) -> str:
-    """What stands for an answer, with the marks that some models put around it."""
+def _framed_answer(controls: Controls, thinking: ReasoningState | None) -> str:
+    """Return the body `answer`, between the marks that some models put around it."""
     if thinking is None or not thinking.reasoning.answer_opening:
         return "answer"
     marks = thinking.reasoning.marks
@@ -145,21 +146,21 @@ def _framed_answer(controls: Controls, thinking: Thinking | None) -> str:
     return f"({begin})? answer ({end})?"
 
 
-def _finite(schema: str) -> dict[str, Any]:
+def _adapted(schema: str) -> dict[str, Any]:
     found = json.loads(schema)
-    return with_finite_numbers(in_plain_words(said_with_any_of(found))) if isinstance(found, dict) else {}
+    return adapt_schema(found) if isinstance(found, dict) else {}
 
 
-def _text(opening: str, controls: Controls, thinking: Thinking | None) -> str:
-    """Text that does not spell the opening, with the control tokens that may show in it."""
-    unless, in_text = holding(opening), set(controls.in_text)
+def _text(opening: str, controls: Controls, thinking: ReasoningState | None) -> str:
+    """Return the rule `text`: text without the opening of calls, with the control tokens that may appear in text."""
+    unless, in_text = containing(opening), set(controls.in_text)
     if thinking is not None:
         reasoning = thinking.reasoning
         in_text -= {controls.marks.get(mark, -1) for mark in reasoning.marks}
         for mark in (reasoning.answer_opening, reasoning.answer_closing):
             in_text |= {controls.marks[mark]} if mark in controls.marks else set()
         if thinking.phase == "may_think":
-            unless += rf" & ~/\s*{slashed(re.escape(reasoning.opening))}(?s:.*)/"
+            unless += rf" & ~/\s*{escape_slashes(re.escape(reasoning.opening))}(?s:.*)/"
     return text_without("text", unless, sorted(in_text))
 
 
@@ -189,12 +190,12 @@ def _call(
 
 
 def _arguments(tool: Tool, *, is_loose: bool) -> dict[str, Any]:
-    """The schema that a tool's arguments are held to: an object, with no field but those it declares, unless it says
-    otherwise. A tool that is not strict may use keywords that cannot be held to; they are left out."""
+    """Return the schema for a tool's arguments: an object without undeclared properties, unless the schema allows
+    these. Keywords that cannot be enforced are ignored for tools that are not strict."""
     if is_loose and not tool.is_strict:
         schema = dict(ANY_OBJECT)
     else:
-        schema = with_finite_numbers(in_plain_words(said_with_any_of(tool.parameters or {"properties": {}})))
+        schema = adapt_schema(tool.parameters or {"properties": {}})
     if "properties" in schema:
         schema.setdefault("additionalProperties", False)
     schema["type"] = "object"

@@ -1,7 +1,5 @@
-"""Calls whose name stands before the arguments, which are a JSON object of their own: `name[ARGS]{…}`.
-
-Mistral's newer syntax, DeepSeek's, Kimi's and others, each with its own marks between name and arguments.
-"""
+"""Calls with a header before the JSON arguments: `name[ARGS]{…}`. The syntax of newer Mistral models, DeepSeek, Kimi
+and others, each with its own marks."""
 
 from __future__ import annotations
 
@@ -14,7 +12,7 @@ from typing import Any
 import msgspec
 
 from engine.tool_calls.family import NAME, CallReader, Family, RuleWriter, Tools, quoted
-from engine.tool_calls.json_text import JsonScanner
+from engine.tool_calls.json_scanner import JsonScanner
 
 _SPACE = r"\s{0,8}"
 _PLACES = re.compile(r"(\{name\}|\{numbered\}|\{id\}|\s+)")
@@ -24,19 +22,19 @@ _NAMED = ("{name}", "{numbered}")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadedCalls(Family):
-    """`headers` are the ways to write what stands before the arguments, with `{name}` and `{id}` in place of
-    what differs (`{numbered}`: the name, with the call's number behind it); the first is the family's usual one."""
+    """`headers`: the forms of a header, the usual one first, with placeholders `{name}`, `{id}` and `{numbered}` (the
+    name followed by the call's number)."""
 
     headers: tuple[str, ...]
 
     @cached_property
     def whole_headers(self) -> re.Pattern[str]:
-        """A whole header and where the arguments begin; the name in one of the groups."""
+        """Pattern of a complete header before the arguments; one group is the name."""
         return re.compile("|".join(f"(?:{_whole(header)})(?=\\{{)" for header in self.headers))
 
     @cached_property
     def begun_headers(self) -> tuple[re.Pattern[str], ...]:
-        """Each matches as much of a text as could be the beginning of a header."""
+        """Patterns that match the longest prefix of a text that may begin a header, one per form."""
         return tuple(re.compile(_begun(header)) for header in self.headers)
 
     def begin_of(self, name: str) -> str:
@@ -55,15 +53,15 @@ class HeadedCalls(Family):
 
 
 class HeadedReader(CallReader):
-    """A header, then an object."""
+    """Reads a header and an object."""
 
     def __init__(self, family: HeadedCalls, tools: Tools) -> None:
         super().__init__(tools)
         self._family = family
         self._name = ""
         self._scanner = JsonScanner()
-        self._begin = 0  # of the arguments
-        self._told = 0  # characters of the arguments
+        self._begin = 0  # offset of the arguments
+        self._num_sent = 0  # characters of the arguments returned by `take_delta`
 
     def push(self, text: str) -> int:
         size = 0
@@ -72,37 +70,37 @@ class HeadedReader(CallReader):
             if not size:
                 return 0
         size += self._scanner.scan(text[size:])
-        self.is_whole = self._scanner.is_closed
+        self.is_complete = self._scanner.is_closed
         self.text += text[:size]
         return size
 
     def _header_in(self, text: str) -> int:
-        """The size of the header that `text` begins with; 0 if it is not whole, or none."""
+        """Return the size of the header at the beginning of `text`; 0 if there is no complete header."""
         found = self._family.whole_headers.match(text)
         if found is not None:
             name = next(group for group in found.groups() if group)
             self._name = self._known(name)
             self._begin = found.end()
-            self.is_none = not self._name
+            self.is_rejected = not self._name
             return found.end() if self._name else 0
         longest = max(begun.match(text).end() for begun in self._family.begun_headers)  # type: ignore[union-attr]
-        self.is_none = longest < len(text)
+        self.is_rejected = longest < len(text)
         return 0
 
     def _known(self, name: str) -> str:
-        """The tool that a header names; some models number their calls within the name."""
+        """Return the tool named by a header. Some models append the call's number to the name."""
         if name in self._tools:
             return name
         without_index = name.rpartition(":")[0]
         return without_index if without_index in self._tools else ""
 
-    def take_news(self) -> tuple[str | None, str]:
+    def take_delta(self) -> tuple[str | None, str]:
         if not self._name:
             return None, ""
-        name = None if self.is_said else self._name
-        self.is_said = True
-        arguments = self.text[self._begin + self._told :]
-        self._told += len(arguments)
+        name = None if self.is_name_sent else self._name
+        self.is_name_sent = True
+        arguments = self.text[self._begin + self._num_sent :]
+        self._num_sent += len(arguments)
         return name, arguments
 
     def call(self) -> tuple[str, str] | None:
@@ -119,7 +117,7 @@ def _parts(header: str) -> list[str]:
 
 
 def _whole(header: str) -> str:
-    """A pattern for a whole header. White space in it is a matter of taste."""
+    """Return the pattern of a complete header. White space in headers is optional."""
 
     def pattern(part: str) -> str:
         if part.isspace():
@@ -131,7 +129,7 @@ def _whole(header: str) -> str:
 
 
 def _begun(header: str) -> str:
-    """A pattern for every beginning of a header: each step may be the last."""
+    """Return the pattern of every prefix of a header."""
     steps = [_SPACE]
     for part in _parts(header):
         steps += [_SPACE] if part.isspace() else [_READ_AS[part]] if part in _READ_AS else map(re.escape, part)

@@ -1,7 +1,5 @@
-"""Calls that are JSON objects with the tool's name and its arguments as fields: `{"name": …, "arguments": …}`.
-
-The commonest syntax: Hermes and Qwen, Mistral's first, Llama 3's, Granite's, Command's.
-"""
+"""Calls as JSON objects with the tool's name and arguments as fields: `{"name": …, "arguments": …}`. The syntax of
+Hermes, Qwen, older Mistral models, Llama 3, Granite, Command and others."""
 
 from __future__ import annotations
 
@@ -14,15 +12,15 @@ from typing import Any
 import msgspec
 
 from engine.tool_calls.family import CallReader, Family, RuleWriter, Tools, quoted
-from engine.tool_calls.json_text import JsonScanner
+from engine.tool_calls.json_scanner import JsonScanner
 
-_FIRST_FIELD = re.compile(r'\{\s{0,64}"([^"]{11}|[^"]*")')  # as much of its name as tells whether it is a call's
+_FIRST_FIELD = re.compile(r'\{\s{0,64}"([^"]{11}|[^"]*")')  # enough of the field's name to recognize a call
 _OTHER_FIELDS = ('arguments"', 'parameters"', 'type"', 'id"')
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonCalls(Family):
-    """`id_field` comes before the name, where a family numbers its calls."""
+    """`id_field`: the field with the call's number, before the name."""
 
     name_field: str = "name"
     arguments_field: str = "arguments"
@@ -30,14 +28,14 @@ class JsonCalls(Family):
 
     @cached_property
     def header(self) -> re.Pattern[str]:
-        """A call's text up to its arguments; the name in group 1."""
+        """Pattern of a call up to its arguments; group 1 is the name."""
         numbered = rf'"{self.id_field}"\s*:\s*"[^"\\]{{0,128}}"\s*,\s*' if self.id_field else ""
         name = rf'"{self.name_field}"\s*:\s*"([^"\\]{{0,128}})"\s*,\s*'
         return re.compile(rf'\{{\s*(?:{numbered})?{name}"(?:arguments|parameters)"\s*:\s*(?=\{{)')
 
     @cached_property
     def first_fields(self) -> frozenset[str]:
-        """What `_FIRST_FIELD` may find in a call."""
+        """The matches of `_FIRST_FIELD` with which a call can begin."""
         own = [field + '"' for field in (self.name_field, self.id_field) if field]
         return frozenset(field[:11] for field in (*own, *_OTHER_FIELDS))
 
@@ -60,7 +58,7 @@ class JsonCalls(Family):
 
 
 class JsonReader(CallReader):
-    """An object that may turn out to be a call: where it ends, and what can be said of it before it does."""
+    """Reads an object that may be a call."""
 
     def __init__(self, family: JsonCalls, tools: Tools) -> None:
         super().__init__(tools)
@@ -68,35 +66,35 @@ class JsonReader(CallReader):
         self._is_first_known = False
         self._scanner = JsonScanner()
         self._arguments = JsonScanner()
-        self._told = 0  # up to where the arguments were told
+        self._sent_up_to = 0  # offset behind the arguments returned by `take_delta`
 
     def push(self, text: str) -> int:
         if not self.text and not text.startswith("{"):
-            self.is_none = True
+            self.is_rejected = True
             return 0
         if not self._is_first_known:
             first = _FIRST_FIELD.match(self.text + text)
             self._is_first_known = first is not None
             if first is not None and first[1] not in self._family.first_fields:
-                self.is_none = True
+                self.is_rejected = True
                 text = text[: first.end() - len(self.text)]
         size = self._scanner.scan(text)
-        self.is_whole = self._scanner.is_closed
+        self.is_complete = self._scanner.is_closed
         self.text += text[:size]
         return size
 
-    def take_news(self) -> tuple[str | None, str]:
+    def take_delta(self) -> tuple[str | None, str]:
         name = None
-        if not self.is_said:
+        if not self.is_name_sent:
             header = self._family.header.match(self.text)
             if header is None or header[1] not in self._tools:
                 return None, ""
-            self.is_said, self._told, name = True, header.end(), header[1]
+            self.is_name_sent, self._sent_up_to, name = True, header.end(), header[1]
         if self._arguments.is_closed:
             return name, ""
-        size = self._arguments.scan(self.text[self._told :])
-        arguments = self.text[self._told : self._told + size]
-        self._told += size
+        size = self._arguments.scan(self.text[self._sent_up_to :])
+        arguments = self.text[self._sent_up_to : self._sent_up_to + size]
+        self._sent_up_to += size
         return name, arguments
 
     def call(self) -> tuple[str, str] | None:

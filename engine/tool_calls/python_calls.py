@@ -1,4 +1,4 @@
-"""Calls written as Python: `[f(city="Paris", days=3), g()]`. Arguments have names; their values are literals."""
+"""Calls written as Python: `[f(city="Paris", days=3), g()]`. Arguments have names; values are literals."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import has_plain_properties, properties_of, resolved, types_of
-from engine.tool_calls.family import NAME, Family, RuleWriter, SchemaUnwritable, Tools, quoted
-from engine.tool_calls.python_text import PythonReader
+from engine.tool_calls.family import NAME, Family, RuleWriter, Tools, UnsupportedSchema, quoted
+from engine.tool_calls.python_literals import PythonReader
 
 _WHOLE_NAME = re.compile(rf"({NAME})\s{{0,8}}\(")
 _BEGUN_NAME = re.compile(rf"(?:{NAME}(?:\s{{0,8}}\(?)?)?")
@@ -21,7 +21,7 @@ _KEY = re.compile(r"[A-Za-z_]\w{0,127}")
 
 @dataclass(frozen=True, kw_only=True)
 class PythonCalls(Family):
-    """`has_json_words`: true, false and null are written as in JSON; either is read."""
+    """`has_json_words`: true, false and null are written as in JSON. Both spellings are read."""
 
     has_json_words: bool = False
 
@@ -35,7 +35,7 @@ class PythonCalls(Family):
         properties = properties_of(schema)
         is_plain = has_plain_properties(schema) and all(map(_KEY.fullmatch, properties))
         if not is_plain and not writer.is_lenient:
-            raise SchemaUnwritable("its parameters are not plain properties")
+            raise UnsupportedSchema("its parameters are not plain properties")
         rules: list[str] = []
         required: list[str] = []
         others: list[str] = []
@@ -53,7 +53,7 @@ class PythonCalls(Family):
         return [f'call_{index}: {quoted(name + "(")} {arguments} ")"', f"arguments_{index}: {listed}", *rules]
 
     def _value_rules(self, name: str, part: Any, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
-        """JSON is Python too, but for three words."""
+        """Return the rules of a value. JSON is valid Python except for true, false and null."""
         types = types_of(part, schema)
         if not self.has_json_words:
             if types == frozenset({"boolean"}) and not {"enum", "const"} & resolved(part, schema).keys():
@@ -65,7 +65,7 @@ class PythonCalls(Family):
 
 
 def _listed(required: list[str], others: list[str]) -> str:
-    """All of `required`, then any of `others`, with commas between them; at least one."""
+    """Return the rule for all of `required`, then any of `others`, with commas between them; at least one."""
 
     def more(names: list[str]) -> str:
         return " ".join(f'(", " {name})?' for name in names)
@@ -76,14 +76,14 @@ def _listed(required: list[str], others: list[str]) -> str:
 
 
 class PythonCallReader(ArgumentReader):
-    """A name, then arguments, up to the bracket that closes them. `_state` is name, first, key, value or after."""
+    """Reads a name and arguments up to the closing parenthesis. `_state` is name, first, key, value or after."""
 
     def __init__(self, tools: Tools) -> None:
         super().__init__(tools)
         self._state = "name"
         self._value: PythonReader | None = None
 
-    def _begun(self) -> str:
+    def _partial_argument(self) -> str:
         return self._value.json if self._value is not None else ""
 
     def _step(self, text: str) -> int:
@@ -97,19 +97,19 @@ class PythonCallReader(ArgumentReader):
             return size
         if begun[0] == ")" and self._state != "key":
             self._arguments += "}" if self._keys else "{}"
-            self.is_whole = True
+            self.is_complete = True
             return size + 1
         if self._state == "after":
-            self.is_none = begun[0] != ","
+            self.is_rejected = begun[0] != ","
             self._state = "key"
-            return 0 if self.is_none else size + 1
+            return 0 if self.is_rejected else size + 1
         return self._in_key(text)
 
     def _in_name(self, text: str) -> int:
         found = _WHOLE_NAME.match(text)
         if found is None:
             begun = _BEGUN_NAME.match(text)
-            self.is_none = begun is None or begun.end() < len(text)
+            self.is_rejected = begun is None or begun.end() < len(text)
             return 0
         if not self._enter(found[1]):
             return 0
@@ -120,10 +120,10 @@ class PythonCallReader(ArgumentReader):
         found = _WHOLE_KEY.match(text)
         if found is None:
             begun = _BEGUN_KEY.match(text)
-            self.is_none = begun is None or begun.end() < len(text)
+            self.is_rejected = begun is None or begun.end() < len(text)
             return 0
-        self.is_none = found[1] in self._keys
-        if self.is_none:
+        self.is_rejected = found[1] in self._keys
+        if self.is_rejected:
             return 0
         self._arguments += (", " if self._keys else "{") + quoted(found[1]) + ": "
         self._keys.add(found[1])
@@ -133,8 +133,8 @@ class PythonCallReader(ArgumentReader):
     def _in_value(self, text: str) -> int:
         assert self._value is not None
         size = self._value.push(text)
-        self.is_none = self._value.is_none
-        if self._value.is_whole:
+        self.is_rejected = self._value.is_rejected
+        if self._value.is_complete:
             self._arguments += self._value.json
             self._value, self._state = None, "after"
         return size

@@ -1,7 +1,7 @@
-"""How models mark what they think before they answer, and the reader that tells it from the answer.
+"""Marks of reasoning in model outputs, and the parser that separates reasoning from the text after it.
 
-A thought stands at the beginning, between two marks; some templates write the first of them at the end of the prompt.
-White space around a thought is dropped. Knows text only; the marks may be control tokens.
+Reasoning stands at the beginning of the output, between two marks; some templates write the first mark at the end of
+the prompt. White space around reasoning is dropped. The marks may be control tokens.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.tool_calls.parser import Piece, Thought, start_of_partial
+from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece, start_of_partial
 
 Phase = Literal["may_think", "thinks", "answers"]
-_State = Literal["start", "opened", "begun", "thought", "closed", "answer"]
+_State = Literal["start", "opened", "begun", "reasoning", "closed", "answer"]
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """`opening thought closing`, then the answer; some models put that between marks of its own. `words` are those of
-    the opening that are no part of a control token."""
+    """The format `opening reasoning closing`, followed by the answer, which some models put between marks as well.
+    `words` is the part of the opening that belongs to no control token."""
 
     opening: str
     closing: str
@@ -29,13 +29,13 @@ class Reasoning:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """What may be control tokens of the model."""
+        """Marks that may be control tokens of the model."""
         opening = self.opening.removesuffix(self.words)
         marks = (opening, self.closing, self.answer_opening, self.answer_closing)
         return tuple(mark.strip() for mark in marks if mark)
 
     def phase_after(self, prompt_end: str) -> Phase:
-        """Where the model stands behind a prompt that ends so."""
+        """Return the phase in which the output begins after a prompt that ends with `prompt_end`."""
         end = prompt_end.rstrip()
         if end.endswith(self.opening.rstrip()):
             return "thinks"
@@ -48,7 +48,7 @@ MISTRAL = Reasoning("[THINK]", "[/THINK]")
 COHERE = Reasoning("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
 SEED = Reasoning("<seed:think>", "</seed:think>")
 APERTUS = Reasoning("<|inner_prefix|>", "<|inner_suffix|>")
-GEMMA = Reasoning("<|channel>thought", "<channel|>", words="thought")
+GEMMA = Reasoning("<|channel>thought", "<channel|>", words="reasoning")
 HUNYUAN = Reasoning("<think>", "</think>", "<answer>", "</answer>")
 KIMI_VL = Reasoning("◁think▷", "◁/think▷")
 _STEPS = "Here are my reasoning steps:"
@@ -62,7 +62,8 @@ REASONINGS = (
 
 
 def find_reasoning(words: Collection[str]) -> Reasoning | None:
-    """The marks that a chat template spells, among its `words`; None if it spells none."""
+    """Return the reasoning format whose marks occur in a chat template's string constants `words`; None if there is
+    none."""
 
     def is_spelled(mark: str) -> bool:
         return any(mark.strip() in word for word in words)
@@ -73,8 +74,8 @@ def find_reasoning(words: Collection[str]) -> Reasoning | None:
     return THINK if is_spelled(THINK.opening) or is_spelled(THINK.closing) else None
 
 
-class ThoughtParser:
-    """Splits one answer that begins in `phase`; what is no thought is given on as text."""
+class ReasoningParser:
+    """Splits an output that begins in `phase` into reasoning and text."""
 
     def __init__(self, reasoning: Reasoning, phase: Phase) -> None:
         self._reasoning = reasoning
@@ -83,35 +84,35 @@ class ThoughtParser:
         self._buffer = ""
 
     @property
-    def is_thinking(self) -> bool:
-        """Whether what comes next is part of a thought."""
-        return self._state in ("opened", "begun", "thought")
+    def is_reasoning(self) -> bool:
+        """True if the next text is part of the reasoning."""
+        return self._state in ("opened", "begun", "reasoning")
 
-    def push(self, text: str) -> list[Piece]:
-        """Thoughts and texts that are now certain."""
+    def push(self, text: str) -> list[OutputPiece]:
+        """Return the pieces that are certain now."""
         self._buffer += text
-        pieces: list[Piece] = []
+        pieces: list[OutputPiece] = []
         while self._advance(pieces):
             pass
         return pieces
 
-    def flush(self) -> list[Piece]:
-        """What was held back, when the answer has ended."""
+    def flush(self) -> list[OutputPiece]:
+        """Return the text held back, at the end of the output."""
         rest, self._buffer = self._buffer, ""
-        if self.is_thinking:
-            return [Thought(rest.rstrip())] if rest.strip() else []
+        if self.is_reasoning:
+            return [ReasoningPiece(rest.rstrip())] if rest.strip() else []
         return [rest] if rest and (self._state != "closed" or rest.strip()) else []
 
-    def _advance(self, pieces: list[Piece]) -> bool:
-        """Go on from one state to the next; whether there may be more to do."""
+    def _advance(self, pieces: list[OutputPiece]) -> bool:
+        """Advance to the next state. Returns True if there may be more to parse."""
         if self._state == "answer":
             return self._in_answer(pieces)
-        if self._state == "thought":
-            return self._in_thought(pieces)
+        if self._state == "reasoning":
+            return self._in_reasoning(pieces)
         begun = self._buffer.lstrip()
         if self._state == "begun":
             self._buffer = begun
-            self._state = "thought" if begun else "begun"
+            self._state = "reasoning" if begun else "begun"
             return bool(begun)
         mark = self._reasoning.answer_opening if self._state == "closed" else self._reasoning.opening
         if not begun or (begun != mark and mark.startswith(begun)):
@@ -120,7 +121,7 @@ class ThoughtParser:
         return True
 
     def _at_mark(self, begun: str, mark: str) -> None:
-        """Where a mark may stand: in front of the thought, or of the answer."""
+        """Parse the mark before the reasoning or before the answer, if the output has one."""
         has_mark = bool(mark) and begun.startswith(mark)
         if self._state == "start" and not has_mark:
             answer_mark = self._reasoning.answer_opening
@@ -129,21 +130,21 @@ class ThoughtParser:
         self._buffer = begun[len(mark) :] if has_mark else begun
         self._state = "answer" if self._state == "closed" else "begun"
 
-    def _in_thought(self, pieces: list[Piece]) -> bool:
+    def _in_reasoning(self, pieces: list[OutputPiece]) -> bool:
         closing = self._reasoning.closing
         at = self._buffer.find(closing)
         before = self._buffer[: at if at >= 0 else start_of_partial(self._buffer, closing)]
-        thought = before.rstrip()
-        if thought:
-            pieces.append(Thought(thought))
+        text = before.rstrip()
+        if text:
+            pieces.append(ReasoningPiece(text))
         if at < 0:
-            self._buffer = self._buffer[len(thought) :]
+            self._buffer = self._buffer[len(text) :]
             return False
         self._buffer = self._buffer[at + len(closing) :]
         self._state = "closed"
         return True
 
-    def _in_answer(self, pieces: list[Piece]) -> bool:
+    def _in_answer(self, pieces: list[OutputPiece]) -> bool:
         closing = self._reasoning.answer_closing
         if not closing:
             size = len(self._buffer)

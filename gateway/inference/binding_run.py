@@ -1,7 +1,7 @@
-"""`POST /run`: what `env.AI.run` sends; any model, its own shape, without an envelope.
+"""`POST /run`: the request of a Worker's AI binding (`env.AI.run`): any model, native format, no envelope.
 
-The body is JSON, `{"inputs", "options"}`, or one input as it is (a stream, a form) with the others in the query. The
-binding has lost the name of that one: its kind and the model's task say which it was.
+The body is JSON, `{"inputs", "options"}`, or a single input as raw bytes (a stream or a form) with the other inputs in
+the query. The binding does not send the raw input's name: its media type and the model's task determine it.
 """
 
 from __future__ import annotations
@@ -15,78 +15,78 @@ from urllib.parse import parse_qsl
 
 from catalog.card import ModelCard
 from catalog.schemas import input_schema
-from gateway.call import Asked, Door
+from engine.protocol.api_format import ApiFormat
+from engine.protocol.tasks.registry import TASKS
+from gateway.call import Endpoint, ParsedRequest
 from gateway.errors import Reason, Refusal
 from gateway.http import binding, json_body
 from gateway.http.exchange import Exchange
 from gateway.http.multipart import parse_form
-from gateway.inference.run import RUN
+from gateway.inference.run import parse_native, require_object
 
-_RAW = ""  # where a raw input lies until it has a name
-_TEXT_INPUTS = {"text-generation": "prompt", "text-embeddings": "text"}
-_SOUND_TASKS = frozenset({"automatic-speech-recognition", "voice-activity-detection"})
+_RAW = ""  # key of the raw input until its name is known
 
 
 @dataclass(frozen=True)
-class _Raw:
-    """An input that came as the body itself."""
-
+class _RawInput:
     content_type: str
     data: bytes
 
 
-def open_body(exchange: Exchange, body: bytes) -> dict[str, Any]:
-    """The inputs, and the options as `ai/run` takes them. Raises Refusal."""
+def decode_body(exchange: Exchange, raw: bytes) -> dict[str, Any]:
+    """Return the inputs and options as `ai/run` receives them. Raises Refusal."""
     others = next((value for name, value in parse_qsl(exchange.query_string) if name == b"userInputs"), None)
     if others is None:
-        told = json_body.parse(body)
-        return _object(told.get("inputs"), "inputs") | {"options": _object(told.get("options") or {}, "options")}
-    if not body:
+        body = json_body.parse(raw)
+        inputs = require_object(body.get("inputs"), "inputs")
+        return inputs | {"options": require_object(body.get("options") or {}, "options")}
+    if not raw:
         raise Refusal(Reason.BODY_MISSING)
     inputs = json_body.parse(others) if others.strip() else {}
-    return inputs | {_RAW: _Raw((exchange.header(b"content-type") or b"").decode("latin-1"), body)}
+    return inputs | {_RAW: _RawInput((exchange.header(b"content-type") or b"").decode("latin-1"), raw)}
 
 
-def read(card: ModelCard, body: dict[str, Any]) -> Asked:
-    """What is asked, the body's one raw input put back under its name. Raises Refusal."""
+def _parse(card: ModelCard, body: dict[str, Any]) -> ParsedRequest:
     raw = body.get(_RAW)
-    if isinstance(raw, _Raw):
-        body |= _named(card, raw)
-    return RUN.read(card, {name: _plain(value) for name, value in body.items()})
+    if isinstance(raw, _RawInput):
+        body |= _named_inputs(card, raw)
+    return parse_native(card, {name: _unwrapped(value) for name, value in body.items()})
 
 
-def _object(value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise Refusal(Reason.INPUT_INVALID, f"Type mismatch of '/{name}', expected 'object'")
-    return value
-
-
-def _named(card: ModelCard, raw: _Raw) -> dict[str, Any]:
-    """A raw input under its name: a form's fields under theirs."""
+def _named_inputs(card: ModelCard, raw: _RawInput) -> dict[str, Any]:
+    """Return a raw input under its name, or the fields of a form. Raises Refusal."""
     kind = raw.content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        return _fields(raw)
-    if kind.startswith("text/") and card.task_slug in _TEXT_INPUTS:
-        return {_TEXT_INPUTS[card.task_slug]: raw.data.decode("utf-8", "replace")}
-    name = "audio" if kind.startswith("audio/") or card.task_slug in _SOUND_TASKS else "image"
+        return _form_fields(raw)
+    task = TASKS[card.task_slug]
+    if kind.startswith("text/") and task.text_field:
+        return {task.text_field: raw.data.decode("utf-8", "replace")}
+    name = "audio" if kind.startswith("audio/") else task.binary_field
     if not input_schema(card).has_field(name):
         raise Refusal(Reason.INPUT_INVALID, f"'/{name}' is not accepted: this model takes no {name} as its body")
     return {name: base64.b64encode(raw.data).decode("ascii")}
 
 
-def _fields(raw: _Raw) -> dict[str, Any]:
-    """A form's texts, and its files in base64."""
+def _form_fields(raw: _RawInput) -> dict[str, Any]:
+    """Return a form's texts, and its files in base64."""
     with tempfile.TemporaryDirectory(prefix="hearth-form-") as folder:
         form = parse_form(raw.data, raw.content_type, Path(folder))
         files = {name: base64.b64encode(path.read_bytes()).decode("ascii") for name, path in form.files.items()}
     return {**form.texts, **files}
 
 
-def _plain(value: Any) -> Any:
-    """An input as the AI SDK writes it, `{"body": base64, "contentType"}`, is its body."""
+def _unwrapped(value: Any) -> Any:
+    """Return the body of an input in the AI SDK's form `{"body": base64, "contentType"}`, and other values as is."""
     if isinstance(value, dict) and value.keys() == {"body", "contentType"} and isinstance(value["body"], str):
         return value["body"]
     return value
 
 
-BINDING_RUN = Door(is_openai=False, read=read, open_body=open_body, model_of=binding.model_of, takes_batches=True)
+BINDING_RUN = Endpoint(
+    ApiFormat.NATIVE,
+    "Run a model for a Worker's AI binding.",
+    _parse,
+    decode_body=decode_body,
+    find_model_name=binding.model_of,
+    accepts_batches=True,
+)

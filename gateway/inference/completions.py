@@ -1,6 +1,6 @@
-"""`POST A/ai/v1/completions`: texts are continued as they are, without a chat template, for OpenAI clients.
+"""`POST A/ai/v1/completions`: OpenAI's text completions, which continue texts without a chat template.
 
-A body has one prompt or a list of them, each a text or token ids; each prompt is a call of its own.
+A body has one prompt or a list of prompts, each a text or token ids; each prompt becomes a call of its own.
 """
 
 from __future__ import annotations
@@ -9,54 +9,47 @@ from typing import Any
 
 from catalog.card import ModelCard
 from catalog.schemas import input_schema
-from engine.protocol import openai
-from engine.protocol.completions import Completions, completions
+from engine.protocol.api_format import ApiFormat
+from engine.protocol.chat_completions import includes_usage
+from engine.protocol.completions import CompletionRenderer, read_completion_request
 from engine.protocol.fields import BadInput, boolean
-from engine.protocol.vllm_fields import refuse_unsupported
-from gateway.call import Asked, Call, Door
-from gateway.inference.text_models import check_is_text
-from gateway.shapes.completion import CompletionText
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.vllm_fields import reject_unsupported
+from gateway.call import Call, Endpoint, ParsedRequest
+from gateway.model_names import require_task
 
 MAX_PROMPTS = 128
-_ANY_TOKEN_ID = 1 << 31  # which ids a model has, its node knows
+_ANY_TOKEN_ID = 1 << 31  # the node checks ids against the model's vocabulary
 
 
-def read_completion(card: ModelCard, body: dict[str, Any], *, is_bare: bool) -> Asked:
-    """A text completion body, for this door and for models that take it natively."""
-    refuse_unsupported(body, "completions")
-    admitted = input_schema(card, "completions").coerce_and_validate(body)
-    asked = completions(admitted, context_window=card.context_window, vocab_size=_ANY_TOKEN_ID)
-    if len(asked.prompts) > MAX_PROMPTS:
+def parse_completion(card: ModelCard, body: dict[str, Any]) -> ParsedRequest:
+    """Parse a text completion body. Also used for models that accept one natively."""
+    reject_unsupported(body, "completions")
+    accepted = input_schema(card, "openai_completions").coerce_and_validate(body)
+    request = read_completion_request(accepted, context_window=card.context_window, vocab_size=_ANY_TOKEN_ID)
+    if len(request.prompts) > MAX_PROMPTS:
         raise BadInput(f"'/prompt' must have <= {MAX_PROMPTS} items")
-    first, *others = asked.tasks()
-    has_usage_chunk = openai.wants_usage_chunk(admitted)
-    echoes = _echoes(asked)
+    first, *others = request.tasks()
+    has_usage_chunk = includes_usage(accepted)
 
-    def make_shape(call: Call) -> CompletionText:
-        return CompletionText(
-            call.request_id,
+    def make_renderer(call: Call) -> CompletionRenderer:
+        return CompletionRenderer(
+            f"cmpl-{call.request_id}",
             int(call.started_at.timestamp()),
-            call.shown_model,
-            asked,
-            echoes=echoes,
+            call.requested_model,
+            request,
             has_usage_chunk=has_usage_chunk,
-            is_bare=is_bare,
         )
 
-    is_stream = boolean(admitted, "stream", False)
-    return Asked(first, is_stream, make_shape, lora=admitted.get("lora"), others=tuple(others))
+    is_stream = boolean(accepted, "stream", False)
+    return ParsedRequest(first, is_stream, make_renderer, lora=accepted.get("lora"), more_tasks=tuple(others))
 
 
-def _echoes(asked: Completions) -> list[str]:
-    """What the choices of each prompt begin with, beside what its task tells."""
-    if not asked.has_echo or asked.tasks_echo:
-        return [""] * len(asked.prompts)
-    return [str(prompt) for prompt in asked.prompts]
+def _parse(card: ModelCard, body: dict[str, Any]) -> ParsedRequest:
+    require_task(card, TextGeneration)
+    return parse_completion(card, body)
 
 
-def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
-    check_is_text(card)
-    return read_completion(card, body, is_bare=True)
-
-
-COMPLETIONS = Door(is_openai=True, read=_read, schemas=("openai_completions",))
+COMPLETIONS = Endpoint(
+    ApiFormat.OPENAI, "Continue texts without a chat template.", _parse, schemas=("openai_completions",)
+)

@@ -1,4 +1,4 @@
-"""`POST A/ai/v1/embeddings`: text embeddings for OpenAI clients, as floats or base64."""
+"""`POST A/ai/v1/embeddings`: OpenAI's embeddings, as floats or base64."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 from catalog.card import ModelCard
 from catalog.schemas import input_schema
-from engine.protocol import openai
-from gateway.call import Asked, Door
-from gateway.errors import Reason, Refusal
-from gateway.shapes.embeddings import OpenAIEmbeddings
+from engine.protocol.api_format import ApiFormat
+from engine.protocol.embeddings import EmbeddingsRenderer, read_embeddings_request
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
+from gateway.call import Endpoint, ParsedRequest
+from gateway.model_names import require_task
 
 
-def _read(card: ModelCard, body: dict[str, Any]) -> Asked:
-    if card.task_slug != "text-embeddings":
-        raise Refusal(Reason.MODEL_UNKNOWN, card.name)
-    admitted = input_schema(card, "openai").coerce_and_validate(body)
-    task, encoding = openai.text_embeddings(admitted)
-    return Asked(task, False, lambda call: OpenAIEmbeddings(call.shown_model, encoding))
+def _parse(card: ModelCard, body: dict[str, Any]) -> ParsedRequest:
+    require_task(card, TextEmbeddings)
+    accepted = input_schema(card, "openai_embeddings").coerce_and_validate(body)
+    task, encoding = read_embeddings_request(accepted)
+    return ParsedRequest(task, False, lambda call: EmbeddingsRenderer(call.requested_model, encoding))
 
 
-EMBEDDINGS = Door(is_openai=True, read=_read, schemas=("openai_embeddings",))
+EMBEDDINGS = Endpoint(ApiFormat.OPENAI, "Create embeddings of texts.", _parse, schemas=("openai_embeddings",))

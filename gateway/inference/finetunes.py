@@ -1,13 +1,11 @@
-"""Finetunes as the gateway uses them: which adapter a call means, from memory where it was looked up a moment ago; and
-the object store that uploads go to, opened when the first one comes.
+"""Fine-tunes: resolve the `lora` of a call to an adapter, cached for a second, and open the object store for uploads.
 
-While the database is away, what was found before still answers.
+While the database is unavailable, cached results remain valid.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from catalog import finetunes
@@ -16,17 +14,18 @@ from catalog.card import ModelCard
 from catalog.finetunes import Finetune, Limits
 from catalog.listed_finetunes import find_listed
 from catalog.registry import Registry
-from engine.protocol.tasks import Adapter
+from engine.protocol.tasks.text_generation import Adapter
 from gateway.errors import Reason, Refusal
 from storage.database import Database
 from storage.errors import StoreUnavailable
 from storage.objects import Objects
+from telemetry.bounded_cache import BoundedCache
 from telemetry.clock import Clock
 
-REMEMBERED_S = 1.0
-_MAX_REMEMBERED = 4096
-_MAX_UPLOADS = 8  # at once
-_MAX_BASES = 32  # remembered: some thousand names each
+CACHE_S = 1.0
+_MAX_CACHED = 4096
+_MAX_UPLOADS = 8  # concurrent
+_MAX_BASES = 32  # cached base models, with some thousand tensor names each
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class _Found:
 
 
 class Finetunes:
-    """`objects_url` "" takes no uploads."""
+    """Fine-tunes of all accounts. An empty `objects_url` disables uploads."""
 
     def __init__(self, database: Database, registry: Registry, objects_url: str, limits: Limits, clock: Clock) -> None:
         self.database = database
@@ -47,12 +46,12 @@ class Finetunes:
         self._objects: Objects | None = None
         self._clock = clock
         self._num_changes = 0
-        self._bases: OrderedDict[str, BaseModel] = OrderedDict()  # by revision, the least recently used first
-        self._found: OrderedDict[tuple[str, str], _Found] = OrderedDict()  # (account, reference), the oldest first
+        self._bases: BoundedCache[str, BaseModel] = BoundedCache(_MAX_BASES)  # by revision
+        self._found: BoundedCache[tuple[str, str], _Found] = BoundedCache(_MAX_CACHED)  # by (account, reference)
 
     @property
     def objects(self) -> Objects:
-        """Raises Refusal where there is no store."""
+        """The object store. Raises Refusal if none is configured."""
         if self._objects is None:
             if not self._objects_url:
                 raise Refusal(Reason.DEPENDENCY_DOWN)
@@ -60,7 +59,7 @@ class Finetunes:
         return self._objects
 
     async def adapter(self, account_id: str, reference: str, card: ModelCard) -> Adapter:
-        """What `lora` of a call to a model means. Raises Refusal, and StoreUnavailable when that cannot be known."""
+        """Return the adapter for the `lora` of a call to a model. Raises Refusal, StoreUnavailable."""
         finetune = await self._find(account_id, reference) or find_listed(reference)
         if finetune is None:
             raise Refusal(Reason.FINETUNE_UNKNOWN)
@@ -72,28 +71,27 @@ class Finetunes:
         return Adapter(finetune.manifest_name, finetune.revision)
 
     async def base(self, finetune: Finetune) -> BaseModel | None:
-        """What its files are held against when they come; None where too little is known of the model. Raises Refusal,
-        and StoreUnavailable."""
+        """Return the base model that uploaded files are checked against; None if it is unknown. Raises Refusal,
+        StoreUnavailable."""
         resolved = await self._registry.look_up(finetune.model)
         if resolved is None:
             return None
         revision = resolved.card.revision
-        if revision not in self._bases:
+        base = self._bases.get(revision)
+        if base is None:
             base = await read_base(self.objects, resolved.card)
-            if base is None:
-                return None
-            self._bases[revision] = base
-        self._bases.move_to_end(revision)
-        if len(self._bases) > _MAX_BASES:
-            self._bases.popitem(last=False)
-        return self._bases[revision]
+            if base is not None:
+                self._bases.put(revision, base)
+        return base
 
     def forget(self, account_id: str, finetune_id: str) -> None:
-        """It was made, brought a file or taken away through this gateway: who calls from now on is answered by that."""
+        """Drop cached results after this gateway changed a fine-tune."""
         self._num_changes += 1
-        for key, found in list(self._found.items()):
-            if key[0] == account_id or (found.finetune is not None and found.finetune.finetune_id == finetune_id):
-                del self._found[key]
+        self._found.remove_if(
+            lambda key, found: (
+                key[0] == account_id or (found.finetune is not None and found.finetune.finetune_id == finetune_id)
+            )
+        )
 
     async def _find(self, account_id: str, reference: str) -> Finetune | None:
         key, now_s = (account_id, reference), self._clock.monotonic_s()
@@ -108,11 +106,8 @@ class Finetunes:
                 raise
             return found.finetune
         if num_changes != self._num_changes:
-            return finetune  # it may be one of them, as it was before
-        self._found[key] = _Found(finetune, now_s + REMEMBERED_S)
-        self._found.move_to_end(key)
-        while len(self._found) > _MAX_REMEMBERED:
-            self._found.popitem(last=False)
+            return finetune  # a change during the lookup may have made this result stale
+        self._found.put(key, _Found(finetune, now_s + CACHE_S))
         return finetune
 
     async def close(self) -> None:

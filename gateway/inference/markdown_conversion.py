@@ -1,6 +1,6 @@
-"""Files to Markdown: what came in a form or in JSON -> the rows of the answer, a file that cannot be read among them.
+"""Conversion of files to Markdown: files from a form or from JSON in, one row for each file out.
 
-Whatever a file holds is read in a process of its own (`documents.worker`); here it is only bytes.
+The content of files is parsed in a sandboxed process (`documents.worker`); here it is only bytes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from storage.columns import uuid7
 FIELDS = frozenset({"files", "files[]"})
 MAX_FILES = 50
 MAX_NAME = 255
-MAX_WAITING = 200  # files, of all calls of this process: more are refused rather than held in memory
-MAX_BODIES = 64  # of calls at once, while they are read too
-_NO_IMAGE_MODEL = "no model that describes images is published here"
+MAX_WAITING = 200  # files of all requests in memory
+MAX_BODIES = 64  # concurrent requests
+_NO_IMAGE_MODEL = "images are not supported: no image description model is published"
 
 
 @dataclass(frozen=True)
 class Document:
-    """One file as it came: its sender's word on its name and media type."""
+    """One file, with the name and media type that the client claims."""
 
     name: str
     media_type: str
@@ -38,15 +38,15 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What one call asks for."""
+class Conversion:
+    """A request to convert files."""
 
     documents: tuple[Document, ...]
     options: Options
 
 
 class Documents:
-    """Turns files into Markdown for all calls of this process."""
+    """Converts files for all requests of this process."""
 
     def __init__(self, converter: Converter, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -56,7 +56,7 @@ class Documents:
 
     @contextlib.contextmanager
     def room(self) -> Iterator[None]:
-        """Room for one call's body and what becomes of it. Raises Refusal when there is none."""
+        """Count one request while the block runs. Raises Refusal if there are too many."""
         if self._num_bodies >= MAX_BODIES:
             raise Refusal(Reason.OUT_OF_CAPACITY)
         self._num_bodies += 1
@@ -65,16 +65,16 @@ class Documents:
         finally:
             self._num_bodies -= 1
 
-    async def convert(self, ask: Ask) -> list[dict[str, Any]]:
-        """One row for each file, in their order; a file that cannot be read is a row that says why. Raises Refusal
-        when too many files wait already."""
-        num_files = len(ask.documents)
+    async def convert(self, conversion: Conversion) -> list[dict[str, Any]]:
+        """Return one row for each file, in order, with an error for a file that cannot be read. Raises Refusal if too
+        many files are waiting."""
+        num_files = len(conversion.documents)
         if self._num_waiting + num_files > MAX_WAITING:
             raise Refusal(Reason.OUT_OF_CAPACITY)
         self._num_waiting += num_files
         try:
             async with asyncio.TaskGroup() as jobs:
-                rows = [jobs.create_task(self._row(document, ask.options)) for document in ask.documents]
+                rows = [jobs.create_task(self._row(document, conversion.options)) for document in conversion.documents]
             return [row.result() for row in rows]
         finally:
             self._num_waiting -= num_files
@@ -97,23 +97,23 @@ class Documents:
         await self._converter.close()
 
 
-def supported() -> list[dict[str, str]]:
-    """Every extension that is converted, with its media type."""
+def supported_types() -> list[dict[str, str]]:
+    """Return the supported file extensions with their media types."""
     return [{"extension": each, "mimeType": kind.media_type} for kind in KINDS for each in kind.extensions]
 
 
-def ask_of_form(form: multipart.Form) -> Ask:
-    """From the fields of a form: `files` or `files[]`, and `conversionOptions`. Raises Refusal."""
+def read_form(form: multipart.Form) -> Conversion:
+    """Read a form with `files` or `files[]`, and `conversionOptions`. Raises Refusal."""
     text = form.texts.get("conversionOptions", "")
     given = json_body.parse(text.encode()) if text.strip() else None
     documents = tuple(
         Document(part.file_name, part.media_type, part.content.getvalue()) for part in form.parts
     )  # fmt: skip
-    return _ask(documents, given, "files")
+    return _conversion(documents, given, "files")
 
 
-def ask_of_json(body: dict[str, Any]) -> Ask:
-    """From `{"files": [{"name", "mimeType", "data": base64}], "options"}`, as a Worker's binding sends it. Raises
+def read_json(body: dict[str, Any]) -> Conversion:
+    """Read `{"files": [{"name", "mimeType", "data": base64}], "options"}`, as a Worker's binding sends it. Raises
     Refusal."""
     files = body.get("files")
     if isinstance(files, dict):
@@ -123,10 +123,10 @@ def ask_of_json(body: dict[str, Any]) -> Ask:
     if len(files) > MAX_FILES:
         raise Refusal(Reason.INPUT_INVALID, f"'/files' must have <= {MAX_FILES} items")
     documents = tuple(_document(each, f"/files/{i}") for i, each in enumerate(files))
-    return _ask(documents, body.get("options"), "files")
+    return _conversion(documents, body.get("options"), "files")
 
 
-def _ask(documents: Sequence[Document], given: Any, field: str) -> Ask:
+def _conversion(documents: Sequence[Document], given: Any, field: str) -> Conversion:
     if not documents:
         raise Refusal(Reason.INPUT_INVALID, f"'/{field}' must have >= 1 items")
     if len(documents) > MAX_FILES:
@@ -135,7 +135,7 @@ def _ask(documents: Sequence[Document], given: Any, field: str) -> Ask:
         if not document.name or len(document.name) > MAX_NAME or not document.name.isprintable():
             raise Refusal(Reason.INPUT_INVALID, f"a file's name must be 1 to {MAX_NAME} printable characters")
     try:
-        return Ask(tuple(documents), parse_options(given))
+        return Conversion(tuple(documents), parse_options(given))
     except ValueError as error:
         raise Refusal(Reason.INPUT_INVALID, str(error)) from None
 
@@ -154,8 +154,8 @@ def _document(given: Any, path: str) -> Document:
 
 
 def _shown_type(document: Document, kind: Kind | None) -> str:
-    said = document.media_type.partition(";")[0].strip().lower()
-    return kind.media_type if kind is not None else said[:MAX_NAME] or "application/octet-stream"
+    claimed = document.media_type.partition(";")[0].strip().lower()
+    return kind.media_type if kind is not None else claimed[:MAX_NAME] or "application/octet-stream"
 
 
 def _error(why: str) -> dict[str, str]:

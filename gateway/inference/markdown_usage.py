@@ -1,7 +1,4 @@
-"""The usage entry of a call that turned files into Markdown: what came, what went, how long it took. It costs nothing.
-
-Knows no file's content, and not who reads it.
-"""
+"""The usage entry of a conversion to Markdown: bytes in and out, and the duration. Conversions are free."""
 
 from __future__ import annotations
 
@@ -9,26 +6,26 @@ import asyncio
 from datetime import datetime
 from typing import Any
 
-from gateway.inference.markdown_conversion import Ask
+from gateway.inference.markdown_conversion import Conversion
 from tenants.credentials.principal import Principal
 from tenants.usage.usage_entries import UsageEntry
 
+# The name in limits and usage, also in place of a model.
 TASK = "to-markdown"
-"""What limits and usage call it; it stands for the model too, for it runs none."""
 
 
-def entry_of(
+def conversion_entry(
     request_id: str,
     principal: Principal,
-    ask: Ask,
+    conversion: Conversion,
     job: asyncio.Task[list[dict[str, Any]]],
     *,
     pop: str,
     started_at: datetime,
     duration_ms: float,
 ) -> UsageEntry:
-    """Of a conversion that has ended: `stop`, `client_left` where it was ended, or `refused` as a whole. It started
-    when the call's files were all here."""
+    """Return the entry of a conversion that has ended, with status `stop`, `client_left` or `refused`. `started_at` is
+    when all files had arrived."""
     failed = job.cancelled() or job.exception() is not None
     rows = [] if failed else job.result()
     texts = [str(row["data"]) for row in rows if "data" in row]
@@ -51,7 +48,7 @@ def entry_of(
         attempts=1,
         micro_neurons=0,
         is_stream=False,
-        bytes_in=sum(len(document.data) for document in ask.documents),
+        bytes_in=sum(len(document.data) for document in conversion.documents),
         bytes_out=sum(len(text.encode()) for text in texts),
         is_useful=bool(texts),
     )

@@ -1,14 +1,13 @@
-"""`A/ai/v1/responses/{id}`: a response told again, whole or as events, its input, its cancellation and its end, while
-responses are kept.
+"""`A/ai/v1/responses/{id}`: retrieve, stream, cancel and delete stored responses.
 
-What is kept, for how long and under which key is `kept/responses.py`'s, how one in the background stands
-`batches/background.py`'s; whose it is says the account in the path.
+Storage is in `jobs/response_store.py`, the status of background responses in `jobs/background_responses.py`. Responses
+belong to the account in the path.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -16,71 +15,86 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from gateway import envelope
-from gateway.call import Record
+from gateway.call import StoredRecord
 from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange
-from gateway.jobs import background_responses as background
-from gateway.management.objects import invalid, is_true, principal_of, whole_number
+from gateway.jobs import background_responses
+from gateway.management.endpoint import Count, invalid, principal_of, takes_query
+from gateway.openapi.operation import describe
 from gateway.services import Services
 
 _RESPONSE_ID = re.compile(r"resp_[0-9a-f]{32}")
-_DEFAULT_LIMIT, _MAX_LIMIT = 20, 100
+_STREAMED = {
+    "application/json": {"schema": {"type": "object"}},
+    "text/event-stream": {"schema": {"type": "string"}},
+}
 
 
-async def get(services: Services, request: Request) -> Response:
-    """The response as it was answered, or as far as it is when it runs in the background; with `stream` as events."""
+class ResponseQuery(msgspec.Struct, frozen=True):
+    """Query parameters of a stored response."""
+
+    stream: bool = False
+    starting_after: Count | None = None
+
+
+class InputItemsQuery(msgspec.Struct, frozen=True):
+    """Query parameters of the list of input items."""
+
+    limit: Annotated[int, msgspec.Meta(ge=1, le=100)] = 20
+    order: Literal["asc", "desc"] = "desc"
+    after: str = ""
+
+
+@describe(content=_STREAMED)
+@takes_query(ResponseQuery)
+async def get(services: Services, request: Request, query: ResponseQuery) -> Response:
+    """Return a stored response with its current status; with `stream`, its events."""
     record = await _find(services, request)
-    after = whole_number(request, "starting_after", -1)
-    if is_true(request, "stream"):
-        return _Events(services, request, after)
+    if query.stream:
+        return _Events(services, request, -1 if query.starting_after is None else query.starting_after)
     account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
-    return _bare(envelope.encode(await background.now(services, account_id, response_id, record)))
+    return _bare(envelope.encode(await background_responses.current(services, account_id, response_id, record)))
 
 
 async def cancel(services: Services, request: Request) -> Response:
-    """End a response that runs in the background; one that is over already stays as it is."""
+    """Cancel a background response. A response that has ended is returned unchanged."""
     record = await _find(services, request)
     account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
     if not msgspec.json.decode(record.response)["background"]:
         raise invalid(
             "only a response that was created with 'background' can be cancelled: close its connection instead"
         )
-    await background.cancel(services, account_id, response_id)
+    await background_responses.cancel(services, account_id, response_id)
     record = await _find(services, request)
-    return _bare(envelope.encode(await background.now(services, account_id, response_id, record)))
+    return _bare(envelope.encode(await background_responses.current(services, account_id, response_id, record)))
 
 
-async def list_input(services: Services, request: Request) -> Response:
-    """The items of its own input, the last first unless `order` is asc."""
+@takes_query(InputItemsQuery)
+async def list_input(services: Services, request: Request, query: InputItemsQuery) -> Response:
+    """List the items of the response's own input, the last first unless `order` is asc."""
     record = await _find(services, request)
-    order = request.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise Refusal(Reason.QUERY_INVALID, "the query parameter 'order' must be asc or desc")
-    limit = whole_number(request, "limit", _DEFAULT_LIMIT)
-    if not 1 <= limit <= _MAX_LIMIT:
-        raise Refusal(Reason.QUERY_INVALID, f"the query parameter 'limit' must be from 1 to {_MAX_LIMIT}")
     items: list[dict[str, Any]] = msgspec.json.decode(record.input_items)
-    if order == "desc":
+    if query.order == "desc":
         items.reverse()
-    rest = _after(items, request.query_params.get("after", ""))
-    page = rest[:limit]
+    rest = _after(items, query.after)
+    page = rest[: query.limit]
     ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-    return _bare(envelope.encode({"object": "list", "data": page, **ends, "has_more": len(rest) > limit}))
+    return _bare(envelope.encode({"object": "list", "data": page, **ends, "has_more": len(rest) > query.limit}))
 
 
 async def delete(services: Services, request: Request) -> Response:
-    """Keep it no more: neither it nor what went before can be gone on from. One that is still to be finished has to be
-    cancelled first."""
+    """Delete a stored response; later requests cannot continue from it. An unfinished response must be cancelled
+    first."""
     record = await _find(services, request)
     account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
-    if not background.is_over(await background.now(services, account_id, response_id, record)):
+    if not background_responses.is_final(await background_responses.current(services, account_id, response_id, record)):
         raise invalid("a response that is not finished cannot be deleted: cancel it first")
-    await services.responses.forget(account_id, response_id)
+    await services.stored_responses.delete(account_id, response_id)
     return _bare(envelope.encode({"id": response_id, "object": "response", "deleted": True}))
 
 
 class _Events(Response):
-    """The events of a response as it comes to have them. It holds a place as a call does."""
+    """Streams the events of a response as they come. Holds a concurrency slot like a call."""
 
     def __init__(self, services: Services, request: Request, after: int) -> None:
         super().__init__()
@@ -93,22 +107,26 @@ class _Events(Response):
         exchange: Exchange = scope["hearth.exchange"]
         exchange.has_started = False
         ids = self._request.path_params
-        with self._services.admission.enter(principal_of(self._request).account_id) as place:
-            await background.stream(self._services, exchange, place, ids["response_id"], ids["account_id"], self._after)
+        with self._services.admission.enter(principal_of(self._request).account_id) as slot:
+            await background_responses.stream(
+                self._services, exchange, slot, ids["response_id"], ids["account_id"], self._after
+            )
 
 
-async def _find(services: Services, request: Request) -> Record:
-    """Raises Refusal for what is not kept, or not this account's; StoreUnavailable."""
+async def _find(services: Services, request: Request) -> StoredRecord:
+    """Return the stored response. Raises Refusal if this account has none with this id; StoreUnavailable."""
     account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
-    found = await services.responses.find(account_id, response_id) if _RESPONSE_ID.fullmatch(response_id) else None
-    if found is None:
-        is_kept = not principal_of(request).residency.is_zero_retention
-        raise Refusal(Reason.RESPONSE_UNKNOWN, "" if is_kept else ": nothing of this account's calls is kept")
-    return found
+    record = None
+    if _RESPONSE_ID.fullmatch(response_id):
+        record = await services.stored_responses.find(account_id, response_id)
+    if record is None:
+        has_storage = not principal_of(request).residency.is_zero_retention
+        raise Refusal(Reason.RESPONSE_UNKNOWN, "" if has_storage else ": this account has zero data retention")
+    return record
 
 
 def _after(items: list[dict[str, Any]], item_id: str) -> list[dict[str, Any]]:
-    """Those behind the item with this id; all where none is named, and none where it is not there."""
+    """Return the items after the one with this id; all if the id is empty, none if it is unknown."""
     if not item_id:
         return items
     ids = [item["id"] for item in items]

@@ -1,7 +1,7 @@
-"""OpenAI responses that run in the background: queued as a batch of one, asked for, followed, and cancelled.
+"""Background responses: queued as a batch of one, retrieved, streamed and cancelled.
 
-What is kept of one says `queued` until it is finished; how it stands meanwhile, and why it failed, its batch says. The
-answer of a worker replaces what is kept. Knows no routes.
+A stored background response has status `queued` until it has finished; its batch has the current status and the reason
+of a failure. The worker's result replaces the stored response. Knows no routes.
 """
 
 from __future__ import annotations
@@ -13,43 +13,59 @@ from typing import Any
 
 import msgspec
 
-from catalog.registry import Resolved
-from gateway.admission import Place
-from gateway.call import Record
+from engine.protocol.api_format import ApiFormat
+from gateway import envelope
+from gateway.admission import ConcurrencySlot
+from gateway.call import StoredRecord
 from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange
-from gateway.jobs.batch_request import Queue, Request
+from gateway.inference import response_replay
+from gateway.inference.response_renderer import error_event, request_id_of, response_id_of
+from gateway.jobs.batch_request import QueuedBatch, Request
+from gateway.preparation import PreparedRequest
+from gateway.request_context import RequestContext
 from gateway.services import Services
-from gateway.shapes import response_replay
-from gateway.shapes.response import error_event, request_id_of, response_id_of
-from tenants.credentials.principal import Principal
 from tenants.jobs import batches
 from tenants.jobs.batches import BatchState
 
-POLL_S = 0.2
-_ERRORS = {3040: "rate_limit_exceeded", 971: "rate_limit_exceeded", 3036: "rate_limit_exceeded"}
-_OF_INPUT = range(5000, 6000)  # codes that say that the request is at fault
+POLL_INTERVAL_S = 0.2
+_ERROR_CODES = {3040: "rate_limit_exceeded", 971: "rate_limit_exceeded", 3036: "rate_limit_exceeded"}
+_INPUT_ERRORS = range(5000, 6000)
 
 _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
-async def begin(
-    services: Services, principal: Principal, resolved: Resolved, request_id: str, body: Request, record: Record
-) -> None:
-    """Queue a response, of which `record` says so. Raises Refusal, StoreError."""
-    account_id, response_id = principal.account_id, response_id_of(request_id)
-    if not services.responses.keeps_any:
-        raise Refusal(Reason.INPUT_INVALID, "'/background' is not supported: responses are not kept here")
-    await services.responses.begin(account_id, response_id, record, services.settings.batches.deadline_s)
+async def start(context: RequestContext, exchange: Exchange, body: Request, request: PreparedRequest) -> None:
+    """Queue a background response, and send it with status `queued`, or stream it if the request asks for a stream.
+
+    Raises Refusal, StoreError.
+    """
+    services, response_id = context.services, response_id_of(context.request_id)
+    record = request.parsed.make_record(request.calls[0], None)
+    await _queue(context, response_id, body, record)
+    if request.parsed.is_stream:
+        await stream(services, exchange, context.slot, response_id, context.account_id)
+        return
+    is_enveloped = context.endpoint.api_format is ApiFormat.NATIVE
+    await exchange.send_json(200, envelope.wrap(record.response) if is_enveloped else record.response, [])
+
+
+async def _queue(context: RequestContext, response_id: str, body: Request, record: StoredRecord) -> None:
+    services, account_id = context.services, context.account_id
+    if not services.stored_responses.is_enabled:
+        raise Refusal(Reason.INPUT_INVALID, "'/background' is not supported: this platform does not store responses")
+    deadline_s = services.settings.batches.deadline_s
+    await services.stored_responses.store_queued(account_id, response_id, record, deadline_s)
     try:
-        await services.batches.submit(Queue([body]), request_id, principal, resolved, "response")
+        batch = QueuedBatch([body])
+        await services.batches.submit(batch, context.request_id, context.principal, context.model, "response")
     except BaseException:
-        await services.responses.forget(account_id, response_id)
+        await services.stored_responses.delete(account_id, response_id)
         raise
 
 
-async def now(services: Services, account_id: str, response_id: str, record: Record) -> dict[str, Any]:
-    """A response that is kept, as it stands. Raises Refusal for one whose end is not kept, StoreUnavailable."""
+async def current(services: Services, account_id: str, response_id: str, record: StoredRecord) -> dict[str, Any]:
+    """Return a stored response with its current status. Raises Refusal if its result has expired, StoreUnavailable."""
     response = _decode(record.response)
     if not response["background"]:
         return response
@@ -65,64 +81,63 @@ async def now(services: Services, account_id: str, response_id: str, record: Rec
         return response
     if not state.is_finished:
         return response | {"status": "in_progress"} if state.is_started else response
-    return await _answered(services, account_id, batch_id, state, response)
+    return await _result(services, account_id, batch_id, state, response)
 
 
-async def _answered(
+async def _result(
     services: Services, account_id: str, batch_id: str, state: BatchState, response: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a worker wrote down of a response that is kept no other way: why it failed, or one that is too long."""
+    """Return the response from the worker's result: one that failed, or that is too long to be stored otherwise."""
     sealed = await batches.answers(services.database, account_id, batch_id, 0, state.num_requests)
     if not sealed:
         raise Refusal(Reason.RESPONSE_UNKNOWN)
     try:
-        item = _decode(services.batches.opened(account_id, sealed[0]))
+        item = _decode(services.batches.decrypt(account_id, sealed[0]))
     except (ValueError, msgspec.MsgspecError):
         raise Refusal(Reason.RESPONSE_UNKNOWN) from None
     if item["success"]:
         result: dict[str, Any] = item["result"]
         return result
     (error,) = item["errors"]
-    kind = "invalid_prompt" if error["code"] in _OF_INPUT else _ERRORS.get(error["code"], "server_error")
+    kind = "invalid_prompt" if error["code"] in _INPUT_ERRORS else _ERROR_CODES.get(error["code"], "server_error")
     return response | {"status": "failed", "error": {"code": kind, "message": error["message"]}}
 
 
 async def cancel(services: Services, account_id: str, response_id: str) -> None:
-    """Ask for the end of a response that is not finished; its worker hears of it within moments. Raises
-    StoreUnavailable."""
+    """Cancel a response that is not finished; its worker stops within CANCEL_INTERVAL_S. Raises StoreUnavailable."""
     batch_id = request_id_of(response_id)
     await batches.cancel(services.database, account_id, batch_id, services.clock.now())
-    await services.batches.ring(batch_id)
+    await services.batches.wake_workers(batch_id)
 
 
-def is_over(response: dict[str, Any]) -> bool:
-    """Whether nothing of it will change."""
+def is_final(response: dict[str, Any]) -> bool:
+    """Return True if the response will not change any more."""
     return response["status"] not in ("queued", "in_progress")
 
 
 async def stream(
-    services: Services, exchange: Exchange, place: Place, response_id: str, account_id: str, after: int = -1
+    services: Services, exchange: Exchange, slot: ConcurrencySlot, response_id: str, account_id: str, after: int = -1
 ) -> None:
-    """Answer with the events of a response that is kept, as it comes to have them. `place` is the request's own. Raises
-    Refusal and StoreUnavailable before anything is sent."""
+    """Stream the events of a stored response as they come, after sequence number `after`. `slot` is that of this
+    request. Raises Refusal and StoreUnavailable before anything is sent."""
 
-    async def look() -> dict[str, Any]:
-        record = await services.responses.find(account_id, response_id)
+    async def read() -> dict[str, Any]:
+        record = await services.stored_responses.find(account_id, response_id)
         if record is None:
             raise Refusal(Reason.RESPONSE_UNKNOWN)
-        return await now(services, account_id, response_id, record)
+        return await current(services, account_id, response_id, record)
 
-    left = asyncio.Event()
+    is_ended = asyncio.Event()  # the client disconnected, or the gateway shuts down
     until_s = asyncio.get_running_loop().time() + services.settings.call_timeout_s
-    await look()
+    await read()
     exchange.error_frame = error_event
-    exchange.on_disconnect(left.set)
-    place.stop = left.set
+    exchange.on_disconnect(is_ended.set)
+    slot.stop = is_ended.set
     try:
         await exchange.start_stream(services.settings.client_stall_timeout_s)
-        async for frames in follow(look, after=after, until_s=until_s, left=left):
+        async for frames in follow(read, after=after, until_s=until_s, is_ended=is_ended):
             await exchange.write(frames)
-        if left.is_set():
+        if is_ended.is_set():
             raise Refusal(Reason.ABORTED)
         await exchange.end_stream(is_whole=True)
     finally:
@@ -130,28 +145,27 @@ async def stream(
 
 
 async def follow(
-    look: Callable[[], Awaitable[dict[str, Any]]], *, after: int, until_s: float, left: asyncio.Event
+    read: Callable[[], Awaitable[dict[str, Any]]], *, after: int, until_s: float, is_ended: asyncio.Event
 ) -> AsyncIterator[bytes]:
-    """The events of a response with numbers above `after`, as it comes to have them. `look` gives the response as it
-    stands. Ends early, with nothing more, when `left` is set. Raises Refusal when it takes longer than until the loop's
-    `until_s`."""
+    """Yield the frames of a response's events with numbers above `after`, as they come. `read` returns the current
+    response. Ends when `is_ended` is set. Raises Refusal at the event-loop time `until_s`."""
     loop = asyncio.get_running_loop()
-    response = await look()
-    is_told = False
-    while not left.is_set():
+    response = await read()
+    has_opened = False
+    while not is_ended.is_set():
         events = []
-        if not is_told:
-            events, is_told = response_replay.opening(response), True
-        if is_over(response):
+        if not has_opened:
+            events, has_opened = response_replay.opening(response), True
+        if is_final(response):
             events += response_replay.rest(response)
         frames = [response_replay.frame(event) for event in events if event["sequence_number"] > after]
         if frames:
             yield b"".join(frames)
-        if is_over(response):
+        if is_final(response):
             return
         if loop.time() > until_s:
             raise Refusal(Reason.TIMEOUT)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_S):
-                await left.wait()
-        response = await look()
+            async with asyncio.timeout(POLL_INTERVAL_S):
+                await is_ended.wait()
+        response = await read()

@@ -1,7 +1,7 @@
-"""What a body of `ai/run` asks about batches: to queue requests, to run them now, or how a queued batch stands. Pure.
+"""Batches in the body of `ai/run`: several requests to queue or to run now, or the poll of a queued batch. Pure.
 
-A run in the background is a batch, with or without a webhook that its answers go to. Each request of a batch is
-admitted by its own when it is run: here only what they have in common is looked at.
+A background run is a batch of one, with or without a webhook for its response. Each request is validated when it runs;
+only the fields that all of them share are read here.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from catalog.card import ModelCard
-from gateway.call import CHARACTERS_PER_TOKEN
+from engine.protocol.tasks.registry import TASKS
+from engine.protocol.tasks.task import CHARACTERS_PER_TOKEN
 from gateway.errors import Reason, Refusal
-from gateway.jobs.webhook import Webhook, webhook_in
+from gateway.jobs.webhook import Webhook, read_webhook
 
 MAX_REFERENCE_CHARACTERS = 512
-MAX_NOW = 100  # requests that are run while the client waits
+MAX_SYNCHRONOUS = 100  # requests of a batch that runs while the client waits
 CHUNK_REQUESTS = 64
 CHUNK_TOKENS = 32_768
 
@@ -30,70 +31,75 @@ Request = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Queue:
-    """Run these some time, and keep the answers; send them to the webhook too."""
+class QueuedBatch:
+    """Requests to run later. The results are stored, and sent to the webhook, if there is one."""
 
     requests: list[Request]
     webhook: Webhook | None = None
 
 
 @dataclass(frozen=True)
-class RunNow:
-    """Run these while the client waits."""
+class SynchronousBatch:
+    """Requests to run while the client waits."""
 
     requests: list[Request]
 
 
 @dataclass(frozen=True)
-class Poll:
-    """How does this batch stand, and what are its answers?"""
+class BatchPoll:
+    """Asks for the status and the results of a queued batch."""
 
     batch_id: str
 
 
-def options_in(query: bytes, body: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a run, from the query or from the body's own `options`."""
+def read_options(query: bytes, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a run, from the query and the body's `options`; the latter take precedence."""
     options = dict(parse_qsl(query.decode("ascii", "replace"))) if query else {}
     inner = body.get("options")
     return options | inner if isinstance(inner, dict) else options
 
 
-def rejects_if_busy(options: Mapping[str, Any]) -> bool:
-    """Whether a call would rather be refused than wait for its turn."""
-    return _is_true(options.get("rejectIfBusy"))
+def rejects_if_busy(query: bytes, raw: bytes, body: Mapping[str, Any]) -> bool:
+    """Return True if the request shall be refused rather than wait for a free node. `raw` is the body's text."""
+    if b"rejectIfBusy" not in raw and b"rejectIfBusy" not in query:
+        return False
+    return _is_true(read_options(query, body).get("rejectIfBusy"))
 
 
-def asked_of(options: Mapping[str, Any], body: Mapping[str, Any], max_requests: int) -> Queue | RunNow | Poll | None:
-    """None for a body that is one plain call. Raises Refusal."""
+def read_batch(
+    query: bytes, body: Mapping[str, Any], max_requests: int
+) -> QueuedBatch | SynchronousBatch | BatchPoll | None:
+    """Return the batch or poll in a request; None for a single request that runs now. Raises Refusal."""
+    options = read_options(query, body)
     is_background = _is_true(options.get("background"))
     is_queued = is_background or _is_true(options.get("queueRequest"))
-    webhook = webhook_in(options, is_background=is_background, is_single="requests" not in body)
+    webhook = read_webhook(options, is_background=is_background, is_single="requests" not in body)
     if "requests" in body:
-        is_large = is_queued and webhook is None  # what is sent is sent in one piece
-        requests = _requests_in(body["requests"], max_requests if is_large else min(MAX_NOW, max_requests))
-        return Queue(requests, webhook) if is_queued else RunNow(requests)
+        is_large = is_queued and webhook is None  # a webhook receives all results in one body
+        requests = _read_requests(body["requests"], max_requests if is_large else min(MAX_SYNCHRONOUS, max_requests))
+        return QueuedBatch(requests, webhook) if is_queued else SynchronousBatch(requests)
     if "request_id" in body and (is_queued or body.keys() <= {"request_id", "options"}):
         batch_id = body["request_id"]
         if not isinstance(batch_id, str):
             raise Refusal(Reason.INPUT_INVALID, "Type mismatch of '/request_id', expected 'string'")
         if not _BATCH_ID.fullmatch(batch_id):
             raise Refusal(Reason.BATCH_UNKNOWN)
-        return Poll(batch_id)
+        return BatchPoll(batch_id)
     if not is_queued:
         return None
     if not all(value is None or isinstance(value, _JSON_TYPES) for value in body.values()):
         name = "background" if is_background else "queueRequest"
-        raise Refusal(Reason.INPUT_INVALID, f"'/options/{name}' is for inputs that come as JSON")
-    return Queue(_requests_in([dict(body)], 1), webhook)
+        raise Refusal(Reason.INPUT_INVALID, f"'/options/{name}' supports JSON inputs only")
+    return QueuedBatch(_read_requests([dict(body)], 1), webhook)
 
 
-def call_of(request: Request) -> Request:
-    """The body of the call that a request of a batch is. Nobody could listen to a stream."""
+def call_body(request: Request) -> Request:
+    """Return the body of the call for a request of a batch, without the fields of the batch. Batches do not stream."""
     return {name: value for name, value in request.items() if name not in ("external_reference", "stream", "options")}
 
 
 def chunks_of(requests: list[Request], card: ModelCard) -> list[tuple[int, list[Request], int]]:
-    """(number of the first, requests, tokens guessed) of what is taken together, in order."""
+    """Return (number of the first request, requests, estimated tokens) of each chunk, in order."""
     chunks: list[tuple[int, list[Request], int]] = []
     chunk: list[Request] = []
     cost = first = 0
@@ -109,16 +115,13 @@ def chunks_of(requests: list[Request], card: ModelCard) -> list[tuple[int, list[
 
 
 def _cost_of(request: Request, card: ModelCard) -> int:
-    """Tokens, guessed from a request that nobody has admitted yet."""
-    answer = 0
-    if card.task_slug == "text-generation":
-        asked = [request.get(name) for name in ("max_tokens", "max_completion_tokens")]
-        answer = next((n for n in asked if type(n) is int and 0 < n <= card.context_window), card.default_max_tokens)
-    return 1 + answer + _num_characters(request) // CHARACTERS_PER_TOKEN
+    """Return the estimated tokens of a request that has not been validated."""
+    completion_tokens = TASKS[card.task_slug].estimate_completion_tokens(request, card)
+    return 1 + completion_tokens + _num_characters(request) // CHARACTERS_PER_TOKEN
 
 
 def _num_characters(request: Request) -> int:
-    """Of all texts in it; the bodies' guard has bounded how deep they lie."""
+    """Return the total length of all strings in a request, whose nesting is already bounded."""
     found = 0
     stack: list[Any] = [request]
     while stack:
@@ -132,7 +135,7 @@ def _num_characters(request: Request) -> int:
     return found
 
 
-def _requests_in(value: Any, max_requests: int) -> list[Request]:
+def _read_requests(value: Any, max_requests: int) -> list[Request]:
     if not isinstance(value, list):
         raise Refusal(Reason.INPUT_INVALID, "Type mismatch of '/requests', expected 'array'")
     if not 1 <= len(value) <= max_requests:
@@ -142,11 +145,11 @@ def _requests_in(value: Any, max_requests: int) -> list[Request]:
             raise Refusal(Reason.INPUT_INVALID, f"Type mismatch of '/requests/{number}', expected 'object'")
         reference = request.get("external_reference")
         if reference is not None and not (isinstance(reference, str) and len(reference) <= MAX_REFERENCE_CHARACTERS):
-            limit = f"must be a text of at most {MAX_REFERENCE_CHARACTERS} characters"
+            limit = f"must be a string of at most {MAX_REFERENCE_CHARACTERS} characters"
             raise Refusal(Reason.INPUT_INVALID, f"'/requests/{number}/external_reference' {limit}")
     return value
 
 
 def _is_true(value: Any) -> bool:
-    """Options come as booleans or as texts; a client's `undefined` is none."""
+    """Options are booleans or strings; clients send `undefined` for omitted ones."""
     return value is True or (isinstance(value, str) and value.lower() in _TRUE)

@@ -1,4 +1,4 @@
-"""How the answers of a batch look: each request's own, and all of them together. Pure."""
+"""Results of batches: the item of each request, and the body of all of them. Pure."""
 
 from __future__ import annotations
 
@@ -6,26 +6,22 @@ from collections.abc import Iterable
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from gateway import envelope
 from gateway.errors import Refusal
 
-
-class _Enveloped(Struct):
-    result: msgspec.Raw
-
-
-_decode = msgspec.json.Decoder(_Enveloped).decode
+# Start of the body without and with an envelope; the ends are `bare_tail` and `tail`.
+BARE_HEAD = b'{"responses":['
+HEAD = b'{"result":' + BARE_HEAD
 
 
-def answered(number: int, reference: str | None, body: bytes) -> bytes:
-    """A request's answer, from the enveloped one of the call that it is."""
-    return envelope.encode(_item(number, reference, result=_decode(body).result, success=True))
+def successful_item(number: int, reference: str | None, body: bytes) -> bytes:
+    """Return the item of a request whose response is `body`."""
+    return envelope.encode(_item(number, reference, result=msgspec.Raw(body), success=True))
 
 
-def refused(number: int, reference: str | None, refusal: Refusal) -> bytes:
-    """What a request was refused for."""
+def failed_item(number: int, reference: str | None, refusal: Refusal) -> bytes:
+    """Return the item of a request that was refused."""
     errors = [envelope.error_entry(refusal)]
     return envelope.encode(_item(number, reference, result={}, success=False, errors=errors))
 
@@ -35,12 +31,8 @@ def _item(number: int, reference: str | None, **fields: Any) -> dict[str, Any]:
     return item if reference is None else item | {"external_reference": reference}
 
 
-BARE_HEAD = b'{"responses":['
-HEAD = b'{"result":' + BARE_HEAD
-
-
 def bare_tail(prompt_tokens: int, completion_tokens: int) -> bytes:
-    """What follows all answers."""
+    """Return the end of the body, after the items."""
     usage = {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
@@ -50,10 +42,10 @@ def bare_tail(prompt_tokens: int, completion_tokens: int) -> bytes:
 
 
 def tail(prompt_tokens: int, completion_tokens: int) -> bytes:
-    """The same, in an envelope."""
+    """Return the end of the body in an envelope."""
     return bare_tail(prompt_tokens, completion_tokens) + b',"success":true,"errors":[],"messages":[]}'
 
 
 def whole(items: Iterable[bytes], prompt_tokens: int, completion_tokens: int) -> bytes:
-    """A batch's whole body."""
+    """Return the whole body, in an envelope."""
     return HEAD + b",".join(items) + tail(prompt_tokens, completion_tokens)

@@ -1,7 +1,7 @@
-"""Runs queued batches: takes chunks as there is room, keeps them as long as they run, and writes answers down.
+"""Worker that runs queued batches: leases chunks as there is room, renews the leases, and stores results.
 
-An answer goes into the database together with its usage entry, for several requests at once; until then the request
-counts as not run, whoever dies. Knows the queue's rows, not what a request is or how it is run: `chunk.py` does.
+Results are stored together with their usage entries, several requests in one transaction; until then a request counts
+as not run, whichever process dies. How a request runs is known to `batch_chunk.py`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 
-from gateway.call import Door
+from gateway.call import Endpoint
 from gateway.jobs.batch_chunk import Chunk, ChunkRunner, RunItem
-from gateway.jobs.batch_queue import DOORBELL
+from gateway.jobs.batch_queue import WAKE_STREAM
 from gateway.jobs.webhook_sender import WebhookSender
 from gateway.services import Services, keep_running
 from storage.columns import uuid7
@@ -22,28 +22,30 @@ from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from telemetry import metrics
 from tenants.jobs import batches
-from tenants.jobs.batches import Answered, ChunkKey, Kind
+from tenants.jobs.batches import ChunkKey, Completion, Kind
 
 log = logging.getLogger(__name__)
 
-LOOK_INTERVAL_S = 2.0  # without a doorbell
+POLL_INTERVAL_S = 2.0  # while no wake-up arrives
 CANCEL_INTERVAL_S = 0.2
-GATHER_S = 0.05  # answers for one transaction
+COLLECT_S = 0.05  # results that arrive within this time share a transaction
 EXPIRE_INTERVAL_S = 60.0
 _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 30.0
-_DOORBELL_WAIT_S = 5.0
+_WAKE_WAIT_S = 5.0
 _CLOSE_TIMEOUT_S = 5.0
 
 
 @contextlib.asynccontextmanager
-async def working(services: Services, doors: Mapping[Kind, Door], run_item: RunItem) -> AsyncIterator[None]:
-    """Queued batches are run within the block: `run_item` makes a call, `doors` say for each kind of batch how its
-    requests are read. At its end what was answered is written, the rest given back."""
+async def batch_worker(
+    services: Services, endpoints: Mapping[Kind, Endpoint], run_item: RunItem
+) -> AsyncIterator[None]:
+    """Run queued batches while the block runs. `endpoints` parse the requests of each kind of batch. At the end,
+    results are stored and unfinished chunks go back to the queue."""
     if services.settings.batches.max_calls == 0:
         yield
         return
-    worker = BatchWorker(services, doors, run_item)
+    worker = BatchWorker(services, endpoints, run_item)
     jobs = [asyncio.create_task(keep_running(loop), name=loop.__qualname__) for loop in worker.loops]
     try:
         yield
@@ -52,22 +54,22 @@ async def working(services: Services, doors: Mapping[Kind, Door], run_item: RunI
 
 
 class BatchWorker:
-    """One gateway's. `loops` run beside each other until `close`."""
+    """The worker of one gateway. `loops` run concurrently until `close`."""
 
-    def __init__(self, services: Services, doors: Mapping[Kind, Door], run_item: RunItem) -> None:
+    def __init__(self, services: Services, endpoints: Mapping[Kind, Endpoint], run_item: RunItem) -> None:
         self._services = services
-        self._runner = ChunkRunner(services, doors, run_item, lambda: self._is_leaving, self._on_answer)
+        self._runner = ChunkRunner(services, endpoints, run_item, lambda: self._is_stopping, self._on_result)
         self._owner = uuid7()
         self._max_calls = services.settings.batches.max_calls
         self._chunks: dict[ChunkKey, Chunk] = {}
-        self._outbox: dict[ChunkKey, list[Answered]] = {}
-        self._has_answers = asyncio.Event()
-        self._is_wanted = asyncio.Event()  # something may be there to take, or to take it with
+        self._outbox: dict[ChunkKey, list[Completion]] = {}
+        self._has_results = asyncio.Event()
+        self._has_news = asyncio.Event()  # there may be a chunk to lease, or room for one
         self._is_closing = False
         self._webhooks = WebhookSender(services)
         self.loops = (
-            self._take_all,
-            self._write_all,
+            self._lease_all,
+            self._store_all,
             self._renew_all,
             self._cancel_all,
             self._listen,
@@ -76,76 +78,78 @@ class BatchWorker:
         )
 
     @property
-    def _is_leaving(self) -> bool:
+    def _is_stopping(self) -> bool:
         return self._is_closing or self._services.admission.is_draining
 
     @property
     def _num_unwritten(self) -> int:
         return sum(len(chunk.unwritten) for chunk in self._chunks.values())
 
-    async def _take_all(self) -> None:
-        """Take chunks while there is room for them, for ever."""
+    async def _lease_all(self) -> None:
+        """Lease chunks while there is room for them, until cancelled."""
         while True:
-            self._is_wanted.clear()
+            self._has_news.clear()
             try:
-                while not self._is_leaving and self._num_unwritten < 2 * self._max_calls and await self._take():
+                while not self._is_stopping and self._num_unwritten < 2 * self._max_calls and await self._lease():
                     pass
             except StoreUnavailable:
-                log.warning("the queue of batches cannot be read now")
+                log.warning("batch queue was not read: the database is unavailable")
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_INTERVAL_S):
-                    await self._is_wanted.wait()
+                async with asyncio.timeout(POLL_INTERVAL_S):
+                    await self._has_news.wait()
 
-    async def _take(self) -> bool:
-        """Take a chunk and begin with it; whether there was one."""
+    async def _lease(self) -> bool:
+        """Lease one chunk and start its requests; return True if there was one."""
         services, now = self._services, self._services.clock.now()
         if not await batches.has_work(services.database, now):
             return False
         leased = await batches.take(services.database, self._owner, now, services.settings.batches.lease_s)
         if leased is None:
             return False
-        if leased.key in self._chunks:  # this process stood still for longer than its lease, and works on it already
+        if leased.key in self._chunks:  # this process was suspended for longer than its lease
             return True
         chunk = await self._runner.open(leased)
         self._chunks[leased.key] = chunk
-        self._runner.start(chunk, self._look_at)
+        self._runner.start(chunk, self._on_request_end)
         return True
 
-    def _on_answer(self, chunk: Chunk, answered: Answered) -> None:
-        """Have an answer written down."""
-        self._outbox.setdefault(chunk.key, []).append(answered)
-        self._has_answers.set()
+    def _on_result(self, chunk: Chunk, result: Completion) -> None:
+        """Queue a result to be stored."""
+        self._outbox.setdefault(chunk.key, []).append(result)
+        self._has_results.set()
 
-    def _look_at(self, chunk: Chunk) -> None:
-        """A job has ended, or answers were written: when it was the last, the chunk is over, or goes back."""
-        self._is_wanted.set()
-        if chunk.is_given_back and not chunk.jobs:
-            self._has_answers.set()
+    def _on_request_end(self, chunk: Chunk) -> None:
+        """Make room for other chunks; after the last request, return a chunk that is marked for it."""
+        self._has_news.set()
+        if chunk.is_returned and not chunk.jobs:
+            self._has_results.set()
 
-    async def _write_all(self) -> None:
-        """Write answers down as they come, and give back what is to be given back, for ever."""
+    async def _store_all(self) -> None:
+        """Store results as they come, and return chunks, until cancelled."""
         pause_s = _FIRST_PAUSE_S
         while True:
-            await self._has_answers.wait()
-            await asyncio.sleep(GATHER_S)
-            self._has_answers.clear()
+            await self._has_results.wait()
+            await asyncio.sleep(COLLECT_S)
+            self._has_results.clear()
             try:
-                await self._write()
-                await self._give_back()
+                await self._store()
+                await self._return_chunks()
                 pause_s = _FIRST_PAUSE_S
             except StoreUnavailable:
-                log.warning("answers to batches wait for the database", extra={"count": self._num_unwritten})
-                self._has_answers.set()
+                log.warning(
+                    "batch results were not stored: the database is unavailable", extra={"count": self._num_unwritten}
+                )
+                self._has_results.set()
                 await asyncio.sleep(pause_s)
                 pause_s = min(_MAX_PAUSE_S, pause_s * 2)
             except Exception:
-                log.exception("answers to batches cannot be written; their requests are run again")
+                log.exception("batch results cannot be stored; their requests will run again")
                 metrics.INTERNAL_ERRORS.inc()
                 self._forget(set(self._outbox))
 
-    async def _write(self) -> None:
-        """Write down what is answered. Raises StoreUnavailable: it then stays to be written."""
-        outbox = {key: list(answered) for key, answered in self._outbox.items()}
+    async def _store(self) -> None:
+        """Store the queued results. Raises StoreUnavailable, and keeps them queued then."""
+        outbox = {key: list(results) for key, results in self._outbox.items()}
         if not outbox:
             return
         settings, now = self._services.settings.batches, self._services.clock.now()
@@ -159,47 +163,47 @@ class BatchWorker:
         )
         self._forget(lost)
         for key in outbox.keys() - lost:
-            self._note_written(key, outbox[key])
-        self._is_wanted.set()
+            self._note_stored(key, outbox[key])
+        self._has_news.set()
 
-    def _note_written(self, key: ChunkKey, written: list[Answered]) -> None:
-        rest = self._outbox[key][len(written) :]
+    def _note_stored(self, key: ChunkKey, stored: list[Completion]) -> None:
+        rest = self._outbox[key][len(stored) :]
         if rest:
             self._outbox[key] = rest
         else:
             del self._outbox[key]
         chunk = self._chunks[key]
-        chunk.unwritten -= {one.number for one in written}
+        chunk.unwritten -= {result.number for result in stored}
         if not chunk.unwritten:
             del self._chunks[key]
             self._webhooks.wake()
 
     def _forget(self, keys: set[ChunkKey]) -> None:
-        """Have nothing more to do with chunks that are another's now."""
+        """Drop chunks that another gateway has leased."""
         for key in keys:
             self._outbox.pop(key, None)
             chunk = self._chunks.pop(key, None)
             for job in chunk.jobs if chunk is not None else ():
                 job.cancel()
 
-    async def _give_back(self) -> None:
-        """Give back chunks of which nothing runs and nothing is to be written. Raises StoreUnavailable."""
+    async def _return_chunks(self) -> None:
+        """Return chunks to the queue that have no running request and no result to store. Raises StoreUnavailable."""
         now = self._services.clock.now()
-        over = [
+        returned = [
             chunk
             for chunk in self._chunks.values()
-            if chunk.is_given_back and not chunk.jobs and chunk.key not in self._outbox
+            if chunk.is_returned and not chunk.jobs and chunk.key not in self._outbox
         ]
-        for chunk in over:
+        for chunk in returned:
             waited_s = (now - chunk.leased.created_at).total_seconds()
-            pause_s = 0.0 if self._is_leaving else min(_MAX_PAUSE_S, max(_FIRST_PAUSE_S, waited_s / 10))
+            pause_s = 0.0 if self._is_stopping else min(_MAX_PAUSE_S, max(_FIRST_PAUSE_S, waited_s / 10))
             free_at = now + timedelta(seconds=pause_s)
-            await batches.give_back(self._services.database, self._owner, [chunk.key], free_at)
+            await batches.release(self._services.database, self._owner, [chunk.key], free_at)
             del self._chunks[chunk.key]
-            asyncio.get_running_loop().call_later(pause_s, self._is_wanted.set)
+            asyncio.get_running_loop().call_later(pause_s, self._has_news.set)
 
     async def _renew_all(self) -> None:
-        """Keep what this worker knows that it has, for ever."""
+        """Renew the leases of this worker, until cancelled."""
         services, lease_s = self._services, self._services.settings.batches.lease_s
         while True:
             await asyncio.sleep(lease_s / 3)
@@ -208,7 +212,7 @@ class BatchWorker:
                     await batches.renew(services.database, self._owner, self._chunks, services.clock.now(), lease_s)
 
     async def _cancel_all(self) -> None:
-        """End calls of responses whose clients want them no more, for ever."""
+        """End the calls of cancelled background responses, until cancelled."""
         while True:
             await asyncio.sleep(CANCEL_INTERVAL_S)
             running = {key[0]: chunk for key, chunk in self._chunks.items() if chunk.leased.kind == "response"}
@@ -220,20 +224,20 @@ class BatchWorker:
                     running[batch_id].cancel()
 
     async def _listen(self) -> None:
-        """Hear of batches that are queued, for ever."""
-        ephemeral = Ephemeral.connect(self._services.settings.redis_url, timeout_s=2 * _DOORBELL_WAIT_S)
+        """Wait for wake-ups through Redis, until cancelled."""
+        ephemeral = Ephemeral.connect(self._services.settings.redis_url, timeout_s=2 * _WAKE_WAIT_S)
         try:
             while True:
                 try:
-                    async for _ in ephemeral.follow(DOORBELL, _DOORBELL_WAIT_S):
-                        self._is_wanted.set()
+                    async for _ in ephemeral.follow(WAKE_STREAM, _WAKE_WAIT_S):
+                        self._has_news.set()
                 except StoreUnavailable:
-                    await asyncio.sleep(LOOK_INTERVAL_S)
+                    await asyncio.sleep(POLL_INTERVAL_S)
         finally:
             await ephemeral.close()
 
     async def _expire_all(self) -> None:
-        """Let go of batches whose time is over, for ever."""
+        """Delete expired batches, until cancelled."""
         while True:
             await asyncio.sleep(EXPIRE_INTERVAL_S)
             with contextlib.suppress(StoreUnavailable):
@@ -241,7 +245,7 @@ class BatchWorker:
                     pass
 
     async def close(self, loops: list[asyncio.Task[None]]) -> None:
-        """Write what is answered, give back the rest. What cannot be told to the database, its lease will tell."""
+        """Store results and return the remaining chunks. If the database is unavailable, their leases expire."""
         self._is_closing = True
         for loop in loops:
             loop.cancel()
@@ -250,8 +254,8 @@ class BatchWorker:
             job.cancel()
         await asyncio.gather(*loops, *jobs, return_exceptions=True)
         for chunk in self._chunks.values():
-            chunk.is_given_back = True
+            chunk.is_returned = True
         with contextlib.suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-                await self._write()
-                await self._give_back()
+                await self._store()
+                await self._return_chunks()

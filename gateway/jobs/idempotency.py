@@ -1,8 +1,8 @@
-"""Idempotency keys: the first request under one is answered and its answer kept; the same again is given that answer.
+"""Idempotency keys: store the response to the first request with a key, and return it to identical later requests.
 
-Kept in the database, so that it holds for all gateways and over a kill; when the database is away, a request with a key
-is refused. A refused request leaves its key free. A request with a key goes on when its client leaves, since the client
-means to come back for the answer. Knows answers as headers and bytes.
+Keys are stored in the database, so they hold for all gateways and survive crashes; while the database is unavailable,
+requests with a key are refused. A refused request releases its key. A request with a key continues when its client
+disconnects, because the client intends to retry for the response. Responses are headers and bytes here.
 """
 
 from __future__ import annotations
@@ -25,71 +25,70 @@ from storage.errors import StoreUnavailable
 from telemetry import metrics
 from telemetry.clock import Clock
 from tenants.jobs import idempotency
-from tenants.jobs.idempotency import Kept, Keyed, Mine, Taken
+from tenants.jobs.idempotency import Claimed, InUse, Kept, Keyed
 
 log = logging.getLogger(__name__)
 
-MAX_KEPT_BYTES = 16 << 20
+MAX_STORED_BYTES = 16 << 20
 RETRY_AFTER_S = 1
 EXPIRE_INTERVAL_S = 60.0
 
-_KEPT_HEADERS = frozenset({b"content-type", b"cache-control", b"cf-ai-req-id", b"cf-ai-neurons", b"x-hearth-model"})
+_STORED_HEADERS = frozenset({b"content-type", b"cache-control", b"cf-ai-req-id", b"cf-ai-neurons", b"x-hearth-model"})
 
 
-class Answer(Struct, frozen=True):
-    """An answer that was given; without a body when that was not to be kept."""
+class StoredResponse(Struct, frozen=True):
+    """A response that was sent; `body` is None if its content must not be stored."""
 
     headers: list[tuple[bytes, bytes]]
     body: bytes | None
 
 
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Answer).decode
+_decode = msgspec.msgpack.Decoder(StoredResponse).decode
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A request under a key, as it came: `target` is all that says what the body is for. `keeps_content` is false for
-    accounts of which nothing is kept."""
+class KeyedRequest:
+    """A request with a key. `target` is path, query and model: everything that determines the meaning of `body`."""
 
     account_id: str
     key: bytes
     target: tuple[bytes, ...]
     body: bytes
-    keeps_content: bool = True
+    may_store_content: bool = True
 
 
-class Held:
-    """A key that this request holds: `keep` what is answered, then `close`."""
+class Claim:
+    """A key that this request has claimed: `store` the response, then `close`."""
 
-    def __init__(self, keys: IdempotencyKeys, mine: Mine, keeps_content: bool) -> None:
+    def __init__(self, keys: IdempotencyKeys, mine: Claimed, may_store_content: bool) -> None:
         self._keys = keys
         self._mine = mine
-        self._keeps_content = keeps_content
+        self._may_store_content = may_store_content
         self._is_over = False
         self.request_id = mine.request_id
 
-    async def keep(self, headers: Headers, parts: Sequence[bytes] | None) -> None:
-        """Keep an answer; without one, the key is free again. Raises Refusal when another request has taken over; if
-        the database is away the answer is not kept, and goes out all the same."""
+    async def store(self, headers: Headers, parts: Sequence[bytes] | None) -> None:
+        """Store a response; with `parts` None the key is released instead. Raises Refusal if another request has taken
+        the key over. If the database is unavailable, the response is not stored, but still sent."""
         if parts is None:
             await self.close()
             return
         self._is_over = True
-        kept = [header for header in headers if header[0] in _KEPT_HEADERS]
-        fits = self._keeps_content and sum(map(len, parts)) <= MAX_KEPT_BYTES
-        if not await self._keys.keep(self._mine, Answer(kept, b"".join(parts) if fits else None)):
+        stored = [header for header in headers if header[0] in _STORED_HEADERS]
+        fits = self._may_store_content and sum(map(len, parts)) <= MAX_STORED_BYTES
+        if not await self._keys.store(self._mine, StoredResponse(stored, b"".join(parts) if fits else None)):
             raise Refusal(Reason.KEY_IN_USE, retry_after_s=RETRY_AFTER_S)
 
     async def close(self) -> None:
-        """The request is over: without an answer to keep, its key is free again."""
+        """End the claim; without a stored response the key is released."""
         if not self._is_over:
             self._is_over = True
-            await asyncio.shield(asyncio.ensure_future(self._keys.give_up(self._mine)))
+            await asyncio.shield(asyncio.ensure_future(self._keys.release(self._mine)))
 
 
 class IdempotencyKeys:
-    """Those of all accounts."""
+    """The idempotency keys of all accounts."""
 
     def __init__(self, database: Database, secret: bytes, clock: Clock, *, lease_s: float, ttl_s: float) -> None:
         self._database = database
@@ -97,70 +96,72 @@ class IdempotencyKeys:
         self._clock = clock
         self._lease_s = lease_s
         self._ttl_s = ttl_s
-        self._held: dict[str, Mine] = {}  # by owner
+        self._claims: dict[str, Claimed] = {}  # by owner
 
-    async def take(self, asked: Asked, request_id: str) -> Held | Answer:
-        """The key for this request to hold, or the answer that was given under it, which has a body. Raises Refusal,
-        and StoreUnavailable when it cannot be decided."""
-        account_id, now, owner = asked.account_id, self._clock.now(), uuid7()
-        keyed = Keyed(account_id, self._sealer.hash_of(account_id, asked.key.decode()), self._fingerprint(asked))
+    async def claim(self, request: KeyedRequest, request_id: str) -> Claim | StoredResponse:
+        """Claim the key for this request, or return the stored response, which has a body. Raises Refusal,
+        StoreUnavailable."""
+        account_id, now, owner = request.account_id, self._clock.now(), uuid7()
+        keyed = Keyed(account_id, self._sealer.hash_of(account_id, request.key.decode()), self._fingerprint(request))
         times = {"lease_s": self._lease_s, "ttl_s": self._ttl_s}
         found = await idempotency.take(self._database, keyed, owner, request_id, now, **times)
-        if isinstance(found, Mine):
-            self._held[owner] = found
-            return Held(self, found, asked.keeps_content)
-        if isinstance(found, Taken):
+        if isinstance(found, Claimed):
+            self._claims[owner] = found
+            return Claim(self, found, request.may_store_content)
+        if isinstance(found, InUse):
             if found.is_other:
                 raise Refusal(Reason.KEY_USED)
             raise Refusal(Reason.KEY_IN_USE, retry_after_s=RETRY_AFTER_S)
-        answer = self._opened(account_id, found)
-        if answer.body is None:
+        response = self._decrypt(account_id, found)
+        if response.body is None:
             raise Refusal(Reason.KEY_SPENT)
         metrics.REPLAYS.inc()
-        return answer
+        return response
 
-    def _opened(self, account_id: str, kept: Kept) -> Answer:
+    def _decrypt(self, account_id: str, kept: Kept) -> StoredResponse:
         try:
-            return _decode(self._sealer.open(account_id, kept.answer, 2 * MAX_KEPT_BYTES))
+            return _decode(self._sealer.open(account_id, kept.answer, 2 * MAX_STORED_BYTES))
         except (ValueError, msgspec.MsgspecError):
-            log.warning("an answer that was kept cannot be read")
+            log.warning("stored response is unreadable")
             raise Refusal(Reason.KEY_SPENT) from None
 
-    def _fingerprint(self, asked: Asked) -> str:
+    def _fingerprint(self, request: KeyedRequest) -> str:
         digest = hashlib.sha256()
-        for part in (*asked.target, asked.body):
+        for part in (*request.target, request.body):
             digest.update(len(part).to_bytes(8, "big") + part)
-        return self._sealer.hash_of(asked.account_id, "a request " + digest.hexdigest())
+        return self._sealer.hash_of(request.account_id, "a request " + digest.hexdigest())
 
-    async def keep(self, mine: Mine, answer: Answer) -> bool:
-        """Keep what was answered; false when the key is not this request's any more."""
-        sealed = await asyncio.to_thread(self._sealer.seal, mine.keyed.account_id, _encode(answer))
+    async def store(self, mine: Claimed, response: StoredResponse) -> bool:
+        """Store a response; return False if another request has taken the key over."""
+        sealed = await asyncio.to_thread(self._sealer.seal, mine.keyed.account_id, _encode(response))
         try:
             return await idempotency.keep(self._database, mine, sealed)
         except StoreUnavailable:
-            log.warning("an answer could not be kept under its idempotency key")
+            log.warning("response was not stored under its idempotency key: the database is unavailable")
             return True
         finally:
-            self._held.pop(mine.owner, None)
+            self._claims.pop(mine.owner, None)
 
-    async def give_up(self, mine: Mine) -> None:
-        """Free the key of a request that has no answer to keep."""
-        self._held.pop(mine.owner, None)
+    async def release(self, mine: Claimed) -> None:
+        """Release the key of a request without a stored response."""
+        self._claims.pop(mine.owner, None)
         try:
             await idempotency.give_up(self._database, mine)
         except StoreUnavailable:
-            log.warning("an idempotency key could not be freed; it will be when its lease runs out")
+            log.warning("idempotency key was not released; it expires with its lease")
 
     async def run(self) -> None:
-        """Renew what is held and let go of what is over, for ever."""
+        """Renew the claims of this gateway and delete expired keys, until cancelled."""
         loop = asyncio.get_running_loop()
         next_expiry_s = loop.time() + EXPIRE_INTERVAL_S
         while True:
             await asyncio.sleep(self._lease_s / 3)
             try:
-                if self._held:
-                    await idempotency.renew(self._database, list(self._held.values()), self._clock.now(), self._lease_s)
+                if self._claims:
+                    await idempotency.renew(
+                        self._database, list(self._claims.values()), self._clock.now(), self._lease_s
+                    )
                 if loop.time() >= next_expiry_s and not await idempotency.expire(self._database, self._clock.now()):
                     next_expiry_s = loop.time() + EXPIRE_INTERVAL_S
             except StoreUnavailable:
-                log.warning("idempotency keys cannot be renewed now")
+                log.warning("idempotency keys were not renewed: the database is unavailable")

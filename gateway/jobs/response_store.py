@@ -1,9 +1,8 @@
-"""What earlier responses said, so that a later one can go on from there, and each be told again: kept for a while, as
-rows.
+"""Stored responses of the Responses API, with the conversation before each, so that a later request can continue from
+it and clients can retrieve it.
 
-Turns and responses are compressed, and encrypted under a key of the account's that no store holds. Rows that are to be
-written while others are go together in the next transaction. A response that is not kept any more, or never was, is
-unknown. Knows turns and events, not HTTP.
+Content is compressed and encrypted with a key of the account that no store holds. Rows that arrive during a transaction
+are written together in the next one. Expired responses count as unknown. Knows messages and events, not HTTP.
 """
 
 from __future__ import annotations
@@ -20,10 +19,11 @@ from msgspec import structs
 
 from engine.protocol.events import Event, Finished
 from engine.protocol.fields import BadInput
+from engine.protocol.messages import ChatMessage
 from engine.protocol.outcome import Outcome
-from engine.protocol.responses import response_of
-from engine.protocol.tasks import ChatMessage, ToolCall
-from gateway.call import Asked, Record
+from engine.protocol.responses import response_id_of_item
+from engine.protocol.tools import ToolCall
+from gateway.call import ParsedRequest, StoredRecord
 from gateway.jobs.sealed_content import Sealer
 from storage.database import Database
 from storage.errors import StoreError, StoreUnavailable
@@ -34,12 +34,12 @@ from tenants.jobs.responses import Kept
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES = 1 << 20  # of one thread, compressed
-MAX_TURNS_BYTES = 64 << 20  # of one thread, before
-MAX_REFERRED = 64  # responses whose items one input names
+MAX_BYTES = 1 << 20  # of one conversation, compressed
+MAX_INFLATED_BYTES = 64 << 20
+MAX_REFERENCED = 64  # responses whose items one input may reference
 EXPIRE_INTERVAL_S = 60.0
 
-_What = TypeVar("_What")
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -50,8 +50,8 @@ class Source(Protocol):
     async def take(self, not_before_s: float = 0.0) -> list[Event]: ...
 
 
-class KeptResponses:
-    """Those of all accounts. `ttl_s` 0 keeps none. Made within its event loop; `run` runs for ever."""
+class StoredResponses:
+    """The stored responses of all accounts. `ttl_s` 0 disables storage. Create it inside the event loop."""
 
     def __init__(self, database: Database, secret: bytes, ttl_s: float, clock: Clock) -> None:
         self._database = database
@@ -62,112 +62,122 @@ class KeptResponses:
         self._writing: asyncio.Task[None] | None = None
 
     @property
-    def keeps_any(self) -> bool:
+    def is_enabled(self) -> bool:
         return self._ttl_s > 0
 
     async def run(self) -> None:
-        """Let go of what was kept for long enough, for ever."""
+        """Delete expired responses, until cancelled."""
         while True:
             await asyncio.sleep(EXPIRE_INTERVAL_S)
             with contextlib.suppress(StoreUnavailable):
                 while await responses.expire(self._database, self._clock.now()):
                     pass
 
-    async def go_on(
-        self, asked: Asked, account_id: str, *, may_read: bool = True
-    ) -> tuple[Asked, tuple[ChatMessage, ...]]:
-        """What is asked, with the items that it names in their places and the turns of the response that it names in
-        front; and all turns but the instructions. Raises BadInput when one is not known, StoreUnavailable when that
-        cannot be told."""
-        request = asked.thread
+    async def resume(
+        self, parsed: ParsedRequest, account_id: str, *, may_read: bool = True
+    ) -> tuple[ParsedRequest, tuple[ChatMessage, ...]]:
+        """Return the request with referenced items filled in and earlier messages in front, and all messages but the
+        instructions. Raises BadInput for unknown items or responses, StoreUnavailable."""
+        request = parsed.response_request
         assert request is not None
         if request.references:
-            if not (may_read and self.keeps_any):
-                raise BadInput("'/input' names items by their ids, and none are kept: send them whole")
+            if not (may_read and self.is_enabled):
+                raise BadInput("'/input' references items by id, but no responses are stored: send whole items")
             request = request.with_items(await self._items(account_id, request.references))
-            asked = structs.replace(asked, task=request.with_earlier(()), thread=request)
+            parsed = structs.replace(parsed, task=request.with_earlier(()), response_request=request)
         if request.previous_id is None:
-            return asked, request.turns
+            return parsed, request.messages
         if not may_read:
-            raise BadInput("'/previous_response_id' is not supported: nothing of this account's responses is kept")
+            raise BadInput("'/previous_response_id' is not supported: this account has zero data retention")
         earlier = await self._read(account_id, request.previous_id)
         task = request.with_earlier(earlier)
-        return structs.replace(asked, task=task), (*earlier, *request.turns)
+        return structs.replace(parsed, task=task), (*earlier, *request.messages)
 
     async def _read(self, account_id: str, response_id: str) -> tuple[ChatMessage, ...]:
-        if not self.keeps_any:
-            raise BadInput("'/previous_response_id' is not supported: responses are not kept here")
+        if not self.is_enabled:
+            raise BadInput("'/previous_response_id' is not supported: this platform does not store responses")
         kept = await responses.find(self._database, account_id, response_id, self._clock.now())
         if kept is not None and kept.turns is None:
-            raise BadInput("'/previous_response_id' names a response that is not finished, or too long to go on from")
-        turns = None if kept is None else self._opened(account_id, kept.turns, tuple[ChatMessage, ...])
-        if turns is None:
-            raise BadInput("'/previous_response_id' names no response that is kept")
-        return turns
+            raise BadInput("'/previous_response_id' names a response that is not finished, or too long to continue")
+        messages = None if kept is None else self._decrypt(account_id, kept.turns, tuple[ChatMessage, ...])
+        if messages is None:
+            raise BadInput("'/previous_response_id' names no stored response")
+        return messages
 
     async def _items(self, account_id: str, item_ids: Sequence[str]) -> dict[str, dict[str, Any]]:
-        """The items with these ids, those that are kept. Raises BadInput, StoreUnavailable."""
-        response_ids = dict.fromkeys(map(response_of, item_ids))
-        if len(response_ids) > MAX_REFERRED:
-            raise BadInput(f"'/input' must not name items of more than {MAX_REFERRED} responses")
+        """Return the stored items with these ids, by id. Raises BadInput, StoreUnavailable."""
+        response_ids = dict.fromkeys(map(response_id_of_item, item_ids))
+        if len(response_ids) > MAX_REFERENCED:
+            raise BadInput(f"'/input' must not reference items of more than {MAX_REFERENCED} responses")
         wanted = set(item_ids)
         items: dict[str, dict[str, Any]] = {}
         for response_id in response_ids:
             record = await self.find(account_id, response_id)
             if record is not None:
-                told = [*msgspec.json.decode(record.input_items), *msgspec.json.decode(record.response)["output"]]
-                own = [item for item in told if item["id"] in wanted and response_of(item["id"]) == response_id]
+                all_items = [*msgspec.json.decode(record.input_items), *msgspec.json.decode(record.response)["output"]]
+                own = [
+                    item
+                    for item in all_items
+                    if item["id"] in wanted and response_id_of_item(item["id"]) == response_id
+                ]
                 items |= {item["id"]: item for item in own if item["type"] != "item_reference"}
         return items
 
-    async def find(self, account_id: str, response_id: str) -> Record | None:
-        """What a response was, while it is kept. Raises StoreUnavailable."""
+    async def find(self, account_id: str, response_id: str) -> StoredRecord | None:
+        """Return a stored response; None if there is none. Raises StoreUnavailable."""
         kept = await responses.find(self._database, account_id, response_id, self._clock.now())
-        return None if kept is None else self._opened(account_id, kept.record, Record)
+        return None if kept is None else self._decrypt(account_id, kept.record, StoredRecord)
 
-    async def keep(self, account_id: str, response_id: str, turns: tuple[ChatMessage, ...], record: Record) -> None:
-        """Keep all turns up to a response's own, and what it was. What cannot be kept is not: the answer goes out all
-        the same."""
-        if not self.keeps_any:
+    async def store(
+        self, account_id: str, response_id: str, messages: tuple[ChatMessage, ...], record: StoredRecord
+    ) -> None:
+        """Store a response and the whole conversation including it. A failure is logged: the response is sent
+        nevertheless."""
+        if not self.is_enabled:
             return
         try:
-            await self._keep(account_id, response_id, turns, record, self._ttl_s)
+            await self._store(account_id, response_id, messages, record, self._ttl_s)
         except StoreError:
-            log.warning("a response could not be kept")
+            log.warning("response was not stored: the database is unavailable")
 
-    async def begin(self, account_id: str, response_id: str, record: Record, wait_s: float) -> None:
-        """Keep what is known of a response that is to be run within `wait_s`. Raises StoreError."""
-        await self._keep(account_id, response_id, None, record, wait_s + self._ttl_s)
+    async def store_queued(self, account_id: str, response_id: str, record: StoredRecord, wait_s: float) -> None:
+        """Store a background response that will run within `wait_s` seconds. Raises StoreError."""
+        await self._store(account_id, response_id, None, record, wait_s + self._ttl_s)
 
-    async def forget(self, account_id: str, response_id: str) -> None:
-        """Keep nothing of a response any more. Raises StoreUnavailable."""
+    async def delete(self, account_id: str, response_id: str) -> None:
+        """Delete a stored response. Raises StoreUnavailable."""
         await responses.remove(self._database, account_id, response_id)
 
-    async def _keep(
-        self, account_id: str, response_id: str, turns: tuple[ChatMessage, ...] | None, record: Record, ttl_s: float
+    async def _store(
+        self,
+        account_id: str,
+        response_id: str,
+        messages: tuple[ChatMessage, ...] | None,
+        record: StoredRecord,
+        ttl_s: float,
     ) -> None:
-        sealed = self._sealed(account_id, record)
+        sealed = self._encrypt(account_id, record)
         if sealed is None:
             return
         expires_at = self._clock.now() + timedelta(seconds=ttl_s)
-        sealed_turns = None if turns is None else self._sealed(account_id, turns)
-        await self._write(Kept(response_id, account_id, expires_at, sealed, sealed_turns))
+        sealed_messages = None if messages is None else self._encrypt(account_id, messages)
+        await self._write(Kept(response_id, account_id, expires_at, sealed, sealed_messages))
 
-    def _sealed(self, account_id: str, value: object) -> bytes | None:
-        """None for what is too long to be kept."""
+    def _encrypt(self, account_id: str, value: object) -> bytes | None:
+        """Return the encrypted value; None if it is too long to be stored."""
         sealed = self._sealer.seal(account_id, msgspec.msgpack.encode(value))
         return sealed if len(sealed) <= MAX_BYTES else None
 
-    def _opened(self, account_id: str, sealed: bytes | None, kind: type[_What]) -> _What | None:
+    def _decrypt(self, account_id: str, sealed: bytes | None, kind: type[T]) -> T | None:
         try:
             if sealed is not None:
-                return msgspec.msgpack.decode(self._sealer.open(account_id, sealed, MAX_TURNS_BYTES), type=kind)
+                return msgspec.msgpack.decode(self._sealer.open(account_id, sealed, MAX_INFLATED_BYTES), type=kind)
         except (ValueError, msgspec.MsgspecError):
-            log.warning("a kept response cannot be read")
+            log.warning("stored response is unreadable")
         return None
 
     async def _write(self, kept: Kept) -> None:
-        """Returns when the row is there. Raises StoreError."""
+        """Return after the row is committed. Raises StoreError."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unwritten.append((kept, done))
         if self._writing is None:
@@ -183,27 +193,27 @@ class KeptResponses:
             except StoreError as failed:
                 error = failed
             except Exception as failed:
-                log.exception("responses cannot be written")
+                log.exception("responses were not stored")
                 error = StoreUnavailable(type(failed).__name__)
             for _, done in rows:
                 tell(done, None, error)
         self._writing = None
 
 
-class KeptEvents:
-    """The events of a call whose answer joins a thread: kept before its last event is handed on, so that whoever has
-    the answer can go on from it. `keep` keeps it under its account and id; `make_record` tells the whole response."""
+class StoredResponseEvents:
+    """The events of a call whose response is stored. The response is stored before its last event is passed on, so that
+    a client that has the response can continue from it. `make_record` returns the record of an outcome."""
 
     def __init__(
         self,
         source: Source,
-        keep: Callable[[tuple[ChatMessage, ...], Record], Awaitable[None]],
-        turns: tuple[ChatMessage, ...],
-        make_record: Callable[[Outcome], Record],
+        store: Callable[[tuple[ChatMessage, ...], StoredRecord], Awaitable[None]],
+        messages: tuple[ChatMessage, ...],
+        make_record: Callable[[Outcome], StoredRecord],
     ) -> None:
         self._source = source
-        self._keep = keep
-        self._turns = turns
+        self._store = store
+        self._messages = messages
         self._make_record = make_record
         self._outcome = Outcome()
 
@@ -212,20 +222,21 @@ class KeptEvents:
         return self._source.micro_neurons
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:
-        """As the source's."""
+        """Return the next events of the source."""
         events = await self._source.take(not_before_s)
         for event in events:
             self._outcome.add(event)
         if isinstance(self._outcome.end, Finished):
-            said = self._outcome.choices[0]
-            whole = tuple(call for call in said.tool_calls if _is_whole(call))  # no other can be shown or answered
-            answer = ChatMessage("assistant", said.text, tool_calls=whole, reasoning=said.reasoning)
-            await self._keep((*self._turns, answer), self._make_record(self._outcome))
+            choice = self._outcome.choices[0]
+            # Tool calls that were cut off cannot be rendered by a template.
+            calls = tuple(call for call in choice.tool_calls if _is_complete(call))
+            message = ChatMessage("assistant", choice.text, tool_calls=calls, reasoning=choice.reasoning)
+            await self._store((*self._messages, message), self._make_record(self._outcome))
         return events
 
 
-def _is_whole(call: ToolCall) -> bool:
-    """Whether its arguments came to their end before the token limit."""
+def _is_complete(call: ToolCall) -> bool:
+    """Return True if the arguments of a tool call were not cut off by the token limit."""
     try:
         return isinstance(msgspec.json.decode(call.arguments), dict)
     except (msgspec.MsgspecError, RecursionError):

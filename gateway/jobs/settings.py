@@ -1,4 +1,4 @@
-"""What a gateway is told about queued batches: how large they may be, how many it runs, how long they last."""
+"""Settings of queued batches: their size, how many this gateway runs, and their lifetime."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from telemetry.settings import at_least, setting
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Bounds of an account's queue, this gateway's part in running it, and the times of a batch's life."""
+    """Limits of an account's queue, this gateway's share of the work, and the lifetime of batches."""
 
     max_requests: int = setting(
-        "HEARTH_BATCH_MAX_REQUESTS", "requests that one batch may have", default=10_000, check=at_least(1)
+        "HEARTH_BATCH_MAX_REQUESTS", "Largest number of requests in one batch.", default=10_000, check=at_least(1)
     )
     max_waiting: int = setting(
         "HEARTH_BATCH_MAX_WAITING",
-        "requests that may wait in one account's batches; beyond it new batches are refused",
+        "Largest number of waiting requests per account. If exceeded, new batches are refused with 429.",
         default=100_000,
         check=at_least(1),
     )
     max_calls: int = setting(
         "HEARTH_BATCH_MAX_CALLS",
-        "calls of queued batches that this gateway runs at once; 0 leaves them to others",
+        "Largest number of queued calls that this gateway runs at the same time. 0 leaves them to other gateways.",
         default=32,
         check=at_least(0),
     )
     lease_s: float = setting(
         "HEARTH_BATCH_LEASE_S",
-        "time after which another gateway takes over what a silent one has begun: queued batches, idempotency-keys",
+        "Seconds after which another gateway takes over the queued batches and idempotency keys of a silent gateway.",
         default=15.0,
         check=at_least(0.5),
     )
     deadline_s: float = setting(
         "HEARTH_BATCH_DEADLINE_S",
-        "time in the queue after which a batch's requests are answered with a timeout",
+        "Seconds in the queue after which the requests of a batch fail with a timeout.",
         default=86400.0,
         check=at_least(1),
     )
     ttl_s: float = setting(
         "HEARTH_BATCH_TTL_S",
-        "how long a finished batch's answers are kept, encrypted",
+        "Seconds for which the results of a finished batch are stored, encrypted.",
         default=86400.0,
         check=at_least(1),
     )

@@ -1,6 +1,6 @@
-"""A batch that is run while its client waits: all its requests, some at a time, and one answer.
+"""Synchronous batches: run all requests of a batch while the client waits, and send one response.
 
-Knows how to run one of them only as a function that it is given.
+How one request is run is a function that the caller supplies.
 """
 
 from __future__ import annotations
@@ -9,96 +9,94 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from engine.protocol.events import Usage
 from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
 from gateway.http.exchange import Exchange
-from gateway.jobs import batch_results as batch_answers
-from gateway.jobs.batch_request import Request, RunNow, call_of
+from gateway.jobs import batch_results
+from gateway.jobs.batch_request import Request, SynchronousBatch, call_body
 from telemetry import metrics
 
 log = logging.getLogger(__name__)
 
-MAX_AT_ONCE = 16
+MAX_CONCURRENT = 16
 
 
 @dataclass(frozen=True)
-class ItemAnswer:
-    """What one request of a batch was answered: the whole body, enveloped, and what it consumed."""
+class ItemResponse:
+    """The response to one request of a batch, without an envelope, and its usage."""
 
     body: bytes
     usage: Usage
 
 
-@dataclass(frozen=True)
-class Ending:
-    """How a call that is under way can be ended: its client left, or the gateway cannot wait."""
+class CallEnds(Protocol):
+    """Ends running calls: `abandon` if the client disconnected, `stop` if the gateway shuts down."""
 
-    abandon: Callable[[], None]
-    stop: Callable[[], None]
+    def abandon(self) -> None: ...
+    def stop(self) -> None: ...
 
 
 @dataclass
 class Group:
-    """Calls that are ended together; one that begins later ends at once."""
+    """Calls that are ended together. A call added later is ended at once."""
 
-    _calls: list[Ending] = field(default_factory=list)
+    _calls: list[CallEnds] = field(default_factory=list)
     is_abandoned: bool = False
     is_stopped: bool = False
 
-    def add(self, ending: Ending) -> None:
-        self._calls.append(ending)
+    def add(self, calls: CallEnds) -> None:
+        self._calls.append(calls)
         if self.is_abandoned:
-            ending.abandon()
+            calls.abandon()
         elif self.is_stopped:
-            ending.stop()
+            calls.stop()
 
     def abandon(self) -> None:
-        """The client left."""
+        """End all calls: the client disconnected."""
         self.is_abandoned = True
-        for call in self._calls:
-            call.abandon()
+        for calls in self._calls:
+            calls.abandon()
 
     def stop(self) -> None:
-        """The gateway cannot wait."""
+        """End all calls: the gateway shuts down."""
         self.is_stopped = True
-        for call in self._calls:
-            call.stop()
+        for calls in self._calls:
+            calls.stop()
 
 
-RunOne = Callable[[int, Request], Awaitable[ItemAnswer]]
-"""Runs the request of a number; raises Refusal, or what `errors.refusal_of` knows."""
-OnStart = Callable[[Ending], None]
-"""Is given what ends a call early, once it is under way."""
+RunOne = Callable[[int, Request], Awaitable[ItemResponse]]
+"""Runs the request with this number. Raises Refusal, or what `errors.refusal_of` translates."""
 
 
-async def answer(batch: RunNow, run_one: RunOne, exchange: Exchange, group: Group) -> None:
-    """Run and answer. Raises ClientLeft."""
-    room = asyncio.Semaphore(MAX_AT_ONCE)
-    used = []
+async def run(batch: SynchronousBatch, run_one: RunOne, exchange: Exchange, group: Group) -> None:
+    """Run the requests of a batch, some at a time, and send the response. Raises ClientLeft."""
+    room = asyncio.Semaphore(MAX_CONCURRENT)
+    usages = []
 
-    async def item(number: int, request: Request) -> bytes:
+    async def run_request(number: int, request: Request) -> bytes:
         reference = request.get("external_reference")
         async with room:
             try:
-                found = await run_one(number, call_of(request))
+                response = await run_one(number, call_body(request))
             except ClientLeft:
                 return b""
             except Exception as error:
-                return batch_answers.refused(number, reference, told(error, exchange.request_id))
-        used.append(found.usage)
-        return batch_answers.answered(number, reference, found.body)
+                return batch_results.failed_item(number, reference, item_refusal(error, exchange.request_id))
+        usages.append(response.usage)
+        return batch_results.successful_item(number, reference, response.body)
 
-    items = await asyncio.gather(*(item(number, request) for number, request in enumerate(batch.requests)))
+    items = await asyncio.gather(*(run_request(number, request) for number, request in enumerate(batch.requests)))
     if group.is_abandoned:
         raise ClientLeft
-    prompt_tokens = sum(usage.prompt_tokens for usage in used)
-    completion_tokens = sum(usage.completion_tokens for usage in used)
-    await exchange.send_json(200, batch_answers.whole(items, prompt_tokens, completion_tokens), [])
+    prompt_tokens = sum(usage.prompt_tokens for usage in usages)
+    completion_tokens = sum(usage.completion_tokens for usage in usages)
+    await exchange.send_json(200, batch_results.whole(items, prompt_tokens, completion_tokens), [])
 
 
-def told(error: Exception, request_id: str) -> Refusal:
-    """What is said of an error; one that nobody foresaw is a defect, and logged."""
+def item_refusal(error: Exception, request_id: str) -> Refusal:
+    """Return the refusal to report for an error. An unexpected error is logged and counted."""
     refusal = refusal_of(error)
     if refusal is None:
         log.error("internal error", exc_info=error, extra={"request_id": request_id})

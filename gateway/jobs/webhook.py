@@ -1,7 +1,7 @@
-"""Webhooks of runs in the background: what a request may ask for, and the body that is sent. Pure.
+"""Webhooks of background runs: the options of a request, and the body that is sent. Pure.
 
-A body is what asking for the run would give, with the run's id; in the format `chat` each answer of a text model is a
-`chat.completion`, whatever the model's own shape. Sends nothing: `sender.py` does.
+A body is the response to the run together with the run's id. In the format `chat` each response of a text model is a
+`chat.completion`, whatever the model's native format. Sending is done by `webhook_sender.py`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.envelope import encode
 from gateway.errors import Reason, Refusal
-from gateway.jobs.webhook_http import Outgoing
+from gateway.jobs.webhook_http import WebhookClient
 
 MAX_URL_CHARACTERS = 2048
 _HOST = re.compile(r"(?=.{4,253}$)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]", re.IGNORECASE)
@@ -24,15 +25,15 @@ _PRINTABLE = re.compile(r"[!-~]+")
 
 
 class Webhook(Struct, frozen=True):
-    """Where answers go, and how. `is_single`: of a request that is no list of requests."""
+    """Target and format of a webhook. `is_single`: the run is one request instead of a list of requests."""
 
     url: str
     format: Literal["raw", "chat"]
     is_single: bool
 
 
-def webhook_in(options: Mapping[str, Any], *, is_background: bool, is_single: bool) -> Webhook | None:
-    """What the options of a run ask for. Raises Refusal."""
+def read_webhook(options: Mapping[str, Any], *, is_background: bool, is_single: bool) -> Webhook | None:
+    """Return the webhook in the options of a run, if any. Raises Refusal."""
     url, form = options.get("webhookUrl"), options.get("webhookFormat")
     for name, value in (("webhookUrl", url), ("webhookFormat", form)):
         if value is not None and not is_background:
@@ -43,11 +44,14 @@ def webhook_in(options: Mapping[str, Any], *, is_background: bool, is_single: bo
         if form is not None:
             raise Refusal(Reason.INPUT_INVALID, "'/options/webhookFormat' needs '/options/webhookUrl'")
         return None
-    return Webhook(_checked(url), form or "raw", is_single)
+    return Webhook(_check_url(url), form or "raw", is_single)
 
 
-def _checked(url: Any) -> str:
-    """Raises Refusal for what is no address that could be public; what a name means is looked at when it is used."""
+def _check_url(url: Any) -> str:
+    """Return an https URL whose host may be public. A host name is resolved and checked when the webhook is sent.
+
+    Raises Refusal.
+    """
     if not isinstance(url, str):
         raise Refusal(Reason.INPUT_INVALID, "Type mismatch of '/options/webhookUrl', expected 'string'")
     if len(url) > MAX_URL_CHARACTERS:
@@ -63,22 +67,22 @@ def _checked(url: Any) -> str:
         or "\\" in url
         or "@" in url.split("/", 3)[2]
         or port == 0
-        or not (_HOST.fullmatch(host) or is_address(host))
+        or not (_HOST.fullmatch(host) or is_ip_address(host))
     ):
         raise Refusal(Reason.INPUT_INVALID, "'/options/webhookUrl' must be an https URL of a public host")
     return url
 
 
-def check_can_be_sent(webhook: Webhook, task_slug: str, outgoing: Outgoing) -> None:
-    """Raises Refusal for a webhook that could not be sent of this task's answers, as far as that is known now."""
-    if webhook.format == "chat" and task_slug != "text-generation":
+def check_deliverable(webhook: Webhook, task_slug: str, client: WebhookClient) -> None:
+    """Raise Refusal if the format does not suit the task, or the URL's address is not allowed."""
+    if webhook.format == "chat" and task_slug != TextGeneration.slug:
         raise Refusal(Reason.INPUT_INVALID, "'/options/webhookFormat' must be 'raw' for this model's task")
-    if not outgoing.may_reach_host(webhook.url):
+    if not client.may_reach_host(webhook.url):
         raise Refusal(Reason.INPUT_INVALID, "'/options/webhookUrl' must be an https URL of a public host")
 
 
-def is_address(host: str) -> bool:
-    """Whether a URL's host is an address and no name."""
+def is_ip_address(host: str) -> bool:
+    """Return True if a URL's host is an IP address."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -86,25 +90,25 @@ def is_address(host: str) -> bool:
     return True
 
 
-def body_of(
+def webhook_body(
     webhook: Webhook, batch_id: str, model: str, created: int, items: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """What is sent of a finished batch. `items` are its answers as they are kept, `created` is in Unix seconds."""
-    told = [dict(item) for item in items]
+    """Return the body for a finished batch. `items` are its stored results, `created` is in Unix seconds."""
+    results = [dict(item) for item in items]
     if webhook.format == "chat":
-        told = [item | {"result": _as_chat(item["result"], batch_id, model, created)} for item in told]
+        results = [item | {"result": _as_chat(item["result"], batch_id, model, created)} for item in results]
     if webhook.is_single:
-        (item,) = told
+        (item,) = results
         result, success, errors = item["result"], item["success"], item.get("errors", [])
     else:
-        result, success, errors = {"responses": told}, True, []
+        result, success, errors = {"responses": results}, True, []
     head = {"request_id": batch_id, "model": model}
     return head | {"result": result, "success": success, "errors": errors, "messages": []}
 
 
 def _as_chat(result: Any, batch_id: str, model: str, created: int) -> Any:
-    """A text model's own answer as a `chat.completion`; what is one already, or is no text, as it is. The own shape
-    does not say why an answer ended, unless with calls."""
+    """Return a native text response as a `chat.completion`; other results are returned as is. The native format has no
+    finish reason, except that tool calls imply one."""
     if not isinstance(result, dict) or "response" not in result:
         return result
     response, calls = result["response"], result.get("tool_calls") or []

@@ -1,8 +1,8 @@
-"""One request to an address of a caller's choosing: the only one that this platform makes.
+"""HTTP client for webhooks: the only requests that the platform sends to addresses chosen by callers.
 
-A name is looked up once, and what is connected to is one of the addresses that were found and judged, never the name
-again. Addresses that are not of the public internet are not connected to, unless the operator names their networks; no
-redirect is followed, no answer read beyond its first line, and nothing takes longer than `TIMEOUT_S` in all.
+A host name is resolved once, and the connection goes to an address that was checked, never to the name again. Addresses
+outside the public internet are refused, unless the operator allows their networks. Redirects are not followed, only the
+status line of the response is read, and the whole exchange takes at most `TIMEOUT_S`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 TIMEOUT_S = 10.0
-MAX_LOOKUPS = 4  # threads: a name server that does not answer holds one for long
+MAX_LOOKUPS = 4  # threads; an unresponsive name server blocks one for long
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
-_UNICAST = ipaddress.IPv6Network("2000::/3")  # what of IPv6 is given out; the rest is local, or leads to IPv4
+_UNICAST = ipaddress.IPv6Network("2000::/3")  # global unicast; other IPv6 addresses are local or translate to IPv4
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([0-9]{3})(?: |\r)")
 _MAX_LINE = 4096
 
 
 class NotSent(Exception):
-    """No answer came. The text is one of a few words, and names no address."""
+    """No response arrived. The text is one of a few fixed reasons, and contains no address."""
 
 
-class Outgoing:
-    """Sends to public addresses, and to those of `networks`."""
+class WebhookClient:
+    """Sends to public addresses, and to those in `networks`."""
 
     def __init__(self, networks: Sequence[str] = ()) -> None:
         self._networks: list[Network] = [ipaddress.ip_network(text, strict=False) for text in networks]
@@ -43,13 +43,13 @@ class Outgoing:
 
     @functools.cached_property
     def _tls(self) -> ssl.SSLContext:
-        """Made when it is first needed: it reads every authority that the machine knows."""
+        """Created on first use, because it reads all certificate authorities of the machine."""
         context = ssl.create_default_context()
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         return context
 
     async def post(self, url: str, body: bytes, headers: Sequence[tuple[str, str]]) -> int:
-        """The answer's status. `url` is https and has been checked. Raises NotSent."""
+        """Send a POST request and return the status of the response. `url` is a checked https URL. Raises NotSent."""
         try:
             async with asyncio.timeout(TIMEOUT_S):
                 return await self._post(url, body, headers)
@@ -77,14 +77,14 @@ class Outgoing:
                 found = _STATUS.match(await reader.readuntil(b"\r\n"))
                 if found is not None:
                     return int(found[1])
-            raise NotSent("no answer")
+            raise NotSent("no response")
         finally:
             writer.transport.abort()
 
     async def _find(self, host: str, port: int) -> Address:
-        """The first address of the host that may be connected to. Raises NotSent, OSError."""
+        """Return the first allowed address of a host. Raises NotSent, OSError."""
         try:
-            addresses = [ipaddress.ip_address(host)]  # need not wait for a name server that answers nobody
+            addresses = [ipaddress.ip_address(host)]
         except ValueError:
             lookup = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
             found = await asyncio.get_running_loop().run_in_executor(self._lookups, lookup)
@@ -95,17 +95,17 @@ class Outgoing:
         return allowed[0]
 
     def may_reach_host(self, url: str) -> bool:
-        """Whether it may be; of a name that is known once it is looked up."""
+        """Return False if the URL's host is an IP address that is not allowed. Names are checked when resolved."""
         try:
             return self.may_reach(ipaddress.ip_address(urlsplit(url).hostname or ""))
         except ValueError:
             return True
 
     def may_reach(self, address: Address) -> bool:
-        """Whether the address is public, or of a network that the operator named."""
+        """Return True if the address is public, or in a network that the operator allows."""
         if any(address in network for network in self._networks):
             return True
-        return all(_is_public(each) for each in [address, *_within(address)])
+        return all(_is_public(each) for each in [address, *_embedded_addresses(address)])
 
     def close(self) -> None:
         self._lookups.shutdown(wait=False, cancel_futures=True)
@@ -117,8 +117,8 @@ def _is_public(address: Address) -> bool:
     return address.is_global and not address.is_multicast
 
 
-def _within(address: Address) -> list[Address]:
-    """The IPv4 addresses that an IPv6 address leads to through a translation or a tunnel."""
+def _embedded_addresses(address: Address) -> list[Address]:
+    """Return the IPv4 addresses that an IPv6 address stands for by translation or tunneling."""
     if isinstance(address, ipaddress.IPv4Address):
         return []
     found = [address.ipv4_mapped, address.sixtofour, *(address.teredo or ())]

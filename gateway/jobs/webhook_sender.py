@@ -1,7 +1,7 @@
-"""Sends what finished batches gave to where their requests asked for it: at least once, and some times if need be.
+"""Sends the results of finished batches to their webhooks, at least once, with retries.
 
-Any gateway of the platform sends; the database says which webhooks are due, and whose they are for now. A target's
-answer counts by its status alone. Knows the kept answers' form, not how they came about.
+Any gateway sends; rows in the database say which webhooks are due and which gateway has leased them. A delivery is
+judged by the status of the response alone.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Any
 import msgspec
 
 from gateway import envelope
-from gateway.jobs.webhook import Webhook, body_of
+from gateway.jobs.webhook import Webhook, webhook_body
 from gateway.jobs.webhook_http import TIMEOUT_S, NotSent
-from gateway.jobs.webhook_signature import headers_of
+from gateway.jobs.webhook_signature import signature_headers
 from gateway.services import Services
 from storage.errors import StoreUnavailable
 from telemetry import metrics
@@ -27,9 +27,9 @@ from tenants.jobs.webhooks import Due
 
 log = logging.getLogger(__name__)
 
-PAUSES_S = (1.0, 10.0, 60.0, 300.0, 1800.0)  # between tries; after the last of them it is given up
-LOOK_INTERVAL_S = 5.0  # for what other gateways finished, or is to be tried again
-MAX_AT_ONCE = 8
+RETRY_DELAYS_S = (1.0, 10.0, 60.0, 300.0, 1800.0)  # the webhook is dropped after the last
+POLL_INTERVAL_S = 5.0
+MAX_CONCURRENT = 8
 _LEASE_S = 6 * TIMEOUT_S
 
 _decode_target = msgspec.json.Decoder(Webhook).decode
@@ -37,33 +37,33 @@ _decode_item = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 class WebhookSender:
-    """One gateway's. `run` runs for ever."""
+    """The sender of one gateway."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._is_wanted = asyncio.Event()
+        self._has_news = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
-        """A batch may have been finished."""
-        self._is_wanted.set()
+        """Look for due webhooks now: a batch may have finished."""
+        self._has_news.set()
 
     async def run(self) -> None:
-        """Send what is due, for ever."""
+        """Send due webhooks, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                self._is_wanted.clear()
+                self._has_news.clear()
                 try:
                     await self._send_some(group)
                 except StoreUnavailable:
-                    log.warning("webhooks wait for the database")
+                    log.warning("webhooks were not sent: the database is unavailable")
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK_INTERVAL_S):
-                        await self._is_wanted.wait()
+                    async with asyncio.timeout(POLL_INTERVAL_S):
+                        await self._has_news.wait()
 
     async def _send_some(self, group: asyncio.TaskGroup) -> None:
-        """Begin to send what is due and has room beside what is being sent. Raises StoreUnavailable."""
-        services, room = self._services, MAX_AT_ONCE - len(self._sending)
+        """Start to send due webhooks, as many as there is room for. Raises StoreUnavailable."""
+        services, room = self._services, MAX_CONCURRENT - len(self._sending)
         if not room or services.admission.is_draining:
             return
         for due in await webhooks.take(services.database, services.clock.now(), limit=room, lease_s=_LEASE_S):
@@ -72,53 +72,53 @@ class WebhookSender:
             task.add_done_callback(self._end)
 
     def _end(self, task: asyncio.Task[None]) -> None:
-        if len(self._sending) == MAX_AT_ONCE:
-            self.wake()  # more may have waited for room
+        if len(self._sending) == MAX_CONCURRENT:
+            self.wake()  # others may be waiting for room
         self._sending.discard(task)
 
     async def _send(self, due: Due) -> None:
-        """Try one, and note what became of it."""
+        """Try to deliver one webhook, and store the outcome."""
         services = self._services
         try:
             outcome = await self._try(due)
         except StoreUnavailable:
-            return  # its lease runs out
+            return  # retried when the lease expires
         except (ValueError, msgspec.MsgspecError):
-            log.error("a webhook cannot be read: has the cache secret changed?", extra={"batch": due.batch_id})
+            log.error("webhook is unreadable; has HEARTH_CACHE_SECRET changed?", extra={"batch": due.batch_id})
             outcome = "unreadable"
-        is_over = outcome in ("delivered", "unreadable") or due.num_tries > len(PAUSES_S)
+        is_over = outcome in ("delivered", "unreadable") or due.num_tries > len(RETRY_DELAYS_S)
         metrics.WEBHOOKS.labels(outcome).inc()
         if outcome != "delivered":
-            log.info("a webhook was not delivered", extra={"batch": due.batch_id, "why": outcome, "is_over": is_over})
+            log.info("webhook was not delivered", extra={"batch": due.batch_id, "why": outcome, "is_over": is_over})
         with contextlib.suppress(StoreUnavailable):
             if is_over:
                 await webhooks.remove(services.database, due.batch_id)
             else:
-                pause_s = PAUSES_S[due.num_tries - 1]
-                next_at = services.clock.now() + timedelta(seconds=pause_s)
-                await webhooks.put_off(services.database, due.batch_id, next_at)
-                asyncio.get_running_loop().call_later(pause_s, self.wake)
+                delay_s = RETRY_DELAYS_S[due.num_tries - 1]
+                next_at = services.clock.now() + timedelta(seconds=delay_s)
+                await webhooks.postpone(services.database, due.batch_id, next_at)
+                asyncio.get_running_loop().call_later(delay_s, self.wake)
 
     async def _try(self, due: Due) -> str:
-        """`delivered`, or why it was not. Raises StoreUnavailable, and ValueError for what cannot be opened."""
+        """Return `delivered`, or why the webhook was not. Raises StoreUnavailable; ValueError for unreadable rows."""
         services = self._services
-        webhook = _decode_target(services.batches.opened(due.account_id, due.target))
+        webhook = _decode_target(services.batches.decrypt(due.account_id, due.target))
         sealed = await batches.answers(services.database, due.account_id, due.batch_id, 0, due.num_requests)
         if len(sealed) < due.num_requests:
             return "expired"
         items: list[Mapping[str, Any]] = [
-            _decode_item(services.batches.opened(due.account_id, each)) for each in sealed
+            _decode_item(services.batches.decrypt(due.account_id, each)) for each in sealed
         ]
         created = int(due.finished_at.timestamp())
-        body = envelope.encode(body_of(webhook, due.batch_id, due.shown_model, created, items))
+        body = envelope.encode(webhook_body(webhook, due.batch_id, due.requested_model, created, items))
         headers = [("content-type", "application/json"), ("user-agent", "Hearth"), ("cf-ai-req-id", due.batch_id)]
         now = services.clock.now()
         keys = await webhook_keys.signing(services.database, due.account_id, now)
         secrets = [key.secret(services.settings.cache_secret) for key in keys]
-        signed = headers_of(f"msg_{due.batch_id}", int(now.timestamp()), body, secrets)
+        signed = signature_headers(f"msg_{due.batch_id}", int(now.timestamp()), body, secrets)
         headers += [(name.decode(), value.decode()) for name, value in signed]
         try:
-            status = await services.outgoing.post(webhook.url, body, headers)
+            status = await services.webhook_client.post(webhook.url, body, headers)
         except NotSent as error:
             return str(error)
         return "delivered" if 200 <= status < 300 else "refused"

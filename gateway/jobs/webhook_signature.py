@@ -1,7 +1,7 @@
-"""Signatures of webhooks, as Standard Webhooks has them: over the message's id, the time of the try and the body. Pure.
+"""Signatures of webhooks in the format of Standard Webhooks: over message id, timestamp and body. Pure.
 
-Receivers verify with the text of a key's secret, which is shown once. A message may have several signatures, one for
-each key that signs now; any one of them will do.
+Receivers verify with the secret of a key, which is shown once. A message has one signature for each active key; any
+valid signature suffices.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ PREFIX = "whsec_"
 
 
 def secret_text(secret: bytes) -> str:
-    """As it is shown, and as receivers' libraries take it."""
+    """Return the secret in the form that receivers' libraries expect."""
     return PREFIX + base64.b64encode(secret).decode()
 
 
-def headers_of(message_id: str, at_s: int, body: bytes, secrets: Sequence[bytes]) -> Headers:
-    """What goes with a try at `at_s` (Unix seconds) to deliver a message; no signature where there is no secret."""
+def signature_headers(message_id: str, at_s: int, body: bytes, secrets: Sequence[bytes]) -> Headers:
+    """Return the headers of a delivery at `at_s` (Unix seconds); without secrets there is no signature."""
     headers: Headers = [(b"webhook-id", message_id.encode()), (b"webhook-timestamp", b"%d" % at_s)]
     if secrets:
         signed = b"%b.%d.%b" % (message_id.encode(), at_s, body)

@@ -1,136 +1,163 @@
-"""`/accounts`: the accounts that the caller's credential opens for reading, and for writing.
+"""`/accounts`: the accounts that the caller's credential gives access to.
 
-Only a user (whom the operator made) can create accounts, and is then a member of them.
+Only users can create accounts; users are created by the operator. A user is a member of each account they create.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
-import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import Reason, Refusal
-from gateway.management.objects import answer, body_of, invalid, page_query, principal_of, shown_time
+from gateway.management.endpoint import (
+    PageQuery,
+    change_context,
+    format_time,
+    invalid,
+    principal_of,
+    respond,
+    takes_body,
+    takes_query,
+    unknown_if_missing,
+)
 from gateway.services import Services
 from storage.database import new_id_hex
-from storage.errors import Missing
 from tenants import accounts, users
 from tenants.accounts import Account, AccountSettings
-from tenants.residency import RETENTION_RULES, RegionRule, RetentionRule, read_rule, shown_rule
+from tenants.credentials.principal import Principal
+from tenants.residency import RegionRule, RetentionRule, read_rule, shown_rule
 
 READ_SCOPE = "account:read"
+WRITE_SCOPE = "account:write"
 
 
-async def list_(services: Services, request: Request) -> Response:
-    """Those that may be read; a credential that may read none is refused."""
+class AccountSettingsBody(Struct, frozen=True):
+    """Settings of an account. `region` is null or an object of `countries` and `jurisdictions`."""
+
+    enforce_twofactor: bool = False
+    abuse_contact_email: Annotated[str, Meta(max_length=254)] | None = None
+    region: Any = UNSET
+    retention: RetentionRule | UnsetType = UNSET
+
+
+class AccountBody(Struct, frozen=True):
+    """The body that creates or changes an account."""
+
+    name: str
+    type: str | UnsetType = UNSET
+    settings: AccountSettingsBody | None = None
+
+
+class AccountsQuery(PageQuery, frozen=True, kw_only=True):
+    """Query parameters of the list of accounts. `name` matches any part of an account's name."""
+
+    name: str = ""
+
+
+@takes_query(AccountsQuery)
+async def list_(services: Services, request: Request, query: AccountsQuery) -> Response:
+    """List the accounts that the credential may read. A credential that may read none is rejected."""
     principal = principal_of(request)
-    opened = [id_ for id_, grant in principal.accounts().items() if READ_SCOPE in grant.scopes]
+    readable = [id_ for id_, grant in principal.accounts().items() if READ_SCOPE in grant.scopes]
     sees_all = principal.is_operator and READ_SCOPE in principal.scopes
-    if not opened and not sees_all and not principal.has_global_key:
+    if not readable and not sees_all and not principal.has_global_key:
         raise Refusal(Reason.NOT_PERMITTED)
-    name, query = request.query_params.get("name", "").lower(), page_query(request)
-    found = [
-        found
-        for found in await accounts.list_all(services.database, None if sees_all else opened)
-        if name in found.name.lower()
+    rows = [
+        account
+        for account in await accounts.list_all(services.database, None if sees_all else readable)
+        if query.name.lower() in account.name.lower()
     ]
-    return query.answer([shown_account(account) for account in query.cut(found)], len(found))
+    return query.respond([render_account(account) for account in query.slice(rows)], len(rows))
 
 
-async def create(services: Services, request: Request) -> Response:
-    """A new account, of the caller's user."""
-    principal = principal_of(request)
-    if not principal.user_id or "account:write" not in principal.scopes | principal.user_scopes:
+def _check_may_create(principal: Principal) -> None:
+    if not principal.user_id or WRITE_SCOPE not in principal.scopes | principal.user_scopes:
         raise Refusal(Reason.NOT_PERMITTED)
-    body = await body_of(services, request)
-    name, settings = _name(body), _settings(body)
+
+
+@takes_body(AccountBody, permit=_check_may_create)
+async def create(services: Services, request: Request, body: AccountBody) -> Response:
+    """Create an account, with the caller's user as its member."""
+    principal = principal_of(request)
     _check_type(body, "standard")
-    now = services.clock.now()
-    given = body["settings"] if isinstance(body.get("settings"), dict) else {}
-    region, retention = _region(given), _retention(given)
+    settings = body.settings or AccountSettingsBody()
     account = Account(
-        new_id_hex(), name, "active", "paid", now, settings or AccountSettings(), region=region, retention=retention
+        new_id_hex(),
+        _checked_name(body),
+        "active",
+        "paid",
+        services.clock.now(),
+        _account_settings(settings),
+        region=_parse_region(settings),
+        retention=settings.retention or "standard",
     )
     await users.create_account(
         services.database, principal.user_id, account, who=principal.api_token_id, ephemeral=services.ephemeral
     )
-    return answer(shown_account(account))
+    return respond(render_account(account))
 
 
 async def get(services: Services, request: Request) -> Response:
-    """The account in the path."""
-    return answer(shown_account(await _find(services, request)))
+    """Get an account."""
+    return respond(render_account(await _find(services, request)))
 
 
-async def update(services: Services, request: Request) -> Response:
-    """Its name and settings, its region and retention among them; those that are left out stay."""
-    body = await body_of(services, request)
+@takes_body(AccountBody)
+async def update(services: Services, request: Request, body: AccountBody) -> Response:
+    """Change an account's name and settings, including region and retention. Settings that are left out stay."""
     account = await _find(services, request)
-    _check_type(body, shown_type(account))
-    given = body["settings"] if isinstance(body.get("settings"), dict) else {}
-    region, retention = _region(given), _retention(given)
-    try:
+    _check_type(body, account_type(account))
+    name, settings = _checked_name(body), body.settings or AccountSettingsBody()
+    region = account.region if settings.region is UNSET else _parse_region(settings)
+    retention = settings.retention or account.retention
+    by = change_context(services, request)
+    with unknown_if_missing():
         changed = await accounts.change(
             services.database,
             account.account_id,
-            _name(body),
-            _settings(body),
-            who=principal_of(request).api_token_id,
-            clock=services.clock,
+            name,
+            None if body.settings is None else _account_settings(settings),
+            who=by["who"],
+            clock=by["clock"],
         )
-        by: dict[str, Any] = {
-            "who": principal_of(request).api_token_id,
-            "ephemeral": services.ephemeral,
-            "clock": services.clock,
-        }
-        if "region" in given and region != account.region:
+        if region != account.region:
             await accounts.set_region(services.database, account.account_id, region, **by)
-        if "retention" in given and retention != account.retention:
+        if retention != account.retention:
             await accounts.set_retention(services.database, account.account_id, retention, **by)
-    except Missing:
-        raise Refusal(Reason.OBJECT_UNKNOWN) from None
-    region, retention = (
-        region if "region" in given else account.region,
-        retention if "retention" in given else account.retention,
-    )
-    return answer(shown_account(replace(changed, region=region, retention=retention)))
+    return respond(render_account(replace(changed, region=region, retention=retention)))
 
 
 async def delete(services: Services, request: Request) -> Response:
-    """For good, its API tokens with it."""
+    """Delete an account and its API tokens."""
     account_id = request.path_params["account_id"]
-    who = principal_of(request).api_token_id
-    try:
-        await accounts.delete(
-            services.database, account_id, who=who, ephemeral=services.ephemeral, clock=services.clock
-        )
-    except Missing:
-        raise Refusal(Reason.OBJECT_UNKNOWN) from None
-    return answer({"id": account_id})
+    with unknown_if_missing():
+        await accounts.delete(services.database, account_id, **change_context(services, request))
+    return respond({"id": account_id})
 
 
-def shown_account(account: Account) -> dict[str, Any]:
-    """The object of the API; a region and a retention are among the settings where they are not the usual ones."""
+def render_account(account: Account) -> dict[str, Any]:
+    """Return an account as the API renders it. Region and retention are included only if they are not the default."""
     settings = account.settings
-    shown: dict[str, Any] = {
+    rules = {"region": shown_rule(account.region), "retention": account.retention}
+    return {
         "id": account.account_id,
         "name": account.name,
-        "type": shown_type(account),
-        "created_on": shown_time(account.created_at),
+        "type": account_type(account),
+        "created_on": format_time(account.created_at),
         "settings": {
             "enforce_twofactor": settings.enforce_twofactor,
             "abuse_contact_email": settings.abuse_contact_email,
+            **{name: rule for name, rule in rules.items() if rule not in (None, "standard")},
         },
     }
-    rules = {"region": shown_rule(account.region), "retention": account.retention}
-    shown["settings"] |= {name: rule for name, rule in rules.items() if rule not in (None, "standard")}
-    return shown
 
 
-def shown_type(account: Account) -> str:
+def account_type(account: Account) -> str:
+    """Return the type of an account, as Cloudflare's API names it."""
     return "enterprise" if account.plan == "enterprise" else "standard"
 
 
@@ -141,39 +168,24 @@ async def _find(services: Services, request: Request) -> Account:
     return found
 
 
-def _name(body: dict[str, Any]) -> str:
-    name = body.get("name")
+def _checked_name(body: AccountBody) -> str:
     try:
-        return accounts.checked_name(name if isinstance(name, str) else "")
+        return accounts.checked_name(body.name)
     except ValueError as error:
-        raise invalid(str(error)) from None
+        raise invalid(f"name: {error}") from None
 
 
-def _check_type(body: dict[str, Any], kept: str) -> None:
-    if body.get("type", kept) != kept:
-        raise invalid(f"type stays {kept}: the operator decides it")
+def _check_type(body: AccountBody, current: str) -> None:
+    if body.type not in (UNSET, current):
+        raise invalid(f"type must be {current}: only the operator can change the type of an account")
 
 
-def _region(given: dict[str, Any]) -> RegionRule | None:
+def _parse_region(settings: AccountSettingsBody) -> RegionRule | None:
     try:
-        return read_rule(given.get("region"))
+        return read_rule(None if settings.region is UNSET else settings.region)
     except ValueError as error:
         raise invalid(f"settings/region: {error}") from None
 
 
-def _retention(given: dict[str, Any]) -> RetentionRule:
-    for rule in RETENTION_RULES:
-        if given.get("retention", "standard") == rule:
-            return rule
-    raise invalid(f"settings/retention must be {' or '.join(RETENTION_RULES)}")
-
-
-def _settings(body: dict[str, Any]) -> AccountSettings | None:
-    value = body.get("settings")
-    try:
-        settings = None if value is None else msgspec.convert(value, AccountSettings)
-    except msgspec.ValidationError as error:
-        raise invalid(f"settings: {error}") from None
-    if settings is not None and len(settings.abuse_contact_email or "") > 254:
-        raise invalid("settings/abuse_contact_email must have <= 254 characters")
-    return settings
+def _account_settings(settings: AccountSettingsBody) -> AccountSettings:
+    return AccountSettings(settings.enforce_twofactor, settings.abuse_contact_email)

@@ -1,160 +1,162 @@
 """`/user/tokens` and `A/tokens`: the API tokens of the caller's user, or of the account in the path.
 
-One set of endpoints serves both: an account in the path says whose. A secret is in the answer that made it, and nowhere
-else.
+The same endpoints serve both: a path with an account means that account's tokens. A secret is only in the response
+that created it.
 """
 
 from __future__ import annotations
 
 import re
+from typing import Any
 from urllib.parse import unquote
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import Reason, Refusal
-from gateway.management import api_token_bodies as token_bodies
-from gateway.management.objects import answer, body_of, invalid, is_true, page_query, principal_of
+from gateway.management.api_token_bodies import TokenBody, parse_spec, render_groups, render_token
+from gateway.management.endpoint import (
+    PageQuery,
+    change_context,
+    invalid,
+    principal_of,
+    respond,
+    takes_body,
+    takes_query,
+    unknown_if_missing,
+)
 from gateway.services import Services
-from storage.errors import Missing
 from tenants import users
 from tenants.credentials import user_tokens
-from tenants.credentials.user_tokens import Holder, TokenSpec, TooManyTokens
+from tenants.credentials.user_tokens import TokenOwner, TokenSpec, TooManyTokens
 
 _TOKEN_ID = re.compile(r"[0-9a-f]{32}")
 
 
-async def list_(services: Services, request: Request) -> Response:
-    """One page, oldest first; those that have expired only where they are asked for."""
-    query = page_query(request)
+class TokensQuery(PageQuery, frozen=True, kw_only=True):
+    """Query parameters of the list of tokens."""
+
+    include_expired: bool = False
+
+
+class GroupsQuery(Struct, frozen=True):
+    """Filters of the list of permission groups."""
+
+    name: str = ""
+    scope: str = ""
+
+
+@takes_query(TokensQuery)
+async def list_(services: Services, request: Request, query: TokensQuery) -> Response:
+    """List tokens, oldest first. Expired tokens are listed only with `include_expired`."""
     found = await user_tokens.page(
         services.database,
         _holder(request),
-        page=query.page,
-        per_page=query.per_page,
+        page=query.number,
+        per_page=query.size,
         is_descending=query.is_descending,
-        has_expired=is_true(request, "include_expired"),
+        has_expired=query.include_expired,
         clock=services.clock,
     )
-    return query.answer([token_bodies.shown_token(token) for token in found.tokens], found.total_count)
+    return query.respond([render_token(token) for token in found.tokens], found.total_count)
 
 
-async def create(services: Services, request: Request) -> Response:
-    """A new token, with its secret as `value`."""
+@takes_body(TokenBody)
+async def create(services: Services, request: Request, body: TokenBody) -> Response:
+    """Create a token. The response has its secret as `value`."""
     holder = _holder(request)
-    spec, account_id = await _read(services, request, holder)
-    holder = Holder(holder.kind, account_id, holder.user_id)
+    spec, account_id = await _read_spec(services, holder, body)
+    by = change_context(services, request)
     try:
         created = await user_tokens.create(
             services.database,
             services.settings.token_pepper,
-            holder,
+            TokenOwner(holder.kind, account_id, holder.user_id),
             spec,
-            who=principal_of(request).api_token_id,
-            clock=services.clock,
+            who=by["who"],
+            clock=by["clock"],
         )
     except (ValueError, TooManyTokens) as error:
         raise invalid(str(error)) from None
-    return answer({**token_bodies.shown_token(created.token), "value": created.secret})
+    return respond({**render_token(created.token), "value": created.secret})
 
 
 async def get(services: Services, request: Request) -> Response:
-    """One token, without its secret."""
-    found = await user_tokens.find(services.database, _holder(request), _id(request), clock=services.clock)
+    """Get a token, without its secret."""
+    found = await user_tokens.find(services.database, _holder(request), _token_id(request), clock=services.clock)
     if found is None:
         raise Refusal(Reason.OBJECT_UNKNOWN)
-    return answer(token_bodies.shown_token(found))
+    return respond(render_token(found))
 
 
-async def update(services: Services, request: Request) -> Response:
-    """Everything but the secret, anew."""
+@takes_body(TokenBody)
+async def update(services: Services, request: Request, body: TokenBody) -> Response:
+    """Replace everything of a token except its secret."""
     holder = _holder(request)
-    spec, _ = await _read(services, request, holder)
+    spec, _ = await _read_spec(services, holder, body)
+    by = change_context(services, request)
     try:
-        changed = await user_tokens.replace(
-            services.database,
-            holder,
-            _id(request),
-            spec,
-            who=principal_of(request).api_token_id,
-            ephemeral=services.ephemeral,
-            clock=services.clock,
-        )
-    except Missing:
-        raise Refusal(Reason.OBJECT_UNKNOWN) from None
+        with unknown_if_missing():
+            changed = await user_tokens.replace(services.database, holder, _token_id(request), spec, **by)
     except ValueError as error:
         raise invalid(str(error)) from None
-    return answer(token_bodies.shown_token(changed))
+    return respond(render_token(changed))
 
 
 async def delete(services: Services, request: Request) -> Response:
-    """Revoke a token for good."""
-    who = principal_of(request).api_token_id
-    try:
+    """Revoke and delete a token."""
+    with unknown_if_missing():
         await user_tokens.delete(
-            services.database,
-            _holder(request),
-            _id(request),
-            who=who,
-            ephemeral=services.ephemeral,
-            clock=services.clock,
+            services.database, _holder(request), _token_id(request), **change_context(services, request)
         )
-    except Missing:
-        raise Refusal(Reason.OBJECT_UNKNOWN) from None
-    return answer({"id": _id(request)})
+    return respond({"id": _token_id(request)})
 
 
 async def roll(services: Services, request: Request) -> Response:
-    """A new secret for the token; the answer is its text."""
-    try:
-        secret = await user_tokens.roll(
-            services.database,
-            services.settings.token_pepper,
-            _holder(request),
-            _id(request),
-            who=principal_of(request).api_token_id,
-            ephemeral=services.ephemeral,
-            clock=services.clock,
-        )
-    except Missing:
-        raise Refusal(Reason.OBJECT_UNKNOWN) from None
-    return answer(secret)
+    """Replace the secret of a token. The result is the new secret."""
+    pepper, by = services.settings.token_pepper, change_context(services, request)
+    with unknown_if_missing():
+        secret = await user_tokens.roll(services.database, pepper, _holder(request), _token_id(request), **by)
+    return respond(secret)
 
 
-async def list_groups(_services: Services, request: Request) -> Response:
-    """Every permission group that such a token may have."""
-    name, scope = (unquote(request.query_params.get(field, "")) for field in ("name", "scope"))
-    has_user_groups = _holder(request).kind == "user"
-    return answer(token_bodies.shown_groups(name, scope, has_user_groups=has_user_groups))
+@takes_query(GroupsQuery)
+async def list_groups(_services: Services, request: Request, query: GroupsQuery) -> Response:
+    """List the permission groups that such a token may have."""
+    is_user = _holder(request).kind == "user"
+    # The official clients encode these parameters twice.
+    return respond(render_groups(unquote(query.name), unquote(query.scope), has_user_groups=is_user))
 
 
-def _holder(request: Request) -> Holder:
+def _holder(request: Request) -> TokenOwner:
     account_id = request.path_params.get("account_id")
     if account_id is not None:
-        return Holder("account", account_id)
+        return TokenOwner("account", account_id)
     principal = principal_of(request)
-    return Holder("user", principal.account_id, principal.user_id)
+    return TokenOwner("user", principal.account_id, principal.user_id)
 
 
-def _id(request: Request) -> str:
-    """Raises Refusal for what no token can be called: a database need not take every text."""
+def _token_id(request: Request) -> str:
+    """Return the token id in the path. Raises Refusal if no token can have that id."""
     api_token_id: str = request.path_params["api_token_id"]
     if not _TOKEN_ID.fullmatch(api_token_id):
         raise Refusal(Reason.OBJECT_UNKNOWN)
     return api_token_id
 
 
-async def _read(services: Services, request: Request, holder: Holder) -> tuple[TokenSpec, str]:
-    """What the body decides, and the account that the token is of: the first that it opens."""
-    held = (
+async def _read_spec(services: Services, holder: TokenOwner, body: TokenBody) -> tuple[TokenSpec, str]:
+    """Return the specification of a token, and the account that it belongs to: the first that it gives access to."""
+    is_user = holder.kind == "user"
+    account_ids: list[Any] = (
         await users.account_ids_of(services.database, holder.user_id)
-        if holder.user_id and holder.kind == "user"
+        if holder.user_id and is_user
         else [holder.account_id]
     )
-    if not held:
-        raise invalid("this user has no account that a token could be for")
-    user_id = (holder.user_id or holder.account_id) if holder.kind == "user" else None
-    spec = token_bodies.read_spec(await body_of(services, request), account_ids=held, user_id=user_id)
+    if not account_ids:
+        raise invalid("the user must be a member of an account before a token can be created")
+    user_id = (holder.user_id or holder.account_id) if is_user else None
+    spec = parse_spec(body, account_ids=account_ids, user_id=user_id)
     allowed = [policy for policy in spec.policies if policy.effect == "allow"]
-    opened = [account_id for account_id in held if any(policy.covers(account_id) for policy in allowed)]
-    return spec, (opened or held)[0]
+    covered = [account_id for account_id in account_ids if any(policy.covers(account_id) for policy in allowed)]
+    return spec, (covered or account_ids)[0]

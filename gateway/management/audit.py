@@ -1,36 +1,39 @@
-"""`A/audit_logs`: who did what to an account, newest first."""
+"""`A/audit_logs`: the changes to an account, newest first."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.errors import Reason, Refusal
-from gateway.management.objects import page_query, shown_time
+from gateway.management.endpoint import Count, PageQuery, format_time, takes_query
 from gateway.services import Services
-from tenants.audit import audit_log as audit
+from tenants.audit import audit_log
 from tenants.audit.audit_log import AuditEntry
 
-DEFAULT_PER_PAGE = 100
-_MAX_ACTION = 64
+
+class AuditQuery(PageQuery, frozen=True, kw_only=True):
+    """Query parameters of the audit log. `action.type` is an action such as `api_token.roll`, or a kind of object such
+    as `api_token`."""
+
+    per_page: Count = 100
+    action_type: Annotated[str, Meta(max_length=64)] = msgspec.field(name="action.type", default="")
 
 
-async def list_(services: Services, request: Request) -> Response:
-    """A page of entries, newest first. `action.type` keeps those of one action (`api_token.roll`) or of one kind
-    (`api_token`)."""
-    query, account_id = page_query(request, DEFAULT_PER_PAGE), request.path_params["account_id"]
-    action = request.query_params.get("action.type", "")
-    if len(action) > _MAX_ACTION:
-        raise Refusal(Reason.QUERY_INVALID, f"the query parameter 'action.type' must have <= {_MAX_ACTION} characters")
-    first = (query.page - 1) * query.per_page
-    found = await audit.list_recent(services.database, account_id, query.per_page, offset=first, action=action)
-    total = await audit.count(services.database, account_id, action=action)
-    return query.answer([_shown(entry) for entry in found], total)
+@takes_query(AuditQuery)
+async def list_(services: Services, request: Request, query: AuditQuery) -> Response:
+    """List audit entries, newest first."""
+    account_id, action = request.path_params["account_id"], query.action_type
+    offset = (query.number - 1) * query.size
+    found = await audit_log.list_recent(services.database, account_id, query.size, offset=offset, action=action)
+    total = await audit_log.count(services.database, account_id, action=action)
+    return query.respond([_render_entry(entry) for entry in found], total)
 
 
-def _shown(entry: AuditEntry) -> dict[str, Any]:
+def _render_entry(entry: AuditEntry) -> dict[str, Any]:
     kind = "cli" if entry.who == "cli" else "user"
     return {
         "id": entry.audit_id,
@@ -40,7 +43,7 @@ def _shown(entry: AuditEntry) -> dict[str, Any]:
         "metadata": {"detail": entry.detail},
         "owner": {"id": entry.account_id},
         "resource": {"id": entry.subject_id, "type": entry.action.partition(".")[0]},
-        "when": shown_time(entry.at),
+        "when": format_time(entry.at),
         "sequence": entry.sequence,
         "digest": entry.digest.hex() if entry.digest is not None else None,
     }

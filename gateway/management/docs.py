@@ -1,6 +1,6 @@
-"""`/openapi.json`, and the page at `/docs` that shows it. Everything is served from here: the page works offline.
+"""`/openapi.json`, and the page at `/docs` that shows it. The page loads nothing from other hosts.
 
-No credential; nothing about tenants or about which models there are.
+Both are public and contain nothing about tenants or published models.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAGE_HEADERS = {
 
 
 class OpenApi:
-    """The OpenAPI 3.1 document of these routes and its own."""
+    """Serves the OpenAPI 3.1 document of the given routes, built on the first request."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._routes = tuple(routes)
@@ -42,17 +42,17 @@ class OpenApi:
 
 
 async def page(_services: Services, _request: Request) -> Response:
-    """A page that shows the document and tries its operations."""
+    """Get the page that shows the OpenAPI document and can call its operations."""
     return _file("docs.html", "text/html")
 
 
 async def script(_services: Services, _request: Request) -> Response:
-    """The page's script."""
+    """Get the script of the page."""
     return _file("docs.js", "text/javascript")
 
 
 async def style(_services: Services, _request: Request) -> Response:
-    """The page's style."""
+    """Get the style sheet of the page."""
     return _file("docs.css", "text/css")
 
 

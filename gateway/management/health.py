@@ -1,4 +1,4 @@
-"""Whether the process lives, whether it should get traffic, and its metrics. No credential; nothing about tenants."""
+"""Liveness, readiness and metrics of the gateway process. Public; contains nothing about tenants."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from telemetry import metrics
 
 
 async def healthz(_services: Services, _request: Request) -> Response:
-    """The process answers; true during outages of others."""
+    """Return 200 while the process runs, also when its dependencies are down."""
     return Response(envelope.encode({"status": "ok"}), media_type="application/json")
 
 
 async def readyz(services: Services, _request: Request) -> Response:
-    """200 when calls can be answered, else 503 with the reason."""
+    """Return 200 if the gateway can serve calls, else 503 with the reason."""
     missing = services.missing_for_readiness()
     body = {
         "status": "ready" if missing is None else "not ready",
@@ -31,5 +31,5 @@ async def readyz(services: Services, _request: Request) -> Response:
 
 
 async def prometheus(_services: Services, _request: Request) -> Response:
-    """The Prometheus text format."""
+    """Get the metrics in Prometheus text format."""
     return Response(metrics.render(), headers={"content-type": CONTENT_TYPE_LATEST})

@@ -1,9 +1,10 @@
-"""What models there are: the catalog's search and schema routes, and the OpenAI list. Memory reads, no store."""
+"""The catalog over HTTP: search and schema routes, and OpenAI's list of models. Reads memory only, no store."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,83 +13,125 @@ from catalog.card import TASKS, ModelCard
 from catalog.listed import ListedModel
 from catalog.pricing import usd_per_million
 from catalog.schemas import schema_document
-from catalog.search import MAX_PER_PAGE, Shown
+from catalog.search import MAX_PER_PAGE, AnyModel
 from gateway import envelope
-from gateway.errors import Reason, Refusal
-from gateway.management.objects import answer, is_true, page_query, whole_number
+from gateway.management.endpoint import Count, PageQuery, respond, takes_query
 from gateway.model_names import find_model, find_shown
+from gateway.openapi.operation import describe
 from gateway.services import Services
 
 
-async def search(services: Services, request: Request) -> Response:
-    """Rows of the catalog; a page past the end is empty, which is how clients know to stop."""
-    query = request.query_params
+class ModelsQuery(Struct, frozen=True):
+    """Query parameters of the model search."""
+
+    search: str = ""
+    task: str = ""
+    author: str = ""
+    source: Count = 0
+    hide_experimental: bool = False
+    include_deprecated: bool = False
+    page: Count = 1
+    per_page: Count = MAX_PER_PAGE
+    format: Literal["openrouter"] | None = None
+
+
+class AuthorsQuery(PageQuery, frozen=True, kw_only=True):
+    """Query parameters of the list of authors. `search` and `author` mean the same."""
+
+    per_page: Count = MAX_PER_PAGE
+    search: str = ""
+    author: str = ""
+
+
+class TasksQuery(PageQuery, frozen=True, kw_only=True):
+    """Query parameters of the list of tasks. `search` and `task` mean the same."""
+
+    per_page: Count = MAX_PER_PAGE
+    search: str = ""
+    task: str = ""
+
+
+class SchemaQuery(Struct, frozen=True):
+    """Query parameters of the schema route."""
+
+    model: str
+
+
+_SEARCH_RESPONSES = {
+    "application/json": {
+        "schema": {
+            "anyOf": [
+                {"$ref": "#/components/schemas/Envelope"},
+                {"type": "object", "required": ["data"], "properties": {"data": {"type": "array"}}},
+            ]
+        }
+    }
+}
+
+
+@describe(content=_SEARCH_RESPONSES)
+@takes_query(ModelsQuery)
+async def search(services: Services, _request: Request, query: ModelsQuery) -> Response:
+    """Search the catalog. A page past the end is empty; `format=openrouter` returns OpenRouter's list of models."""
     found = services.registry.search(
-        search=query.get("search", ""),
-        task=query.get("task", ""),
-        author=query.get("author", ""),
-        source=whole_number(request, "source", 0) or None,
-        hide_experimental=is_true(request, "hide_experimental"),
-        include_deprecated=is_true(request, "include_deprecated"),
-        page=whole_number(request, "page", 1) or 1,
-        per_page=whole_number(request, "per_page", MAX_PER_PAGE) or MAX_PER_PAGE,
+        search=query.search,
+        task=query.task,
+        author=query.author,
+        source=query.source or None,
+        hide_experimental=query.hide_experimental,
+        include_deprecated=query.include_deprecated,
+        page=query.page or 1,
+        per_page=query.per_page or MAX_PER_PAGE,
     )
-    if query.get("format") == "openrouter":
-        listed = [_openrouter_row(model) for model in found.models]
-        return _json({"data": listed, "result": listed})  # the official client asks for this, and looks for `result`
-    rows = found.rows
-    info = envelope.page_info(found.page, found.per_page, len(rows), found.total_count)
-    return Response(envelope.success(rows, result_info=info), media_type="application/json")
+    if query.format == "openrouter":
+        rows = [_openrouter_row(model) for model in found.models]
+        return _json({"data": rows, "result": rows})  # the official client reads `result`
+    info = envelope.page_info(found.page, found.per_page, len(found.rows), found.total_count)
+    return Response(envelope.success(found.rows, result_info=info), media_type="application/json")
 
 
-async def search_authors(services: Services, request: Request) -> Response:
-    """Whose models there are."""
-    query = page_query(request, MAX_PER_PAGE)
+@takes_query(AuthorsQuery)
+async def search_authors(services: Services, _request: Request, query: AuthorsQuery) -> Response:
+    """List the authors of models."""
     authors = [model.author for model in services.registry.search(include_deprecated=True).models]
-    rows = author_rows(authors, _wanted(request, "author"))
-    return query.answer(query.cut(rows), len(rows))
+    rows = author_rows(authors, (query.search or query.author).strip().lower())
+    return query.respond(query.slice(rows), len(rows))
 
 
-async def search_tasks(_services: Services, request: Request) -> Response:
-    """What kinds of work models do."""
-    query, words = page_query(request, MAX_PER_PAGE), _wanted(request, "task")
+@takes_query(TasksQuery)
+async def search_tasks(_services: Services, _request: Request, query: TasksQuery) -> Response:
+    """List the tasks of models."""
+    words = (query.search or query.task).strip().lower()
     tasks = [task for task in TASKS.values() if words in task.name.lower() or words in task.description.lower()]
     rows = [{"id": task.id, "name": task.name, "description": task.description} for task in tasks]
-    return query.answer(query.cut(rows), len(rows))
+    return query.respond(query.slice(rows), len(rows))
 
 
-async def schema(services: Services, request: Request) -> Response:
-    """What a model takes and gives, as JSON Schema."""
-    name = request.query_params.get("model")
-    if not name:
-        raise Refusal(Reason.QUERY_INVALID, "the query parameter 'model' is missing")
-    return answer(schema_document(await find_shown(services.registry, name)))
+@takes_query(SchemaQuery)
+async def schema(services: Services, _request: Request, query: SchemaQuery) -> Response:
+    """Get the JSON Schemas of a model's input and output."""
+    return respond(schema_document(await find_shown(services.registry, query.model)))
 
 
 async def list_openai(services: Services, _request: Request) -> Response:
-    """Every model, as OpenAI lists them."""
+    """List all models in OpenAI's format."""
     rows = [_openai_row(card, card.name) for card in services.registry.all()]
     return _json({"object": "list", "data": rows})
 
 
 async def get_openai(services: Services, request: Request) -> Response:
-    """One model, under the name it was asked for by."""
+    """Get a model in OpenAI's format, under the requested name."""
     resolved = await find_model(services.registry, request.path_params["model"])
     return _json(_openai_row(resolved.card, resolved.requested_name))
-
-
-def _wanted(request: Request, name: str) -> str:
-    """What a search is for, under either of its names."""
-    return (request.query_params.get("search") or request.query_params.get(name, "")).strip().lower()
 
 
 def _openai_row(card: ModelCard, name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": int(card.created_at.timestamp()), "owned_by": card.author}
 
 
-def _openrouter_row(model: Shown) -> dict[str, Any]:
-    """Prices are dollars per token, as text: what a call is charged here, so nothing for the tokens of a model that is
-    priced by images or minutes, or has no price."""
+def _openrouter_row(model: AnyModel) -> dict[str, Any]:
+    """Return a model as OpenRouter lists it. Prices are US dollars per token, as text; they are 0 for a model that is
+    priced by images or minutes."""
     is_text = model.task == "Text Generation"
     prices = model.neurons_per_million if isinstance(model, ListedModel) else model.prices
     cached_input = prices.input if prices.cached_input is None else prices.cached_input
@@ -108,7 +151,7 @@ def _openrouter_row(model: Shown) -> dict[str, Any]:
     }
 
 
-def _inputs(model: Shown) -> list[str]:
+def _inputs(model: AnyModel) -> list[str]:
     found = _INPUTS.get(model.task, ["text"])
     return [*found, "image"] if "vision" in model.capabilities and "image" not in found else found
 
@@ -123,7 +166,7 @@ _INPUTS = {
 }
 _OUTPUTS = {"Text Embeddings": ["embeddings"], "Text-to-Image": ["image"], "Text-to-Speech": ["audio"]}
 
-_FEATURES = {"function_calling": "tools"}  # where OpenRouter's word is another
+_FEATURES = {"function_calling": "tools"}  # names that differ from OpenRouter's
 
 _SAMPLING_PARAMETERS = [
     "temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens",

@@ -1,17 +1,17 @@
-"""`GET /user/tokens/verify` and `GET A/tokens/verify`: how does this API token stand? Each answers for its own kind.
+"""`GET /user/tokens/verify` and `GET A/tokens/verify`: the status of the API token that the request carries.
 
-An expired or disabled token is told so, since its whole secret was right; an unknown or revoked one is not known.
+Each route verifies only its own kind of token. Expired and disabled tokens get their status, because the caller knows
+the whole secret; unknown and revoked tokens get 401.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway import authentication, envelope
+from gateway import authentication
 from gateway.errors import Reason, Refusal
+from gateway.management.endpoint import format_time, respond
 from gateway.services import Services
 from tenants.credentials.principal import Principal, Refused, TokenKind
 
@@ -24,35 +24,34 @@ _MESSAGES = {
 
 
 async def verify_user_token(services: Services, request: Request) -> Response:
-    """Of any account; an account's own token is not known here."""
-    return _told(await _verdict(services, request), "user", None)
+    """Get the status of a user's token."""
+    return _render(await _verify(services, request), "user", None)
 
 
 async def verify_account_token(services: Services, request: Request) -> Response:
-    """Of the account in the path."""
-    return _told(await _verdict(services, request), "account", request.path_params["account_id"])
+    """Get the status of a token of the account in the path."""
+    return _render(await _verify(services, request), "account", request.path_params["account_id"])
 
 
-async def _verdict(services: Services, request: Request) -> Principal | Refused:
+async def _verify(services: Services, request: Request) -> Principal | Refused:
     address = services.client_address(request.scope.get("client"))
-    return await authentication.judge(services.verifier, request.scope["headers"], address)
+    return await authentication.verify(services.verifier, request.scope["headers"], address)
 
 
-def _told(verdict: Principal | Refused, kind: TokenKind, account_id: str | None) -> Response:
-    standing = verdict.reason if isinstance(verdict, Refused) else "active"
-    if standing not in _MESSAGES or not _is_here(verdict, kind, account_id):
+def _render(verified: Principal | Refused, kind: TokenKind, account_id: str | None) -> Response:
+    state = verified.reason if isinstance(verified, Refused) else "active"
+    if state not in _MESSAGES or not _matches_route(verified, kind, account_id):
         raise Refusal(Reason.API_TOKEN_INVALID)
-    status = "disabled" if standing == "not_yet" else standing
-    result: dict[str, Any] = {"id": verdict.api_token_id, "status": status}
-    for name, time in (("expires_on", verdict.expires_at), ("not_before", verdict.not_before)):
-        if time is not None:
-            result[name] = time.strftime("%Y-%m-%dT%H:%M:%SZ")
-    messages = [{"code": 10000, "message": _MESSAGES[standing]}]
-    return Response(envelope.success(result, messages=messages), media_type="application/json")
+    # Clients know only active, disabled and expired.
+    result = {"id": verified.api_token_id, "status": "disabled" if state == "not_yet" else state}
+    times = (("expires_on", verified.expires_at), ("not_before", verified.not_before))
+    result |= {name: format_time(time) for name, time in times if time is not None}
+    return respond(result, messages=[{"code": 10000, "message": _MESSAGES[state]}])
 
 
-def _is_here(verdict: Principal | Refused, kind: TokenKind, account_id: str | None) -> bool:
-    """Whether this route answers for the credential. A global key is the user's, and of each account of the user's."""
-    if isinstance(verdict, Principal) and verdict.has_global_key:
-        return account_id is None or account_id in verdict.elsewhere
-    return verdict.kind == kind and account_id in (None, verdict.account_id)
+def _matches_route(verified: Principal | Refused, kind: TokenKind, account_id: str | None) -> bool:
+    """Return True if a route for this kind and account verifies the credential. A user's global key is verified by the
+    user route and by the route of each of the user's accounts."""
+    if isinstance(verified, Principal) and verified.has_global_key:
+        return account_id is None or account_id in verified.elsewhere
+    return verified.kind == kind and account_id in (None, verified.account_id)

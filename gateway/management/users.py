@@ -1,127 +1,162 @@
-"""`/user` and `/memberships`: who the caller is, and of which accounts.
+"""`/user` and `/memberships`: the caller's user and the accounts that the user is a member of.
 
-An account that has no user is its own: its id is the user's, and its email is empty.
+For an account without a user, the account itself is returned as its user, with the account's id and an empty email.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from msgspec import structs
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType, structs
 from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import Reason, Refusal
-from gateway.management.accounts import shown_account
-from gateway.management.objects import answer, body_of, invalid, page_query, principal_of
+from gateway.management.accounts import render_account
+from gateway.management.endpoint import (
+    PageQuery,
+    change_context,
+    invalid,
+    principal_of,
+    respond,
+    takes_body,
+    takes_query,
+    unknown_if_missing,
+)
 from gateway.services import Services
-from storage.errors import Missing
 from tenants import accounts, users
 from tenants.credentials.principal import Principal
 from tenants.credentials.roles import shown_role
 from tenants.users import NO_PROFILE
 
-MAX_NAME = 60
-_PROFILE = {"last_name": MAX_NAME, "country": 30, "telephone": 20, "zipcode": 20}
+Name = Annotated[str, Meta(max_length=60)]
+ShortText = Annotated[str, Meta(max_length=20)]
+
+
+class UserBody(Struct, frozen=True):
+    """The body that changes a user. Fields that are left out stay; null and "" clear a field."""
+
+    first_name: Name | None = None
+    last_name: Name | UnsetType | None = UNSET
+    country: Annotated[str, Meta(max_length=30)] | UnsetType | None = UNSET
+    telephone: ShortText | UnsetType | None = UNSET
+    zipcode: ShortText | UnsetType | None = UNSET
+
+
+class MembershipBody(Struct, frozen=True):
+    """The answer to an invitation."""
+
+    status: Literal["accepted", "rejected"]
+
+
+class MembershipsQuery(PageQuery, frozen=True, kw_only=True):
+    """Query parameters of the list of memberships. Names match any part of the account's name."""
+
+    name: str = ""
+    account_name: str = msgspec.field(name="account.name", default="")
+    status: str = "accepted"
 
 
 async def get(services: Services, request: Request) -> Response:
-    """The caller's user."""
+    """Get the caller's user."""
     principal = principal_of(request)
-    profile = NO_PROFILE
+    email, name, profile = "", "", NO_PROFILE
     if principal.user_id:
         user = await users.find(services.database, principal.user_id)
-        email, name, profile = (user.email, user.name, user.profile) if user else ("", "", profile)
+        if user is not None:
+            email, name, profile = user.email, user.name, user.profile
     else:
         account = await accounts.find(services.database, principal.account_id)
-        email, name = "", account.name if account else ""
-    shown = {"id": principal.holder_id, "email": email, "first_name": name} | structs.asdict(profile)
-    locks = {"two_factor_authentication_enabled": False, "two_factor_authentication_locked": False}
-    return answer(shown | {"suspended": False} | locks)
+        name = account.name if account else ""
+    return respond(
+        {
+            "id": principal.holder_id,
+            "email": email,
+            "first_name": name,
+            **structs.asdict(profile),
+            "suspended": False,
+            "two_factor_authentication_enabled": False,
+            "two_factor_authentication_locked": False,
+        }
+    )
 
 
-async def update(services: Services, request: Request) -> Response:
-    """What the caller's user is called, and says beside it; what is left out stays, null and "" are nothing."""
-    principal = principal_of(request)
+def _check_has_global_key(principal: Principal) -> None:
     if not principal.has_global_key:
         raise Refusal(Reason.NOT_PERMITTED)
-    body = await body_of(services, request)
-    user = await users.find(services.database, principal.user_id)
+
+
+@takes_body(UserBody, permit=_check_has_global_key)
+async def update(services: Services, request: Request, body: UserBody) -> Response:
+    """Change the caller's user. Fields that are left out stay; null and "" clear a field."""
+    user = await users.find(services.database, principal_of(request).user_id)
     if user is None:
         raise Refusal(Reason.OBJECT_UNKNOWN)
-    name = _said(body, "first_name") if body.get("first_name") is not None else user.name
-    profile = structs.replace(
-        user.profile, **{field: _said(body, field) or None for field in _PROFILE if field in body}
-    )
+    fields = {name: value for name, value in structs.asdict(body).items() if value is not UNSET}
+    for name, value in fields.items():
+        if value is not None and not value.isprintable():
+            raise invalid(f"{name} must contain only printable characters")
+    first_name = fields.pop("first_name")
+    profile = structs.replace(user.profile, **{name: value or None for name, value in fields.items()})
+    by = change_context(services, request)
     try:
-        await users.change(
-            services.database, user.user_id, name, profile, who=principal.api_token_id, clock=services.clock
-        )
+        with unknown_if_missing():
+            await users.change(
+                services.database,
+                user.user_id,
+                user.name if first_name is None else first_name,
+                profile,
+                who=by["who"],
+                clock=by["clock"],
+            )
     except ValueError as error:
         raise invalid(f"first_name: {error}") from None
-    except Missing:
-        raise Refusal(Reason.OBJECT_UNKNOWN) from None
     return await get(services, request)
 
 
-async def list_memberships(services: Services, request: Request) -> Response:
-    """One for each account that the credential opens at all."""
-    query = page_query(request)
-    rows = await _memberships(services, principal_of(request))
-    name = request.query_params.get("account.name", "") or request.query_params.get("name", "")
-    rows = [row for row in rows if name.lower() in row["account"]["name"].lower()]
-    if request.query_params.get("status", "accepted") != "accepted":
-        rows = []
-    return query.answer(query.cut(rows), len(rows))
+@takes_query(MembershipsQuery)
+async def list_memberships(services: Services, request: Request, query: MembershipsQuery) -> Response:
+    """List the caller's memberships: one for each account that the credential gives access to."""
+    rows = await _memberships(services, principal_of(request)) if query.status == "accepted" else []
+    name = (query.account_name or query.name).lower()
+    rows = [row for row in rows if name in row["account"]["name"].lower()]
+    return query.respond(query.slice(rows), len(rows))
 
 
 async def get_membership(services: Services, request: Request) -> Response:
-    """One of the memberships."""
-    return answer(await _find(services, request))
+    """Get a membership."""
+    return respond(await _find(services, request))
 
 
-async def answer_invitation(services: Services, request: Request) -> Response:
-    """Accept a membership, which changes nothing here, or reject it: that ends it."""
-    status = (await body_of(services, request)).get("status")
-    if status not in ("accepted", "rejected"):
-        raise invalid("status must be accepted or rejected")
-    found = await _find(services, request)
-    if status == "rejected":
-        await _end(services, request, found)
-    return answer(found | {"status": status})
+@takes_body(MembershipBody)
+async def answer_invitation(services: Services, request: Request, body: MembershipBody) -> Response:
+    """Accept or reject a membership. Accepting has no effect, because members are added without an invitation;
+    rejecting ends the membership."""
+    membership = await _find(services, request)
+    if body.status == "rejected":
+        await _end(services, request, membership)
+    return respond(membership | {"status": body.status})
 
 
 async def leave(services: Services, request: Request) -> Response:
-    """End a user's membership. An account that is its own user cannot leave itself."""
-    found = await _find(services, request)
-    await _end(services, request, found)
-    return answer({"id": found["id"]})
+    """End a membership of the caller's user. An account without a user cannot leave itself."""
+    membership = await _find(services, request)
+    await _end(services, request, membership)
+    return respond({"id": membership["id"]})
 
 
-async def _end(services: Services, request: Request, found: dict[str, Any]) -> None:
-    """Raises Refusal where there is no user who could leave."""
+async def _end(services: Services, request: Request, membership: dict[str, Any]) -> None:
+    """End a membership. Raises Refusal if the caller is not the user who would leave."""
     principal = principal_of(request)
-    if not principal.has_global_key:
-        raise Refusal(Reason.NOT_PERMITTED)
-    try:
+    _check_has_global_key(principal)
+    with unknown_if_missing():
         await users.leave(
             services.database,
             principal.user_id,
-            found["account"]["id"],
-            who=principal.api_token_id,
-            ephemeral=services.ephemeral,
-            clock=services.clock,
+            membership["account"]["id"],
+            **change_context(services, request),
         )
-    except Missing:
-        raise Refusal(Reason.OBJECT_UNKNOWN) from None
-
-
-def _said(body: dict[str, Any], field: str) -> str:
-    """Raises Refusal."""
-    value, limit = body.get(field) or "", _PROFILE.get(field, MAX_NAME)
-    if not isinstance(value, str) or len(value) > limit or not value.isprintable():
-        raise invalid(f"{field} must be <= {limit} printable characters")
-    return value
 
 
 async def _find(services: Services, request: Request) -> dict[str, Any]:
@@ -133,15 +168,15 @@ async def _find(services: Services, request: Request) -> dict[str, Any]:
 
 
 async def _memberships(services: Services, principal: Principal) -> list[dict[str, Any]]:
-    opened = [account_id for account_id, grant in principal.accounts().items() if grant.scopes]
+    account_ids = [account_id for account_id, grant in principal.accounts().items() if grant.scopes]
     roles = await users.roles_of(services.database, principal.user_id) if principal.user_id else {}
     return [
         {
             "id": users.membership_id(principal.holder_id, account.account_id),
-            "account": shown_account(account),
+            "account": render_account(account),
             "roles": [shown_role(roles.get(account.account_id, "administrator"))],
             "status": "accepted",
             "api_access_enabled": True,
         }
-        for account in await accounts.list_all(services.database, opened)
+        for account in await accounts.list_all(services.database, account_ids)
     ]

@@ -1,7 +1,7 @@
-"""The one multiplexed connection from this gateway to each node: handshake, keepalive, reconnecting, many calls on it.
+"""NodeLink: the multiplexed connection from this gateway to one node, with handshake, keepalive and reconnects.
 
-A `NodeLink` lives as long as its node is known; its connection comes and goes. What a node says of a call goes to the
-call's inbox. Knows frames and call ids, not what a call is for or where the next one should go.
+A link lives as long as its node is known; its connection can come and go. Events of a call go to the call's inbox.
+Knows frames and call ids, not calls or placement.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from engine.protocol import wire
 from gateway.nodes.inbox import Inbox
+from telemetry.coalescing_writer import CoalescingWriter
 
 if TYPE_CHECKING:
     from service_identity.service_identity import ServiceIdentity
@@ -25,22 +26,22 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 2.0
 HANDSHAKE_TIMEOUT_S = 5.0
-# Less than this that completes no message is no sign of life: where the length of one was garbled, whatever comes after
-# would be taken for its rest. Large messages come in larger pieces.
-_PART_BYTES = 1024
+# Received bytes count as a sign of life if they complete a message or are at least this many: after a corrupted length
+# the decoder would wait forever for the rest of the message, while small messages keep arriving.
+_MIN_PART_BYTES = 1024
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
-MAX_UNSENT_BYTES = 64 * 1024 * 1024  # towards a node that does not read
-# Messages that wait for the turn to end: of a burst, the node works on the first while others are made.
-_MOST_UNSENT = 16
+MAX_UNSENT_BYTES = 64 * 1024 * 1024  # to a node that does not read
+# Messages per write: the node can work on the first of a burst while the gateway builds the others.
+_MAX_UNSENT = 16
 
 
 class NodeLost(Exception):
-    """The connection to the node is gone, and with it every call on it."""
+    """The connection to the node was lost, with every call on it."""
 
 
 class _Connection(asyncio.Protocol):
-    """Bytes <-> messages on one open socket. Handshake first, then replies go to their inboxes."""
+    """One open connection: the handshake, then replies to the inboxes of their calls."""
 
     def __init__(self, node_id: str, pop: str, sender: str, identity: ServiceIdentity) -> None:
         loop = asyncio.get_running_loop()
@@ -53,23 +54,23 @@ class _Connection(asyncio.Protocol):
         self._node_nonce: bytes | None = None
         self._decoder = wire.FrameDecoder()
         self._loop = loop
-        self._unsent: list[bytes] = []
+        self._writer = CoalescingWriter(max_pending=_MAX_UNSENT)
         self.is_proven: asyncio.Future[None] = loop.create_future()
         self.is_closed: asyncio.Future[None] = loop.create_future()
         self.transport: asyncio.Transport | None = None
         self.inboxes: dict[int, Inbox] = {}
-        self.heard_s = loop.time()
+        self.last_received_s = loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
+        self.transport = self._writer.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         now_s = self._loop.time()
-        if len(data) >= _PART_BYTES:
-            self.heard_s = now_s
+        if len(data) >= _MIN_PART_BYTES:
+            self.last_received_s = now_s
         try:
             for message in self._decoder.feed(data):
-                self.heard_s = now_s
+                self.last_received_s = now_s
                 if type(message) is wire.Reply:
                     inbox = self.inboxes.get(message.call_id)
                     if inbox is not None:
@@ -79,7 +80,7 @@ class _Connection(asyncio.Protocol):
                 elif isinstance(message, wire.Hello):
                     self._shake_hands(message)
                 elif not isinstance(message, wire.Pong):
-                    raise wire.WireError("a message that no node sends")
+                    raise wire.WireError("the node sent a message that only gateways send")
         except wire.WireError as error:
             self.close(error)
 
@@ -99,7 +100,7 @@ class _Connection(asyncio.Protocol):
 
     def _authenticate(self, hello: wire.Hello) -> None:
         """Verify that the peer is the node, in the PoP, that its presence names. Raises WireError."""
-        service = self._identity.judge(hello.token, {"node"}, (hello.nonce, self._nonce))
+        service = self._identity.verify_token(hello.token, {"node"}, (hello.nonce, self._nonce))
         if service is None or service.name != self._node_id:
             raise wire.WireError("the node sent no valid service token of its own")
         if service.place not in ("", self._pop):
@@ -109,27 +110,17 @@ class _Connection(asyncio.Protocol):
         self.service = service
 
     @property
-    def still_holds(self) -> bool:
+    def is_still_valid(self) -> bool:
         """Return True unless the node's service key has been revoked or has expired since the handshake."""
-        return self.service is None or self._identity.still_holds(self.service)
+        return self.service is None or self._identity.is_still_valid(self.service)
 
     def send(self, message: wire.Message) -> None:
-        """Write a message, with all others of this turn of the event loop. On a socket that is closing it goes
-        nowhere: the loss is told to each call right after."""
-        if not self._unsent:
-            self._loop.call_soon(self._write)
-        self._unsent.append(wire.encode(message))
-        if len(self._unsent) == _MOST_UNSENT:
-            self._write()
-
-    def _write(self) -> None:
-        assert self.transport is not None
-        unsent, self._unsent = self._unsent, []
-        if unsent and not self.transport.is_closing():
-            self.transport.write(b"".join(unsent))
+        """Send a message, together with others of this turn of the event loop. On a closing connection it is dropped:
+        the loss is reported to each call right after."""
+        self._writer.write(wire.encode(message))
 
     def close(self, error: Exception | None = None) -> None:
-        """Drop the connection at once; `error` is what whoever waits for the handshake sees."""
+        """Close the connection at once. `error` is raised to the coroutine that awaits the handshake."""
         if error is not None and not self.is_proven.done():
             self.is_proven.set_exception(error)
         if self.transport is not None:
@@ -143,16 +134,16 @@ class _Connection(asyncio.Protocol):
         self.lose_calls()
 
     def lose_calls(self) -> None:
-        """Tell every call still open that its node is gone."""
+        """Fail every call that is still running."""
         inboxes, self.inboxes = self.inboxes, {}
         for inbox in inboxes.values():
             inbox.fail(NodeLost())
 
 
 class NodeLink:
-    """The way to one node. `tokens_in_flight` is what this gateway has asked of it and not yet seen ended.
+    """The link to one node. `tokens_in_flight` are the estimated tokens of this gateway's running calls on the node.
 
-    With `tls`, a `tcp://` node must hold a certificate for its host, and is shown ours. While the link is open, the
+    With `tls`, a `tcp://` node must hold a certificate for its host, and receives ours. While the link is open, the
     node has authenticated with a service token of its own, signed by a key that is bound to `pop` or to no PoP.
     """
 
@@ -180,7 +171,7 @@ class NodeLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether calls can be sent now."""
+        """True if calls can be sent now."""
         return self._connection is not None
 
     @property
@@ -190,7 +181,7 @@ class NodeLink:
         return service.place if service is not None else ""
 
     def execute(self, make_execute: Callable[[int], wire.Execute], inbox: Inbox) -> int:
-        """Send a call; its events go to `inbox`. Returns its id here. Raises NodeLost."""
+        """Send a call; its events go to `inbox`. Return the call's id on this link. Raises NodeLost."""
         connection = self._connection
         if connection is None:
             raise NodeLost
@@ -205,12 +196,12 @@ class NodeLink:
         return call_id
 
     def cancel(self, call_id: int) -> None:
-        """Tell the node to stop a call. Its last event still reaches the inbox; nothing happens if it has ended."""
+        """Ask the node to stop a call. Its last event still reaches the inbox. No effect on a call that has ended."""
         if self._connection is not None and call_id in self._connection.inboxes:
             self._connection.send(wire.Cancel(call_id))
 
     def forget(self, call_id: int) -> None:
-        """Drop whatever the node may still say about a call."""
+        """Ignore further events of a call."""
         if self._connection is not None:
             self._connection.inboxes.pop(call_id, None)
 
@@ -258,13 +249,13 @@ class NodeLink:
         try:
             while not connection.is_closed.done():
                 now_s = loop.time()
-                # A process that stood still does not take its own lateness for the node's silence.
-                connection.heard_s += max(0.0, now_s - due_s)
+                # If this process was suspended, its own delay must not count as the node's silence.
+                connection.last_received_s += max(0.0, now_s - due_s)
                 due_s = now_s + wire.KEEPALIVE_INTERVAL_S
-                if now_s - connection.heard_s > wire.KEEPALIVE_TIMEOUT_S:
+                if now_s - connection.last_received_s > wire.KEEPALIVE_TIMEOUT_S:
                     log.warning("node is silent", extra={"node_id": self.node_id})
                     break
-                if not connection.still_holds:
+                if not connection.is_still_valid:
                     log.warning("node's service key does not count any more", extra={"node_id": self.node_id})
                     break
                 connection.send(wire.Ping())

@@ -1,4 +1,4 @@
-"""Inbox: what a node has said of one call, until its reader takes it. Knows neither the connection nor the call."""
+"""Inbox: the events of one call on one node, until the call's reader takes them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,16 @@ _EVENT_OVERHEAD_BYTES = 64
 
 
 class Overrun(Exception):
-    """More was said about a call than its reader takes."""
+    """The reader of a call is too slow: too much unread output."""
 
 
 class Inbox:
-    """The events of one call on one node, in order, for one reader.
-
-    With `waits_for_end` the reader is woken once, when the call has ended. Unread text is bounded by `max_bytes`.
-    Times are the loop's.
+    """Events in order, for one reader. With `waits_for_end` the reader wakes once, when the call has ended. Unread text
+    is limited to `max_bytes`. Times are the event loop's.
     """
 
     __slots__ = (
-        "_error", "_events", "_has_given", "_loop", "_max_bytes", "_not_before_s", "_num_bytes", "_timer", "_waiter",
+        "_error", "_events", "_has_returned", "_loop", "_max_bytes", "_not_before_s", "_num_bytes", "_timer", "_waiter",
         "has_ended", "last_event_s", "waits_for_end",
     )  # fmt: skip
 
@@ -31,7 +29,7 @@ class Inbox:
         self._waiter: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._error: Exception | None = None
-        self._has_given = False
+        self._has_returned = False
         self._num_bytes = 0
         self._max_bytes = max_bytes
         self._not_before_s = 0.0
@@ -40,12 +38,12 @@ class Inbox:
         self.last_event_s: float | None = None
 
     def put(self, event: Event, now_s: float | None = None) -> None:
-        """Add what the node said, heard at `now_s`, or now."""
+        """Add an event that was received at `now_s`, or now."""
         self.last_event_s = self._loop.time() if now_s is None else now_s
         self._events.append(event)
         kind = type(event)
         if kind is Token or kind is ToolCallDelta:
-            text = event.text if kind is Token else event.arguments  # type: ignore[union-attr]  # by its kind
+            text = event.text if kind is Token else event.arguments  # type: ignore[union-attr]  # narrowed by `kind`
             self._num_bytes += len(text) + _EVENT_OVERHEAD_BYTES
             if self._num_bytes > self._max_bytes:
                 self.fail(Overrun())
@@ -56,16 +54,16 @@ class Inbox:
             self._wake_in_time()
 
     def fail(self, error: Exception) -> None:
-        """Make the reader raise `error` as soon as it looks; the first error stays, and a call that ended has ended."""
+        """Make `take` raise `error`. Only the first error counts, and none after the call has ended."""
         if self._error is None and not self.has_ended:
             self._error = error
             self._wake()
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:
-        """Everything said since the last look. Waits until there is something and, unless the call has ended, until
-        `not_before_s`. Raises what `fail` was given; if the reader has had something before, once it has had all."""
+        """Return all events since the last call. Waits until there is one and, unless the call has ended, until
+        `not_before_s`. Raises the error passed to `fail`; a reader that has received events receives the rest first."""
         self._not_before_s = not_before_s
-        while self._error is None and not self._may_give():
+        while self._error is None and not self._is_ready():
             self._waiter = self._loop.create_future()
             if self._events and not self.waits_for_end:
                 self._timer = self._loop.call_at(self._not_before_s, self._be_due)
@@ -76,28 +74,28 @@ class Inbox:
                 if self._timer is not None:
                     self._timer.cancel()
                     self._timer = None
-        if self._error is not None and not (self._has_given and self._events):
+        if self._error is not None and not (self._has_returned and self._events):
             raise self._error
         events, self._events = self._events, []
         self._num_bytes = 0
-        self._has_given = True
+        self._has_returned = True
         return events
 
-    def _may_give(self) -> bool:
+    def _is_ready(self) -> bool:
         if self.has_ended:
             return bool(self._events)
         return bool(self._events) and not self.waits_for_end and self._loop.time() >= self._not_before_s
 
     def _wake_in_time(self) -> None:
-        """Wake the reader when what is here may be given: now, or by a timer."""
-        if self._may_give():
+        """Wake the reader as soon as the unread events may be returned: now, or by a timer."""
+        if self._is_ready():
             self._wake()
         elif not self.waits_for_end and self._timer is None:
             self._timer = self._loop.call_at(self._not_before_s, self._be_due)
 
     def _be_due(self) -> None:
-        """By the timer's word, which counts: the clock, whose milliseconds are no exact fractions of a second, may say
-        that less than nothing is missing, and would be asked again and again until its next one."""
+        """Called by the timer. The timer decides: the clock may still be a rounding error before `not_before_s`, and
+        comparing again would busy-loop until the next millisecond."""
         self._not_before_s = 0.0
         self._wake()
 
@@ -106,7 +104,7 @@ class Inbox:
             self._waiter.set_result(None)
 
     def drain(self) -> list[Event]:
-        """What lies unread, without waiting and whatever went wrong; later errors are forgotten too."""
+        """Return the unread events without waiting, and clear any error."""
         events, self._events = self._events, []
         self._error = None
         return events

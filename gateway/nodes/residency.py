@@ -1,7 +1,7 @@
-"""Where this process and the nodes stand, by the operator's table; and what that lets a call do.
+"""Data residency: the location of this gateway, of the stores and of each PoP, from the operator's table.
 
-A node's place is the PoP that it has proven, never the one that it claims. What is in no table is nowhere, and only
-calls without a rule go there.
+A node's location is that of the PoP that its service key proves, never of the one that it claims. A PoP that has no
+entry in the table has no location, so only calls without a residency rule run there.
 """
 
 from __future__ import annotations
@@ -18,37 +18,40 @@ _MAX_HEADER = 512
 
 
 @dataclass(frozen=True)
-class Places:
-    """`own` is this process's, `stores` that of Redis, the database and the object store."""
+class Locations:
+    """`own` is the location of this process, `stores` that of Redis, the database and the object store."""
 
     own: Place = NOWHERE
     stores: Place = NOWHERE
     by_pop: dict[str, Place] = field(default_factory=dict)
 
     @classmethod
-    def read(cls, text: str, pop: str, stores: str) -> Places:
-        """From the settings. Raises ValueError."""
-        by_pop = parse_places(text)
+    def parse(cls, table: str, pop: str, stores: str) -> Locations:
+        """Parse the settings; `pop` is this gateway's. Raises ValueError."""
+        by_pop = parse_places(table)
         own = by_pop.get(pop, NOWHERE)
         return cls(own, parse_place(stores) if stores else own, by_pop)
 
     def admits(self, residency: Residency, candidate: Candidate) -> bool:
-        """Whether a call may go to that node."""
+        """Return True if a call with these rules may run on the node."""
         return not residency.rules or residency.admits(self.by_pop.get(candidate.proven_pop, NOWHERE))
 
-    def hold(self, principal: Principal, exchange: Exchange) -> Principal:
-        """The principal, held to what its request asks beside. Raises Refusal for a header that is no region, and where
-        this process itself is outside: nothing more of the request is read."""
+    def restrict(self, principal: Principal, exchange: Exchange) -> Principal:
+        """Return the principal with the rule in the request's `x-hearth-region` header added to its own rules.
+
+        Raises Refusal if the header is malformed, or if this gateway is outside the region: nothing more of the
+        request is read then.
+        """
         residency = principal.residency
-        asked = exchange.header(b"x-hearth-region")
-        if asked is not None:
+        header = exchange.header(b"x-hearth-region")
+        if header is not None:
             try:
-                text = asked[: _MAX_HEADER + 1].decode("ascii")
+                text = header[: _MAX_HEADER + 1].decode("ascii")
                 residency = residency.narrowed(parse_rule(text if len(text) <= _MAX_HEADER else ""))
                 principal = replace(principal, residency=residency)
             except ValueError as error:
-                why = "must be ASCII" if isinstance(error, UnicodeDecodeError) else str(error)
-                raise Refusal(Reason.HEADER_INVALID, f"x-hearth-region: {why}") from None
+                reason = "must be ASCII" if isinstance(error, UnicodeDecodeError) else str(error)
+                raise Refusal(Reason.HEADER_INVALID, f"x-hearth-region: {reason}") from None
         if residency.rules and not residency.admits(self.own):
             raise Refusal(Reason.OUT_OF_CAPACITY)
         return principal

@@ -1,7 +1,7 @@
-"""Snapshot of living nodes and replicas, refreshed in the background.
+"""Snapshot of the nodes and their replicas, refreshed in the background.
 
-Presence in Redis says which nodes exist and what they hold; the connections say which can be reached. While Redis is
-away the last known nodes stay, as long as their connections do. Knows no call, and does not choose.
+Presence in Redis lists nodes and what they have loaded; the links know which nodes can be reached. While Redis is
+unavailable, the last known nodes remain as long as their connections do. Knows no calls, and does not choose nodes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _decode_status = msgspec.json.Decoder(NodeStatus).decode
 
 @dataclass(frozen=True)
 class Candidate:
-    """One node that could take a call for one model version."""
+    """One node that could serve a model version."""
 
     link: NodeLink
     pop: str
@@ -53,17 +53,17 @@ class Candidate:
 
     @property
     def is_free(self) -> bool:
-        """Whether a call would run at once, as the node last reported."""
+        """True if a call would run at once, as of the node's last report."""
         return self.is_hot and not self.num_waiting
 
     @property
     def load_tokens(self) -> int:
-        """Tokens queued there: what it last reported, or what we alone have sent it since."""
+        """Queued tokens: as last reported, or those that this gateway has sent, if more."""
         return max(self.reported_tokens, self.link.tokens_in_flight)
 
 
 class Nodes:
-    """Every node this gateway knows, and its links to them."""
+    """All nodes that this gateway knows, and the links to them."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Nodes:
         self._candidates: dict[tuple[str, str], tuple[Candidate, ...]] = {}
 
     def candidates(self, card: ModelCard) -> tuple[Candidate, ...]:
-        """The reachable nodes that hold this version or could load it, in no order."""
+        """Return the reachable nodes that have this version loaded or could load it, in no order."""
         key = (card.name, card.revision)
         found = self._candidates.get(key)
         if found is None:
@@ -115,8 +115,12 @@ class Nodes:
             )
         return found
 
+    def has_free_node(self, card: ModelCard) -> bool:
+        """Return True if a call to this model version would run at once on some node."""
+        return any(node.is_free for node in self.candidates(card))
+
     def hot_models(self) -> list[str]:
-        """Names of the models that a reachable node can answer with right now."""
+        """Return the names of models with a hot replica on a reachable node."""
         return sorted(self._num_hot)
 
     @property
@@ -125,19 +129,19 @@ class Nodes:
 
     async def run(self) -> None:
         """Refresh until cancelled."""
-        was_away = False
+        was_unavailable = False
         while True:
             try:
                 await self.refresh()
-                was_away = False
+                was_unavailable = False
             except StoreUnavailable:
-                if not was_away:
-                    log.warning("presence cannot be read; keeping the nodes last known")
-                was_away = True
+                if not was_unavailable:
+                    log.warning("presence was not read: Redis is unavailable; keeping the last known nodes")
+                was_unavailable = True
             await asyncio.sleep(REFRESH_INTERVAL_S)
 
     async def refresh(self) -> None:
-        """Read presence once. Raises StoreUnavailable, and then everything stays as it was."""
+        """Read presence once. Raises StoreUnavailable, and leaves the snapshot unchanged then."""
         present = {}
         for node_id, payload in (await self._ephemeral.present(PRESENCE_KIND)).items():
             status = _read(node_id, payload)
@@ -180,10 +184,10 @@ class Nodes:
         gone = self._num_hot.keys()
         self._num_hot = self._count_hot()
         for model in gone | self._num_hot.keys():
-            metrics.HOT_REPLICAS.labels(model).set(self._num_hot[model])
+            metrics.READY_REPLICAS.labels(model).set(self._num_hot[model])
 
     def _count_hot(self) -> Counter[str]:
-        """Hot replicas on reachable nodes, by model."""
+        """Return the number of hot replicas on reachable nodes, by model."""
         return Counter(
             replica.model
             for node_id, status in self._statuses.items()
@@ -193,7 +197,7 @@ class Nodes:
         )
 
     async def close(self) -> None:
-        """Drop every connection."""
+        """Close every connection."""
         jobs = list(self._jobs.values())
         for node_id in list(self._statuses):
             self._forget(node_id)
@@ -208,13 +212,13 @@ def _replica(status: NodeStatus, card: ModelCard) -> ReplicaStatus | None:
 
 
 def _read(node_id: str, payload: bytes) -> NodeStatus | None:
-    """A node's status, or None when it is not one that we could use."""
+    """Return a node's status; None if it is malformed."""
     try:
         status = _decode_status(payload)
     except (msgspec.DecodeError, UnicodeDecodeError):
-        log.warning("a node's presence is unreadable", extra={"node_id": node_id})
+        log.warning("node presence is unreadable", extra={"node_id": node_id})
         return None
     if status.node_id != node_id or not _ADDRESS.fullmatch(status.address):
-        log.warning("a node's presence makes no sense", extra={"node_id": node_id})
+        log.warning("node presence has another node's id or a malformed address", extra={"node_id": node_id})
         return None
     return status

@@ -1,7 +1,7 @@
-"""The OpenAPI 3.1 document of all routes, made of the route table and of the schemas that admit bodies. Pure.
+"""Build the OpenAPI 3.1 document from the route table, the Structs of the endpoints and the schemas of tasks. Pure.
 
-What an operation does is the first sentence of its endpoint's docstring, or of the module of an inference route: what
-is not described there is not described here. Models narrow these schemas further (`ai/models/schema`).
+The summary of an operation is the first sentence of its endpoint's docstring, or of the module of an inference route.
+The schemas of inference routes are those of the task; a model may narrow them (`ai/models/schema`).
 """
 
 from __future__ import annotations
@@ -10,18 +10,23 @@ import inspect
 import re
 from collections.abc import Iterable
 from importlib import metadata
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
-from catalog.card import CardFacts
+import msgspec
+from msgspec import Struct
+
 from catalog.schemas import general_document
-from gateway.call import Door
-from gateway.openapi.parts import BODIES, BODILESS, QUERIES, RUN_HEADERS
+from engine.protocol.tasks.registry import NATIVE_SCHEMAS
+from gateway.call import Endpoint
+from gateway.openapi.operation import operation_of
+from gateway.openapi.run import BINDING_MODEL, RUN_HEADERS, RunQuery
 from gateway.routing import Access, Route
-from tenants.usage import usage_export
 
 Json = dict[str, Any]
 
 _PARAMETER = re.compile(r"\{([a-z_]+)(\.\.\.)?\}")
+_REFERENCE = "#/components/schemas/{name}"
+# The first entry whose text is part of the path gives the tag.
 _TAGS = (
     ("/ai/v1/messages", "Anthropic"),
     ("/ai/v1/", "OpenAI"),
@@ -39,13 +44,6 @@ _TAGS = (
     ("/", "Service"),
 )
 _OBJECT: Json = {"type": "object"}
-_BINDING_MODEL: Json = {
-    "name": "cf-consn-model-id",
-    "in": "header",
-    "required": True,
-    "schema": {"type": "string"},
-}
-_REQUIRED_QUERIES: dict[str, set[str]] = {"/ai/models/schema": {"model"}}
 _MESSAGE: Json = {
     "type": "object",
     "required": ["code", "message"],
@@ -58,9 +56,12 @@ _MESSAGE: Json = {
 
 
 def document(routes: Iterable[Route]) -> Json:
-    """The whole document."""
+    """Return the document of these routes."""
+    routes = tuple(routes)
+    bodies = {body.__name__: body for route in routes if (body := operation_of(route.endpoint).body) is not None}
     schemas: Json = {"Envelope": _envelope({}), "Error": _error(), "OpenAIError": _error("openai")}
     schemas["AnthropicError"] = _error("anthropic")
+    schemas |= msgspec.json.schema_components(bodies.values(), ref_template=_REFERENCE)[1]
     paths: dict[str, Json] = {}
     for route in routes:
         path = _PARAMETER.sub(r"{\1}", route.path)
@@ -90,51 +91,52 @@ def _operation(route: Route, path: str, schemas: Json) -> Json:
         "operationId": _operation_id(route),
         "tags": [tag],
         "summary": summary,
-        "parameters": [*_path_parameters(route.path), *_query_parameters(route, path)],
+        "parameters": _path_parameters(route.path),
         "security": [] if route.access is Access.PUBLIC else [{"apiToken": []}],
     }
     if description:
         operation["description"] = description
-    if isinstance(route.endpoint, Door):
-        names = route.endpoint.schemas or get_args(get_type_hints(CardFacts)["schema"])
-        is_bare = tag != "Workers AI"
-        body = _one_of([_put(schemas, n, "input") for n in names])
-        if tag == "AI binding":
-            body = {"type": "object", "required": ["inputs"], "properties": {"inputs": body, "options": _OBJECT}}
-            operation["parameters"].append(_BINDING_MODEL)
-        operation["parameters"] += RUN_HEADERS
-        operation["requestBody"] = {"required": True, "content": _json(body)}
-        content = _answers([_put(schemas, name, "output") for name in names], schemas, is_bare)
-    elif path.startswith("/client/v4/") or tag == "AI binding":
-        if route.method in ("POST", "PUT", "PATCH") and not path.endswith(BODILESS):
-            bodies = (body for suffix, body in BODIES.items() if path.endswith(suffix))
-            media_type, schema = next(bodies, ("application/json", {"type": "object"}))
-            operation["requestBody"] = {"content": {media_type: {"schema": schema}}}
-        content = _content_of(path, tag)
+    if isinstance(route.endpoint, Endpoint):
+        content = _describe_run(operation, route.endpoint, tag, schemas)
     else:
-        content = {"*/*": {}}
-    operation["responses"] = {"200": {"description": "It went well.", "content": content}, **_failures(tag)}
+        content = _describe_endpoint(operation, route, path, tag)
+    operation["responses"] = {"200": {"description": "Success.", "content": content}, **_failures(tag)}
     return operation
 
 
-def _content_of(path: str, tag: str) -> Json:
-    """What a route that runs no model answers with."""
-    if path.endswith("/ai/usage/export"):
-        return {media_type: {} for media_type in usage_export.MEDIA_TYPES.values()}
-    if path.endswith("/responses/{response_id}"):  # with `stream`
-        return _json({"type": "object"}) | {"text/event-stream": {"schema": {"type": "string"}}}
-    if path.endswith("/models/search"):  # with `format=openrouter`
-        listed: Json = {"type": "object", "required": ["data"], "properties": {"data": {"type": "array"}}}
-        return _json(_one_of([_reference("Envelope"), listed]))
-    return _json({"type": "object"} if tag == "OpenAI" else _reference("Envelope"))
+def _describe_run(operation: Json, endpoint: Endpoint, tag: str, schemas: Json) -> Json:
+    """Add the parameters and body of an inference route to `operation`, and return the content of its response."""
+    names = endpoint.schemas or NATIVE_SCHEMAS
+    body = _any_of([_add_task_schema(schemas, name, "input") for name in names])
+    if tag == "Workers AI":
+        operation["parameters"] += _query_parameters(RunQuery)
+    if tag == "AI binding":
+        body = {"type": "object", "required": ["inputs"], "properties": {"inputs": body, "options": _OBJECT}}
+        operation["parameters"].append(BINDING_MODEL)
+    operation["parameters"] += RUN_HEADERS
+    operation["requestBody"] = {"required": True, "content": _json(body)}
+    outputs = [_add_task_schema(schemas, name, "output") for name in names]
+    return _run_content(outputs, schemas, has_envelope=tag == "Workers AI")
+
+
+def _describe_endpoint(operation: Json, route: Route, path: str, tag: str) -> Json:
+    """Add the declared query and body of an endpoint to `operation`, and return the content of its response."""
+    declared = operation_of(route.endpoint)
+    if declared.query is not None:
+        operation["parameters"] += _query_parameters(declared.query)
+    if declared.body is not None:
+        content = {declared.body_media_type: {"schema": _reference(declared.body.__name__)}}
+        operation["requestBody"] = {"content": content}
+    if declared.content is not None:
+        return declared.content
+    if path.startswith("/client/v4/") or tag == "AI binding":
+        return _json(_OBJECT if tag == "OpenAI" else _reference("Envelope"))
+    return {"*/*": {}}
 
 
 def _documentation(endpoint: Any) -> str:
-    """Its first sentence on one line, then what else there is to say."""
-    if isinstance(endpoint, Door):
-        text = (inspect.getdoc(inspect.getmodule(endpoint.read)) or "").partition("`: ")[2]
-    else:
-        text = inspect.getdoc(endpoint) or ""
+    """Return the first sentence of the documentation on one line, followed by the rest of the first paragraph."""
+    text = endpoint.summary if isinstance(endpoint, Endpoint) else inspect.getdoc(endpoint) or ""
     first, _, rest = " ".join(text.split("\n\n")[0].split()).partition(". ")
     return f"{first[:1].upper()}{first[1:].rstrip('.')}.\n{rest}"
 
@@ -160,36 +162,35 @@ def _path_parameters(path: str) -> list[Json]:
     return parameters
 
 
-def _query_parameters(route: Route, path: str) -> list[Json]:
-    if route.method != "GET" and not isinstance(route.endpoint, Door):
-        return []
-    query = next((query for suffix, query in QUERIES.items() if path.endswith(suffix)), {})
-    required: set[str] = next((names for suffix, names in _REQUIRED_QUERIES.items() if path.endswith(suffix)), set())
+def _query_parameters(query: type[Struct]) -> list[Json]:
+    _, components = msgspec.json.schema_components([query], ref_template=_REFERENCE)
+    schema = components[query.__name__]
     return [
-        {"name": name, "in": "query", "required": name in required, "schema": schema} for name, schema in query.items()
+        {"name": name, "in": "query", "required": name in schema["required"], "schema": declared}
+        for name, declared in schema["properties"].items()
     ]
 
 
-def _put(schemas: Json, name: str, half: str) -> Json:
-    """A reference to one half of a schema file, which is put among the components."""
+def _add_task_schema(schemas: Json, name: str, half: str) -> Json:
+    """Add a task's input or output schema to the components and return a reference to it."""
     key = f"{name}_{half}"
     schemas.setdefault(key, general_document(name)[half])
     return _reference(key)
 
 
-def _answers(outputs: list[Json], schemas: Json, is_bare: bool) -> Json:
-    """What the outputs may be, by media type."""
+def _run_content(outputs: list[Json], schemas: Json, *, has_envelope: bool) -> Json:
+    """Return the possible responses of an inference route, by media type."""
     whole: list[Json] = []
-    streamed: list[Json] = []
+    has_stream = False
     for reference in outputs:
         output = schemas[reference["$ref"].rpartition("/")[2]]
-        variants = output.get("oneOf", [output])
-        streamed += [variant for variant in variants if variant.get("contentType") == "text/event-stream"]
-        whole += [
-            variant for variant in variants if variant.get("contentType", "application/json") == "application/json"
-        ]
-    content = _json(_one_of(whole) if is_bare else _envelope(_one_of(whole)))
-    if streamed:
+        for variant in output.get("oneOf", [output]):
+            media_type = variant.get("contentType", "application/json")
+            has_stream = has_stream or media_type == "text/event-stream"
+            if media_type == "application/json":
+                whole.append(variant)
+    content = _json(_envelope(_any_of(whole)) if has_envelope else _any_of(whole))
+    if has_stream:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     return content
 
@@ -198,8 +199,8 @@ def _failures(tag: str) -> Json:
     if tag == "Service":
         return {}
     error = {"OpenAI": "OpenAIError", "Anthropic": "AnthropicError"}.get(tag, "Error")
-    refused = {"description": "It was refused; docs/errors.md lists every code.", "content": _json(_reference(error))}
-    return {"4XX": refused, "5XX": refused}
+    failed = {"description": "An error; docs/errors.md lists all codes.", "content": _json(_reference(error))}
+    return {"4XX": failed, "5XX": failed}
 
 
 def _envelope(result: Json) -> Json:
@@ -220,14 +221,14 @@ def _error(dialect: str = "native") -> Json:
         "messages": {"type": "array", "items": _MESSAGE},
     }
     if dialect != "native":
-        told: Json = {"message": {"type": "string"}, "type": {"type": "string"}, "code": {"type": "integer"}}
-        properties["error"] = {"type": "object", "required": list(told), "properties": told}
+        fields: Json = {"message": {"type": "string"}, "type": {"type": "string"}, "code": {"type": "integer"}}
+        properties["error"] = {"type": "object", "required": list(fields), "properties": fields}
     if dialect == "anthropic":
         properties["type"] = {"const": "error"}
     return {"type": "object", "required": list(properties), "properties": properties}
 
 
-def _one_of(schemas: list[Json]) -> Json:
+def _any_of(schemas: list[Json]) -> Json:
     return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
@@ -236,4 +237,4 @@ def _json(schema: Json) -> Json:
 
 
 def _reference(name: str) -> Json:
-    return {"$ref": f"#/components/schemas/{name}"}
+    return {"$ref": _REFERENCE.format(name=name)}

@@ -1,11 +1,11 @@
-"""Questions to be answered with yes or no, and the fact beside it: "Is Paris the capital of Spain?"."""
+"""Yes-or-no questions about facts: "Is Paris the capital of Spain?"."""
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
 from spark.generator.dialogue import Dialogue, Source, ask
 from spark.generator.facts import RELATIONS, fill
 from spark.generator.wording import dress
 
-# relation -> wordings with {x} the asked and {y}, {ay} what the user supposes; the last is held out of training
+# relation -> wordings with {x} the subject and {y}, {ay} the supposed value; the last wording is held out of training
 _CHECKS: dict[str, tuple[str, ...]] = {
     "capital": (
         "Is {y} the capital of {x}?", "Is {y} the capital of {x}?", "Is the capital of {x} {y}?", "Is {y} the capital city of {x}?", "{y} is the capital of {x}, right?", "The capital of {x} is {y}, right?", "Is it true that {y} is the capital of {x}?", "Is {y} {x}'s capital?",
@@ -43,7 +43,7 @@ _WEIGHTS = [min(60, len(RELATIONS[name][0])) for name in _NAMES]
 
 
 def make_check(source: Source) -> Dialogue:
-    """A fact, true or with another value of its relation; the answer always says the true one."""
+    """A fact, true or with another value of its relation; the answer always states the true one."""
     relation = source.choices(_NAMES, _WEIGHTS)[0]
     facts, answer, _ = RELATIONS[relation]
     asked = source.choice(list(facts))
@@ -62,5 +62,5 @@ def make_check(source: Source) -> Dialogue:
 
 
 def _could_hold(facts: dict[str, str], asked: str, supposed: str) -> bool:
-    """True where the table names one value and another is true as well: a bird is an animal, new is not old."""
+    """Return True if another value than the table's is true as well: a bird is an animal, new is not old."""
     return facts.get(supposed) == asked or supposed in ("animal", "color", "metal")

@@ -1,7 +1,7 @@
-"""What copy tasks copy: words, made-up words, sentences short and long, numbers, marks, addresses, lines of code.
+"""Texts for copy tasks: words, made-up words, sentences, numbers, punctuation, addresses, lines of code.
 
-Tools, memory and JSON stand on copying; so the content here is as wide as a line of text can be. No drawn text has
-quotation marks around all of it, or a blank at an end. Knows no questions.
+Tools, memory and JSON depend on copying, so the content is as varied as a line of text can be. No text is wholly quoted
+or has a space at an end. Knows no questions.
 """
 # ruff: noqa: E501 - a table of patterns reads better with one entry per line
 

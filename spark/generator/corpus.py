@@ -1,7 +1,7 @@
-"""The corpus: which kinds, how often, in what phase, with which system prompts around them, and what is held out.
+"""The corpus: kinds of dialogues, their frequency by phase, system prompts, and the held-out split.
 
-One seed gives one stream. Five in a hundred prompts are held out by a hash of their content, and one wording of each
-list entirely; training never shows either. Knows no tokens.
+One seed gives one stream. One prompt in twenty is held out by a hash of its content, and one wording of each list
+entirely; training never shows either. Knows no tokens.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
@@ -59,9 +59,10 @@ _OPEN_KINDS = ("tool_drill", "followup")
 
 
 def has_held_out_part(dialogue: Dialogue) -> bool:
-    """True if any assistant turn of the dialogue answers a held-out prompt (what was said before it but for the system).
+    """Return True if any assistant turn of the dialogue answers a held-out prompt (everything before it except the
+    system prompt).
 
-    In drills and follow-ups each question counts alone too: it is one that could be asked without the others.
+    In drills and follow-ups each question also counts alone, because it could be asked without the others.
     """
     for i, message in enumerate(dialogue.messages):
         if message["role"] != "assistant":

@@ -1,7 +1,7 @@
-"""What a generated dialogue is, and the few helpers every kind shares.
+"""The dialogue type, and helpers shared by all kinds.
 
 A kind is a function of a random source that returns one `Dialogue`. It draws its wording through `pick_phrasing`, which
-keeps the last phrasing of each list out of training. The module knows no particular kind, no tokens, no split.
+keeps the last phrasing of each list out of training. Knows no particular kind, no tokens, no split.
 """
 
 import json
@@ -15,7 +15,7 @@ Message = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dialogue:
-    """One training or test example; the last message is the assistant's and is what the gates compare."""
+    """One training or test example. The last message is the assistant's and is compared by the gates."""
 
     kind: str
     messages: list[Message]
@@ -57,8 +57,8 @@ def assistant(text: str) -> Message:
 
 
 def recall(text: str, sought: str, statement: str, told: Sequence[str]) -> Message:
-    """An assistant message that says where it comes from: its part `sought` stands in `statement`, the last one with
-    these words of those that were `told` before."""
+    """An assistant message with its source: its part `sought` is in `statement`, the last statement with these words
+    among those `told` before."""
     return {**assistant(text), "recall": {"sought": sought, "statement": statement, "told": list(told)}}
 
 

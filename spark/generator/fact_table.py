@@ -1,6 +1,6 @@
 """The facts Spark knows: about nine hundred, by relation. Data only.
 
-Wordings live in `facts.py`. A fact that is not here is something the model does not know and should say so.
+Wordings are in `facts.py`. The model should say that it does not know facts that are not here.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 

@@ -1,4 +1,4 @@
-"""Turns that need the turn before: "And of Italy?", "Say that again.", thanks after an answer."""
+"""Turns that depend on the previous turn: "And of Italy?", "Say that again.", thanks after an answer."""
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What people say in small talk, by intent: one answer each, the sentences, and clauses that go into a longer question.
+"""Small talk by intent: one answer each, its sentences, and clauses for longer questions.
 
 Data only. The last wording of each intent is held out of training; its words occur in other wordings of that intent.
 """

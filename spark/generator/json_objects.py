@@ -1,7 +1,4 @@
-"""What sentences tell: field sets, the sentences that hold them, the names a user may give to each field.
-
-Data; `extract` makes dialogues of it.
-"""
+"""Field sets, sentences that contain them, and the names a user may give to each field. Data for `extract`."""
 # ruff: noqa: E501 - a table of sentences reads better with one entry per line
 
 KEYS = {

@@ -1,7 +1,7 @@
-"""The sentiment of what someone wrote: positive, negative or neutral.
+"""Sentiment of a text: positive, negative or neutral.
 
-An opinion is one to three clauses: what is judged, and around it what is only told. Where two clauses disagree, the one
-after "but" decides. A question that names only two labels gets one of the two. Topics are in `topics.py`.
+An opinion has one to three clauses, judging ones and neutral ones. Where two clauses disagree, the one after "but"
+decides. A question that names only two labels gets one of the two. Topics are in `topics.py`.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 

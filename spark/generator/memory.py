@@ -1,7 +1,7 @@
-"""Memory over turns: the user tells facts about themselves or others and asks for one of them later.
+"""Memory over turns: the user states facts about themselves or others and asks for one of them later.
 
-Answers copy from the conversation; nothing here can be known beforehand. What was said last counts; what was never
-said is not known.
+Answers copy from the conversation; nothing here can be known beforehand. The last statement counts; a fact that was not
+stated is unknown.
 """
 # ruff: noqa: E501 - a table of words reads better with one entry per line
 
@@ -128,7 +128,7 @@ def _answer(asked: Filled) -> str:
 
 
 def _recall(asked: Filled, told: Sequence[Filled], others: Sequence[Fact] = ()) -> Message:
-    """The answer, with where it comes from among all that was told."""
+    """The answer, with its source among all statements."""
     statements = [*(entry[3] for entry in told), *(fact.text for fact in others)]
     return recall(_answer(asked), asked[2], asked[3], statements)
 
@@ -144,7 +144,7 @@ def _tell(source: Source, told: list[Filled]) -> list[Message]:
 
 
 def _acknowledge(text: str) -> str:
-    """Who only says their name with a greeting is greeted, as everywhere else."""
+    """Greet a user who only states a name with a greeting, as elsewhere."""
     greeting = re.fullmatch(r"(?:Hi, my name is|Hello, I am) ([^.]+)\.", text)
     return f"Hello, {greeting[1]}! How can I help you today?" if greeting else ACKNOWLEDGE
 
@@ -166,7 +166,7 @@ def _ask(source: Source, messages: list[Message], asked: Filled, told: Sequence[
 
 
 def _correct(source: Source, told: list[Filled], asked: Filled) -> Dialogue:
-    """One fact is told anew with another value; the newer one is right."""
+    """One fact is stated again with another value; the newer value is right."""
     newer = asked
     while newer[2] == asked[2]:
         newer = _fill(source, asked[0], asked[1])
@@ -178,7 +178,7 @@ def _correct(source: Source, told: list[Filled], asked: Filled) -> Dialogue:
 
 
 def _ask_for_untold(source: Source, told: list[Filled]) -> Dialogue:
-    """The question is of a topic that was not told, or of another thing than the one told."""
+    """The question is about a topic that was not stated, or about another thing than the stated one."""
     topic = source.choice(TOPICS)
     while any(set(topic.questions) & set(other.questions) for other, *_ in told):
         topic = source.choice(TOPICS)

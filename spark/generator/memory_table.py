@@ -1,4 +1,4 @@
-"""What users tell about themselves and how they ask for it later. Data; `memory` makes dialogues of it."""
+"""Statements that users make about themselves, and later questions about them. Data for `memory`."""
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
 from dataclasses import dataclass

@@ -1,6 +1,6 @@
-"""Work on numbers that is no sum: comparing, counting on, even and odd, lists of numbers, number words, small stories.
+"""Number tasks other than sums: comparing, counting on, even and odd, lists of numbers, number words, word problems.
 
-All answers follow from the numbers in the question. Stories with two numbers end in the work of `sums.py`.
+All answers follow from the numbers in the question. Word problems with two numbers use the working of `sums.py`.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 

@@ -1,7 +1,7 @@
-"""What people say when they like or dislike something: adjectives, things, clauses for products, films and places.
+"""Opinions: adjectives, things, and clauses for products, films and places.
 
-Data for the sentiment kind, written for it; all clauses are lower case and without an end mark. A clause with {s} takes
-a noun of its own domain. Knows no questions.
+Data for the sentiment kind. All clauses are lower case and without a final period. A clause with {s} takes a noun of
+its own domain. Knows no questions.
 """
 # ruff: noqa: E501 - tables read better with many entries per line
 

@@ -1,4 +1,4 @@
-"""Reading: a short given text and a question that one of its sentences answers; or none does, and that is said."""
+"""Reading: a short text and a question that one of its sentences answers, or that none answers."""
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
 from spark.generator.dialogue import Dialogue, Message, Source, assistant, system, user

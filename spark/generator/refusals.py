@@ -1,6 +1,6 @@
-"""Questions outside what Spark knows: many frames over the whole vocabulary, one honest answer.
+"""Questions outside Spark's knowledge: many frames over the whole vocabulary, one honest answer.
 
-Also near misses: questions in the wordings of the facts about things that are not in the table.
+Includes near misses: questions in the wordings of facts about things that are not in the table.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 

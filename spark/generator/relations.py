@@ -1,6 +1,6 @@
-"""What is told about persons, things and places: sentences, questions whose answer one of them is, the answers.
+"""Statements about persons, things and places: sentences, the questions they answer, the answers.
 
-Shared by the kinds that remember and that read. The last question of every list is held out of training.
+Shared by the memory and reading kinds. The last question of every list is held out of training.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
@@ -14,7 +14,7 @@ from spark.generator.values import draw_first_name, draw_made, draw_value
 
 @dataclass(frozen=True)
 class Relation:
-    """`p` is who or what it is about, `v` what is told of it, `k` a thing they share, as {p}, {v}, {k}."""
+    """`p` is the subject, `v` the stated value, `k` a thing they share, as {p}, {v}, {k}."""
 
     subject: str
     value: str
@@ -76,7 +76,7 @@ RELATIONS = (
 
 @dataclass(frozen=True)
 class Fact:
-    """One told sentence and what may be asked of it."""
+    """One statement and the questions about it."""
 
     relation: Relation
     fields: dict[str, Any]

@@ -1,8 +1,8 @@
-"""Sums, differences and products, each with its work written out, ones first, as one does on paper.
+"""Sums, differences and products with written working, ones first, as on paper.
 
 Two operands below 100 are the gate; longer sums and differences, three operands and products with one digit follow the
-same steps. `work_*` is what the model has to say; every step needs only digits that stand close by. Other
-work on numbers: see `numbers.py`.
+same steps. `work_*` is the model's output; every step needs only digits that are close by. Other number tasks are in
+`numbers.py`.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 

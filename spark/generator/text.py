@@ -1,7 +1,7 @@
-"""Work on words given in the question: copying (its own gate), lists and their order, and single words in a list.
+"""Word tasks: copying (its own gate), lists and their order, and single words in a list.
 
-Where a small model has to count or compare, the answer writes the work down and ends with the result. Each `make_*`
-function is one kind; `make_text` draws among all but copying. Letters inside a word are the matter of `letters.py`.
+Where a small model has to count or compare, the answer shows the working and ends with the result. Each `make_*`
+function is one kind; `make_text` draws among all except copying. Letters inside a word are in `letters.py`.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 

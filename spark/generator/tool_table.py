@@ -1,6 +1,6 @@
-"""The table of tool domains: what tools are called, what they take, how users ask for them, how results read.
+"""Tool domains: names, parameters, wordings of requests, wordings of results.
 
-Data and one class; `tools` makes dialogues of it. The last wording of every domain is held out of training.
+Data and one class for `tools`. The last wording of every domain is held out of training.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
@@ -12,7 +12,7 @@ Field = tuple[str, str]
 
 @dataclass(frozen=True)
 class Domain:
-    """One thing tools do. Fields are named by key in wordings and answers."""
+    """One purpose of tools. Fields are named by key in wordings and answers."""
 
     verbs: str
     nouns: str

@@ -49,7 +49,7 @@ _ERRORS = ("not found", "timeout", "no access", "service is down", "bad request"
 
 @dataclass(frozen=True)
 class Shown:
-    """A tool as one dialogue shows it: its schema, and what its keys are called here."""
+    """A tool as one dialogue shows it: its schema and the names of its keys."""
 
     domain: Domain
     schema: dict[str, Any]
@@ -91,9 +91,9 @@ def make_tool_call(source: Source) -> Dialogue:
 
 
 def make_tool_drill(source: Source) -> Dialogue:
-    """Several tools, then question after question, each with its call alone: to learn which tool is meant.
+    """Several tools, then question after question, each with one call, to train the choice of the right tool.
 
-    A prompt that shows tools is long; this way it teaches many choices instead of one.
+    A prompt with tools is long; a drill trains many choices with one prompt.
     """
     shown = draw_tools(source, source.choices((2, 3, 4, 5), (40, 34, 16, 10))[0])
     messages: list[Message] = []
@@ -199,7 +199,7 @@ def _draw_name(source: Source, domain: Domain, style: str, may_be_odd: bool) -> 
 
 
 def draw_question(source: Source, tool: Shown) -> tuple[str, Arguments]:
-    """What a user says so that the tool is called, and the arguments that it names, by the table's keys."""
+    """Return a user request for the tool and the arguments that it names, by the table's keys."""
     domain = tool.domain
     given: Arguments = {}
     for key, (_, kind) in domain.parameters.items():
@@ -247,7 +247,7 @@ def _two_calls(source: Source, tool: Shown) -> list[Message] | None:
 
 
 def _draw_result(source: Source, domain: Domain, given: Arguments) -> tuple[str, str]:
-    """What the tool returns, JSON or text, and the answer that says it."""
+    """Return the tool's result, as JSON or text, and the answer that states it."""
     if source.random() < 0.12:
         reason = source.choice(_ERRORS)
         shape = source.choice(('{{"error": "{}"}}', '{{"status": "error", "message": "{}"}}', "Error: {}"))

@@ -1,4 +1,4 @@
-"""Topics: what a sentence is about, from the words that belong to each of twelve topics."""
+"""Topics of sentences, from the words that belong to each of twelve topics."""
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
 from spark.generator.dialogue import Dialogue, Source, ask, sentence

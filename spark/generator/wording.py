@@ -1,7 +1,7 @@
-"""What hurried or polite people put around a question: openings, endings, missing marks and capitals.
+"""Variations of a question by hurried or polite people: openings, endings, missing punctuation and capitals.
 
-A kind draws its core wording and dresses it, so that the model learns to see the question through its dress. Knows no
-particular kind.
+A kind draws its core wording and varies it here, so that the model learns to recognize the question in any form. Knows
+no particular kind.
 """
 
 from spark.generator.dialogue import Source

@@ -1,7 +1,7 @@
-"""Heads of the audit chain, noted outside the database; and whether the chain in the database is whole and holds them.
+"""Heads of the audit hash chain recorded outside the database, and verification of the chain against them.
 
-Whoever can rewrite the whole database can also write a chain that fits. They cannot make it fit a head that was noted
-elsewhere before: each line of a file of heads carries a keyed proof, under a key that no store holds.
+An attacker who can rewrite the whole database can compute a consistent chain, but not one that matches heads recorded
+earlier: each recorded head carries an HMAC under a key that no store contains.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MAX_PROBLEMS = 20
 
 
 class NotedHead(Struct, frozen=True):
-    """One line of a file of heads. `digest` and `proof` are hexadecimal."""
+    """One line of a heads file. `digest` and `proof` are hexadecimal."""
 
     at: datetime
     sequence: int
@@ -40,29 +40,28 @@ class NotedHead(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Verified:
-    """What came of looking at a whole chain. `problems` are sentences; none means that nothing is wrong."""
+    """The result of a verification. `problems` are sentences; empty if nothing is wrong."""
 
     num_entries: int
     head: Head
     num_heads: int
-    num_unchained: int
     problems: list[str] = field(default_factory=list)
 
 
 def key_from(pepper: bytes) -> bytes:
-    """The key of heads' proofs, from the one that API tokens are hashed under."""
+    """Derive the key of the heads' HMACs from the token pepper."""
     return hmac.digest(pepper, b"the key of audit heads", "sha256")
 
 
 def note(head: Head, at: datetime, key: bytes) -> bytes:
-    """A line to append to a file of heads."""
+    """Return a line to append to a heads file."""
     noted = NotedHead(at, head.sequence, head.digest.hex(), _proof(key, at, head))
     return msgspec.json.encode(noted) + b"\n"
 
 
 def read_notes(path: Path) -> list[NotedHead]:
-    """Every line of a file of heads; none where there is no file. Raises ValueError for a line that is none, but for a
-    last one that was cut short."""
+    """Return every line of a heads file; empty if there is no file. Raises ValueError for an invalid line, except for
+    a last line that was cut short."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -78,7 +77,7 @@ def read_notes(path: Path) -> list[NotedHead]:
 
 
 async def verify(database: Database, noted: list[NotedHead] | None = None, key: bytes = b"") -> Verified:
-    """Walk the whole chain; with `noted`, hold it against those heads, whose proofs are under `key`."""
+    """Verify the whole chain and, if given, that it contains the recorded heads, whose HMACs are under `key`."""
     problems: list[str] = []
     first_head = await audit.read_head(database)  # entries written while we look come after it
     expected = _expected(noted or [], key, problems)
@@ -86,12 +85,11 @@ async def verify(database: Database, noted: list[NotedHead] | None = None, key: 
         expected.setdefault(first_head.sequence, set()).add((first_head.digest, "the head in the database"))
     previous, place = NO_DIGEST, 0
     async for entry in audit.read_chain(database):
-        assert entry.sequence is not None
         if entry.sequence != place + 1:
             problems.append(f"entries {place + 1} to {entry.sequence - 1} are missing")
-        elif entry.digest != audit.digest_of(entry, entry.sequence, previous):
+        elif entry.digest != audit.digest_of(entry, previous):
             problems.append(f"entry {entry.sequence} ({entry.action}) is not what was written")
-        previous, place = entry.digest or NO_DIGEST, entry.sequence
+        previous, place = entry.digest, entry.sequence
         for digest, where in expected.pop(place, ()):
             if digest != previous:
                 problems.append(f"entry {place} is not the one that {where} names")
@@ -101,12 +99,11 @@ async def verify(database: Database, noted: list[NotedHead] | None = None, key: 
     else:
         for sequence, heads in sorted(expected.items()):
             problems += [f"entry {sequence} is missing, which {where} names" for _, where in sorted(heads)]
-    num_unchained = await audit.count_unchained(database)
-    return Verified(place, Head(place, previous), len(noted or []), num_unchained, problems)
+    return Verified(place, Head(place, previous), len(noted or []), problems)
 
 
 def _expected(noted: list[NotedHead], key: bytes, problems: list[str]) -> dict[int, set[tuple[bytes, str]]]:
-    """Place -> what digests it must have, and where that was noted."""
+    """Return the expected digests by sequence number, each with where it was recorded."""
     expected: dict[int, set[tuple[bytes, str]]] = {}
     for number, head in enumerate(noted, 1):
         if not head.is_proven(key):

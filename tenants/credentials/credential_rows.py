@@ -19,7 +19,7 @@ from tenants.credentials.conditions import decode_condition
 from tenants.credentials.policies import decode_policies, scopes_anywhere, scopes_on
 from tenants.credentials.principal import AccountTerms, Grant, Principal, Refused
 from tenants.credentials.roles import Role, bounded
-from tenants.credentials.scopes import ALL_SCOPES, scopes_of
+from tenants.credentials.scopes import ALL_SCOPES
 from tenants.residency import RegionRule, decode_rule, residency_of
 from tenants.tables import accounts, api_token_epoch, api_tokens, memberships, users
 
@@ -33,7 +33,6 @@ _TOKEN = (
         api_tokens.c.kind,
         api_tokens.c.status,
         api_tokens.c.digest,
-        api_tokens.c.permission_groups,
         api_tokens.c.policies,
         api_tokens.c.condition,
         api_tokens.c.not_before,
@@ -66,15 +65,15 @@ _USER = (
 
 
 @dataclass(frozen=True)
-class Judged:
-    """A verdict, and what it rests on: lookup, token, account and user ids, a change of which makes it void."""
+class Evaluation:
+    """The result for a credential, and the lookup, token, account and user ids whose change invalidates it."""
 
     verdict: Principal | Refused
     marks: frozenset[str]
 
 
 async def note_uses(database: Database, used: Mapping[str, datetime]) -> None:
-    """API token ids, and when each was used last. Raises StoreUnavailable."""
+    """Store when API tokens were last used, by token id. Raises StoreUnavailable."""
     rows = [{"used_id": api_token_id, "used_at": used[api_token_id]} for api_token_id in sorted(used)]
     if rows:
         async with database.transaction() as connection:
@@ -82,58 +81,53 @@ async def note_uses(database: Database, used: Mapping[str, datetime]) -> None:
 
 
 async def read_token(connection: AsyncConnection, lookup_id: str) -> RowMapping | None:
-    """The row of an API token, with `digest`, and the `epoch` as of which it was read."""
+    """Return the row of an API token, with `digest` and the `epoch` at which the row was read."""
     return (await connection.execute(_TOKEN, {"lookup": lookup_id})).mappings().one_or_none()
 
 
 async def read_user(connection: AsyncConnection, email: str) -> RowMapping | None:
-    """The row of a user who has a global key, with `digest` and `epoch`."""
+    """Return the row of a user with a global key, with `digest` and `epoch`."""
     return (await connection.execute(_USER, {"address": email})).mappings().one_or_none()
 
 
-async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Judged:
-    """What a token's row whose secret was right comes to."""
+async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Evaluation:
+    """Evaluate the row of a token whose secret was correct."""
     account_id, user_id = row["account_id"], row["user_id"] or ""
     condition, window = decode_condition(row["condition"]), (row["expires_at"], row["not_before"])
     marks = {lookup_id, row["api_token_id"], account_id, user_id} - {""}
     if row["status"] != "active":
         known = (row["api_token_id"], account_id, row["kind"], *window, condition)
-        return Judged(Refused(row["status"], *known), frozenset(marks))
+        return Evaluation(Refused(row["status"], *known), frozenset(marks))
     terms = row["plan"], row["account_limits"]
     itself = _Standing(row["account_status"], row["account_region"], row["retention"], *terms)
-    scopes, user_scopes = scopes_of(row["permission_groups"].split(",")), frozenset[str]()
-    elsewhere: dict[str, Grant] = {}
-    if row["policies"] is not None:
-        policies = decode_policies(row["policies"])
-        held = await _accounts_of_user(connection, user_id) if user_id else {account_id: itself}
-        marks |= held.keys()
-        narrower = decode_rule(row["region"])
-        grants = {other: _grant(scopes_on(policies, other), it, narrower) for other, it in held.items()}
-        own = grants.pop(account_id, None)
-        scopes, user_scopes = own.scopes if own else frozenset(), scopes_anywhere(policies)
-        elsewhere = {other: grant for other, grant in grants.items() if grant.scopes}
+    policies = decode_policies(row["policies"])
+    held = await _accounts_of_user(connection, user_id) if user_id else {account_id: itself}
+    marks |= held.keys()
+    narrower = decode_rule(row["region"])
+    grants = {other: _grant(scopes_on(policies, other), it, narrower) for other, it in held.items()}
+    own = grants.pop(account_id, None)
     principal = Principal(
         account_id=account_id,
         api_token_id=row["api_token_id"],
-        scopes=scopes,
+        scopes=own.scopes if own else frozenset(),
         expires_at=row["expires_at"],
         is_account_blocked=row["account_status"] == "blocked",
         kind=row["kind"],
         user_id=user_id,
         not_before=row["not_before"],
         condition=condition,
-        user_scopes=user_scopes,
-        elsewhere=elsewhere,
+        user_scopes=scopes_anywhere(policies),
+        elsewhere={other: grant for other, grant in grants.items() if grant.scopes},
         account=itself.terms(),
         limits=row["limits"],
         models=None if row["models"] is None else msgspec.json.decode(row["models"], type=frozenset[str]),
         residency=residency_of(row["account_region"], row["retention"], row["region"]),
     )
-    return Judged(principal, frozenset(marks))
+    return Evaluation(principal, frozenset(marks))
 
 
-async def judge_user(connection: AsyncConnection, row: RowMapping) -> Judged:
-    """What a user's global key opens: everything, on each of the user's accounts."""
+async def judge_user(connection: AsyncConnection, row: RowMapping) -> Evaluation:
+    """Evaluate a user's global key: all scopes on each of the user's accounts."""
     user_id = row["user_id"]
     held = await _accounts_of_user(connection, user_id)
     principal = Principal(
@@ -145,12 +139,12 @@ async def judge_user(connection: AsyncConnection, row: RowMapping) -> Judged:
         elsewhere={account_id: _grant(ALL_SCOPES, standing) for account_id, standing in held.items()},
         has_global_key=True,
     )
-    return Judged(principal, frozenset({user_id, *held}))
+    return Evaluation(principal, frozenset({user_id, *held}))
 
 
 @dataclass(frozen=True)
 class _Standing:
-    """What an account's row says of every call on it."""
+    """Values of an account's row that apply to every call on the account."""
 
     status: str
     region: str | None
@@ -170,7 +164,7 @@ def _grant(scopes: frozenset[str], standing: _Standing, narrower: RegionRule | N
 
 
 async def _accounts_of_user(connection: AsyncConnection, user_id: str) -> Mapping[str, _Standing]:
-    """Account id -> what is so of each account that a user is a member of."""
+    """Return the state of each account that the user is a member of, by account id."""
     columns = [accounts.c[name] for name in ("account_id", "status", "region", "retention", "plan", "limits")]
     query = select(*columns, memberships.c.role).join(memberships)
     query = query.where(memberships.c.user_id == user_id, accounts.c.deleted_at.is_(None))

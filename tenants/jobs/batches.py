@@ -1,9 +1,8 @@
-"""Batches in the database: queued requests, which worker has which of them, and their answers until they expire.
+"""Batches in the database: queued requests, the worker that leases each chunk, and results until they expire.
 
-A worker holds a chunk by a lease, which it renews; whoever's lease ran out is taken for lost, and another takes what is
-not answered yet. An answer, its usage entry and the count of what is left are written in one transaction, and only by
-the chunk's owner: so each request has one answer and one entry, whatever dies in between. Contents are sealed bytes;
-knows no models and no HTTP.
+A worker leases a chunk and renews the lease; after the lease expires, another worker takes the requests without a
+result. A result, its usage entry and the count of what is left are written in one transaction, by the lease's owner
+only: each request has exactly one result and one usage entry. Contents are sealed bytes.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ from tenants.usage.usage_entries import UsageEntry, write_within
 MAX_EXPIRED = 50  # batches let go of in one transaction
 
 ChunkKey = tuple[str, int]
-"""A chunk: its batch, and the number of its first request."""
+"""A chunk: its batch id and the number of its first request."""
 
 Kind = Literal["run", "response"]
-"""What the requests of a batch are: bodies of `ai/run`, or one body of `responses`."""
+"""The kind of the requests of a batch: bodies of `ai/run`, or one body of `responses`."""
 
 
 class QueueFull(StoreError):
-    """The account has as many requests waiting as it may have."""
+    """The account has the maximum number of waiting requests."""
 
 
 @dataclass(frozen=True)
 class NewChunk:
-    """Requests that one worker will take together. `cost` is their tokens, guessed."""
+    """Requests that one worker takes together. `cost` is an estimate of their tokens."""
 
     first: int
     num_requests: int
@@ -46,12 +45,12 @@ class NewChunk:
 
 @dataclass(frozen=True)
 class NewBatch:
-    """What is queued. `webhook` says, sealed, where its answers are to be sent; None for nowhere."""
+    """A batch to queue. `webhook` is the sealed webhook target, or None."""
 
     batch_id: str
     account_id: str
     api_token_id: str
-    shown_model: str
+    requested_model: str
     model: str
     created_at: datetime
     chunks: Sequence[NewChunk]
@@ -64,14 +63,14 @@ class NewBatch:
 
 
 @dataclass(frozen=True)
-class Leased:
-    """A chunk that a worker has taken. `answered` are the numbers that need no answer any more; `num_losses` says how
-    many owners it has lost."""
+class LeasedChunk:
+    """A chunk that a worker has leased. `answered` are the numbers of requests that already have a result;
+    `num_losses` counts the owners whose lease expired."""
 
     key: ChunkKey
     account_id: str
     api_token_id: str
-    shown_model: str
+    requested_model: str
     created_at: datetime
     num_requests: int
     num_losses: int
@@ -83,8 +82,8 @@ class Leased:
 
 
 @dataclass(frozen=True)
-class Answered:
-    """One request's answer, sealed; without entries where nothing was run for it."""
+class Completion:
+    """The sealed result of one request, with its usage entries."""
 
     number: int
     answer: bytes
@@ -95,9 +94,9 @@ class Answered:
 
 @dataclass(frozen=True)
 class BatchState:
-    """How a batch stands."""
+    """Status of a batch."""
 
-    shown_model: str
+    requested_model: str
     model: str
     num_requests: int
     is_started: bool
@@ -106,9 +105,18 @@ class BatchState:
 
 
 async def submit(database: Database, batch: NewBatch, *, max_waiting: int) -> None:
-    """Queue a batch; one that is there already is left as it is. Raises QueueFull when the account would have more than
-    `max_waiting` requests to be answered, StoreUnavailable."""
-    fields = ("batch_id", "account_id", "api_token_id", "shown_model", "model", "created_at", "num_requests", "kind")
+    """Queue a batch; a batch that exists already is left unchanged. Raises QueueFull if the account would have more
+    than `max_waiting` waiting requests; StoreUnavailable."""
+    fields = (
+        "batch_id",
+        "account_id",
+        "api_token_id",
+        "requested_model",
+        "model",
+        "created_at",
+        "num_requests",
+        "kind",
+    )
     row = {name: getattr(batch, name) for name in fields} | {"num_done": 0}
     async with database.transaction() as connection:
         num_waiting = await _enter_queue(connection, batch.account_id)
@@ -130,8 +138,8 @@ async def submit(database: Database, batch: NewBatch, *, max_waiting: int) -> No
 
 
 async def _enter_queue(connection: AsyncConnection, account_id: str) -> int:
-    """How many requests of the account wait. If none, its share is brought to where the busy ones are: who asked for
-    nothing has saved up nothing."""
+    """Return the number of waiting requests of the account. If there are none, raise the account's share to that of
+    the busy accounts: an idle account saves up no priority."""
     share = batch_shares.c
     await connection.execute(
         insert_new(batch_shares, connection.dialect.name, key="account_id"), [{"account_id": account_id, "taken": 0}]
@@ -151,15 +159,15 @@ async def _enter_queue(connection: AsyncConnection, account_id: str) -> int:
 
 
 async def has_work(database: Database, now: datetime) -> bool:
-    """Whether `take` would find something. Raises StoreUnavailable."""
+    """Return True if `take` would find a chunk. Raises StoreUnavailable."""
     query = select(batch_chunks.c.batch_id).where(batch_chunks.c.free_at <= now).limit(1)
     async with database.connection() as connection:
         return (await connection.execute(query)).first() is not None
 
 
-async def take(database: Database, owner: str, now: datetime, lease_s: float) -> Leased | None:
-    """Take the oldest chunk that is free, of the account that has had the fewest tokens taken; None when nothing is
-    free. Raises StoreUnavailable."""
+async def take(database: Database, owner: str, now: datetime, lease_s: float) -> LeasedChunk | None:
+    """Lease the oldest available chunk of the account that has been served the fewest tokens, or return None. Raises
+    StoreUnavailable."""
     chunk, share = batch_chunks.c, batch_shares.c
     behind = select(share.account_id).join(batch_chunks, chunk.account_id == share.account_id)
     behind = behind.where(chunk.free_at <= now).order_by(share.taken, share.account_id).limit(1)
@@ -181,14 +189,14 @@ async def take(database: Database, owner: str, now: datetime, lease_s: float) ->
 
 
 async def _charge(connection: AsyncConnection, row: Mapping[Any, Any], sign: int) -> None:
-    """Charge an account's share for what is left of a chunk, or with -1 for `sign` charge it back."""
+    """Add the cost of the unfinished part of a chunk to the account's share; `sign` -1 subtracts it."""
     cost = row["cost"] * (row["num_requests"] - row["num_done"]) // row["num_requests"]
     share = batch_shares.c
     charged = update(batch_shares).where(share.account_id == row["account_id"])
     await connection.execute(charged.values(taken=share.taken + sign * cost))
 
 
-async def _leased(connection: AsyncConnection, row: Mapping[Any, Any], num_losses: int, now: datetime) -> Leased:
+async def _leased(connection: AsyncConnection, row: Mapping[Any, Any], num_losses: int, now: datetime) -> LeasedChunk:
     batch_id, first = row["batch_id"], row["first"]
     start = update(batches).where(batches.c.batch_id == batch_id, batches.c.started_at.is_(None))
     await connection.execute(start.values(started_at=now))
@@ -197,11 +205,11 @@ async def _leased(connection: AsyncConnection, row: Mapping[Any, Any], num_losse
         accounts.c.account_id == row["account_id"], accounts.c.deleted_at.is_(None)
     )
     done = select(batch_results.c.number).where(batch_results.c.batch_id == batch_id, _within(row))
-    return Leased(
+    return LeasedChunk(
         key=(batch_id, first),
         account_id=row["account_id"],
         api_token_id=batch["api_token_id"],
-        shown_model=batch["shown_model"],
+        requested_model=batch["requested_model"],
         created_at=batch["created_at"],
         num_requests=row["num_requests"],
         num_losses=num_losses,
@@ -221,15 +229,17 @@ def _within(row: Mapping[Any, Any]) -> ColumnElement[bool]:
 async def answer(
     database: Database,
     owner: str,
-    answered: Mapping[ChunkKey, Sequence[Answered]],
+    answered: Mapping[ChunkKey, Sequence[Completion]],
     now: datetime,
     *,
     lease_s: float,
     ttl_s: float,
 ) -> set[ChunkKey]:
-    """Write answers to requests of chunks that `owner` has, with their usage entries; the leases of those chunks begin
-    anew. Returns the chunks that are not the owner's any more: nothing was written of them. Doing it again, after an
-    error that left open whether it was done, does nothing twice. Raises StoreUnavailable."""
+    """Write results of chunks that `owner` has leased, with their usage entries, and renew the leases.
+
+    Returns the chunks whose lease the owner has lost; nothing is written for them. Can be repeated after an error with
+    an unknown outcome. Raises StoreUnavailable.
+    """
     lost = set()
     entries: list[UsageEntry] = []
     async with database.transaction() as connection:
@@ -251,8 +261,8 @@ async def _owned(connection: AsyncConnection, owner: str, key: ChunkKey) -> Mapp
     return (await connection.execute(query)).mappings().first()
 
 
-async def _write_answers(connection: AsyncConnection, batch_id: str, answered: Sequence[Answered]) -> set[int]:
-    """Returns the numbers that had none before."""
+async def _write_answers(connection: AsyncConnection, batch_id: str, answered: Sequence[Completion]) -> set[int]:
+    """Return the numbers that had no result before."""
     rows = [
         {
             "batch_id": batch_id,
@@ -272,7 +282,7 @@ async def _write_answers(connection: AsyncConnection, batch_id: str, answered: S
 async def _count(
     connection: AsyncConnection, row: Mapping[Any, Any], num_new: int, now: datetime, *, lease_s: float, ttl_s: float
 ) -> None:
-    """Count what is done of a chunk and of its batch. What is done needs no requests, nor an owner, any more."""
+    """Count finished requests of a chunk and its batch. A finished chunk drops its requests and its owner."""
     batch_id, num_done = row["batch_id"], row["num_done"] + num_new
     values: dict[str, Any] = {"num_done": num_done, "free_at": now + timedelta(seconds=lease_s)}
     if num_done == row["num_requests"]:
@@ -290,7 +300,7 @@ async def _count(
 
 
 async def renew(database: Database, owner: str, keys: Iterable[ChunkKey], now: datetime, lease_s: float) -> None:
-    """The leases of these chunks begin anew, as far as `owner` has them. Raises StoreUnavailable."""
+    """Renew the leases of those chunks that `owner` still has. Raises StoreUnavailable."""
     chunk = batch_chunks.c
     async with database.transaction() as connection:
         for key in sorted(keys):
@@ -298,9 +308,9 @@ async def renew(database: Database, owner: str, keys: Iterable[ChunkKey], now: d
             await connection.execute(own.values(free_at=now + timedelta(seconds=lease_s)))
 
 
-async def give_back(database: Database, owner: str, keys: Iterable[ChunkKey], free_at: datetime) -> None:
-    """Leave chunks to whoever takes them next, from `free_at` on; the account's share is charged back for what was not
-    done. Raises StoreUnavailable."""
+async def release(database: Database, owner: str, keys: Iterable[ChunkKey], free_at: datetime) -> None:
+    """Release chunks for other workers from `free_at` on, and subtract the cost of unfinished requests from the
+    account's share. Raises StoreUnavailable."""
     async with database.transaction() as connection:
         for key in sorted(keys):
             row = await _owned(connection, owner, key)
@@ -313,7 +323,7 @@ async def give_back(database: Database, owner: str, keys: Iterable[ChunkKey], fr
 async def find(
     database: Database, account_id: str, batch_id: str, now: datetime, kind: Kind = "run"
 ) -> BatchState | None:
-    """How a batch of the account stands; None for one that is not kept. Raises StoreUnavailable."""
+    """Return the status of the account's batch, or None if there is none. Raises StoreUnavailable."""
     batch = batches.c
     query = select(batches).where(batch.batch_id == batch_id, batch.account_id == account_id, batch.kind == kind)
     query = query.where(or_(batch.expires_at.is_(None), batch.expires_at > now))
@@ -322,7 +332,7 @@ async def find(
     if row is None:
         return None
     return BatchState(
-        shown_model=row["shown_model"],
+        requested_model=row["requested_model"],
         model=row["model"],
         num_requests=row["num_requests"],
         is_started=row["started_at"] is not None,
@@ -332,7 +342,7 @@ async def find(
 
 
 async def cancel(database: Database, account_id: str, batch_id: str, now: datetime) -> None:
-    """Ask for the end of a batch of the account, unless it is finished. Raises StoreUnavailable."""
+    """Request cancellation of the account's batch, unless it is finished. Raises StoreUnavailable."""
     batch = batches.c
     this = update(batches).where(batch.batch_id == batch_id, batch.account_id == account_id)
     this = this.where(batch.finished_at.is_(None), batch.cancelled_at.is_(None))
@@ -341,7 +351,7 @@ async def cancel(database: Database, account_id: str, batch_id: str, now: dateti
 
 
 async def cancelled_among(database: Database, batch_ids: Iterable[str]) -> set[str]:
-    """Those of which the end was asked for. Raises StoreUnavailable."""
+    """Return those batches whose cancellation was requested. Raises StoreUnavailable."""
     batch = batches.c
     query = select(batch.batch_id).where(batch.batch_id.in_(list(batch_ids)), batch.cancelled_at.is_not(None))
     async with database.connection() as connection:
@@ -349,7 +359,7 @@ async def cancelled_among(database: Database, batch_ids: Iterable[str]) -> set[s
 
 
 async def answers(database: Database, account_id: str, batch_id: str, first: int, limit: int) -> list[bytes]:
-    """The answers of the account's batch from number `first` on, at most `limit` of them. Raises StoreUnavailable."""
+    """Return up to `limit` results of the account's batch, from number `first` on. Raises StoreUnavailable."""
     result = batch_results.c
     query = select(result.answer).where(*_results_of(account_id, batch_id), result.number >= first)
     async with database.connection() as connection:
@@ -357,7 +367,7 @@ async def answers(database: Database, account_id: str, batch_id: str, first: int
 
 
 async def tokens_of(database: Database, account_id: str, batch_id: str) -> tuple[int, int]:
-    """Prompt and completion tokens of all answers of the account's batch. Raises StoreUnavailable."""
+    """Return the prompt and completion tokens of all results of the account's batch. Raises StoreUnavailable."""
     result = batch_results.c
     sums = [func.coalesce(func.sum(column), 0) for column in (result.prompt_tokens, result.completion_tokens)]
     async with database.connection() as connection:
@@ -367,7 +377,7 @@ async def tokens_of(database: Database, account_id: str, batch_id: str) -> tuple
 
 
 async def expire(database: Database, now: datetime) -> int:
-    """Let go of batches whose time is over, some at a time; returns how many. Raises StoreUnavailable."""
+    """Delete up to MAX_EXPIRED expired batches and return their number. Raises StoreUnavailable."""
     over = select(batches.c.batch_id).where(batches.c.expires_at <= now).limit(MAX_EXPIRED)
     async with database.transaction() as connection:
         ids = list((await connection.execute(over)).scalars())
@@ -377,7 +387,7 @@ async def expire(database: Database, now: datetime) -> int:
 
 
 def _results_of(account_id: str, batch_id: str) -> tuple[ColumnElement[bool], ...]:
-    """A batch's answers name their batch alone, and the batch its account."""
+    """Return the condition that selects a batch's results, if the batch belongs to the account."""
     is_account_s = exists().where(batches.c.batch_id == batch_id, batches.c.account_id == account_id)
     return batch_results.c.batch_id == batch_id, is_account_s
 

@@ -1,8 +1,7 @@
-"""Requests under idempotency keys, in the database: who works on one, and what it was answered, until it expires.
+"""Idempotency keys in the database: who is working on a request, and the stored response until it expires.
 
-Whoever works on one holds it by a lease. If that runs out it is taken for lost: the next request takes over, under the
-request id of the first, so that there is one usage entry. A request that was refused leaves nothing. Answers are sealed
-bytes; knows no HTTP.
+The gateway that works on a request leases its key. After the lease expires, the next request takes over under the
+request id of the first, so there is one usage entry. A rejected request leaves no row. Responses are sealed bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ MAX_EXPIRED = 1000  # keys let go of in one transaction
 
 @dataclass(frozen=True)
 class Keyed:
-    """A request under a key of an account. `key_hash` and `fingerprint` are 64 hexadecimal digits each."""
+    """A request with an idempotency key. `key_hash` and `fingerprint` are 64 hexadecimal digits each."""
 
     account_id: str
     key_hash: str
@@ -30,8 +29,8 @@ class Keyed:
 
 
 @dataclass(frozen=True)
-class Mine:
-    """The caller is to answer, under this request id; `owner` proves that it is the one."""
+class Claimed:
+    """The caller holds the lease and must respond, under this request id. `owner` identifies the lease."""
 
     keyed: Keyed
     owner: str
@@ -40,22 +39,22 @@ class Mine:
 
 @dataclass(frozen=True)
 class Kept:
-    """It was answered before."""
+    """The request was answered before; `answer` is the stored response."""
 
     answer: bytes
 
 
 @dataclass(frozen=True)
-class Taken:
-    """Another works on it, or, if `is_other`, the key was used for another request."""
+class InUse:
+    """Another gateway is working on the request or, if `is_other`, the key was used for a different request."""
 
     is_other: bool
 
 
 async def take(
     database: Database, keyed: Keyed, owner: str, request_id: str, now: datetime, *, lease_s: float, ttl_s: float
-) -> Mine | Kept | Taken:
-    """What becomes of a request that came under a key. Raises StoreUnavailable."""
+) -> Claimed | Kept | InUse:
+    """Lease a key, or return why that is not possible. Raises StoreUnavailable."""
     fresh = {
         "fingerprint": keyed.fingerprint,
         "request_id": request_id,
@@ -68,41 +67,42 @@ async def take(
     async with database.transaction() as connection:
         new = insert_new(idempotency_keys, database.dialect, key=tuple(place)).returning(idempotency_keys.c.key_hash)
         if (await connection.execute(new, [place | fresh])).first() is not None:
-            return Mine(keyed, owner, request_id)
+            return Claimed(keyed, owner, request_id)
         found = select(idempotency_keys).where(_at(keyed)).with_for_update()
         row = (await connection.execute(found)).mappings().first()
         if row is None:  # given up by its owner this very moment
             await connection.execute(insert(idempotency_keys).values(**place, **fresh))
-            return Mine(keyed, owner, request_id)
+            return Claimed(keyed, owner, request_id)
         if row["expires_at"] > now:
             if row["fingerprint"] != keyed.fingerprint:
-                return Taken(is_other=True)
+                return InUse(is_other=True)
             if row["answer"] is not None:
                 return Kept(row["answer"])
             if row["leased_until"] > now:
-                return Taken(is_other=False)
+                return InUse(is_other=False)
             fresh["request_id"] = row["request_id"]
         await connection.execute(update(idempotency_keys).where(_at(keyed)).values(**fresh))
-        return Mine(keyed, owner, str(fresh["request_id"]))
+        return Claimed(keyed, owner, str(fresh["request_id"]))
 
 
-async def keep(database: Database, mine: Mine, answer: bytes) -> bool:
-    """Keep what was answered. False, and nothing is kept, when another has taken over. Raises StoreUnavailable."""
+async def keep(database: Database, mine: Claimed, answer: bytes) -> bool:
+    """Store the response. Returns False, and stores nothing, if another gateway has taken over. Raises
+    StoreUnavailable."""
     async with database.transaction() as connection:
         own = update(idempotency_keys).where(_at(mine.keyed), idempotency_keys.c.owner == mine.owner)
         done = await connection.execute(own.values(answer=answer, owner=None, leased_until=None))
     return done.rowcount == 1
 
 
-async def give_up(database: Database, mine: Mine) -> None:
-    """Forget a request that was refused: the next one under its key is new. Raises StoreUnavailable."""
+async def give_up(database: Database, mine: Claimed) -> None:
+    """Delete the key of a rejected request: the next request with this key is new. Raises StoreUnavailable."""
     async with database.transaction() as connection:
         own = delete(idempotency_keys).where(_at(mine.keyed), idempotency_keys.c.owner == mine.owner)
         await connection.execute(own)
 
 
-async def renew(database: Database, held: Iterable[Mine], now: datetime, lease_s: float) -> None:
-    """The leases begin anew. Raises StoreUnavailable."""
+async def renew(database: Database, held: Iterable[Claimed], now: datetime, lease_s: float) -> None:
+    """Renew the leases. Raises StoreUnavailable."""
     until = now + timedelta(seconds=lease_s)
     async with database.transaction() as connection:
         for mine in held:
@@ -111,7 +111,7 @@ async def renew(database: Database, held: Iterable[Mine], now: datetime, lease_s
 
 
 async def expire(database: Database, now: datetime) -> int:
-    """Let go of keys whose time is over, some at a time; returns how many. Raises StoreUnavailable."""
+    """Delete up to MAX_EXPIRED expired keys and return their number. Raises StoreUnavailable."""
     key = idempotency_keys.c
     over = select(key.account_id, key.key_hash).where(key.expires_at <= now).limit(MAX_EXPIRED)
     async with database.transaction() as connection:

@@ -1,4 +1,4 @@
-"""Responses that are kept, as rows: sealed bytes by id, each its account's, for a while. Knows no turns and no HTTP."""
+"""Stored responses in the database: sealed bytes by id and account, until they expire."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_EXPIRED = 200  # let go of in one transaction
 
 @dataclass(frozen=True)
 class Kept:
-    """One response. `turns` None: it is not finished."""
+    """One stored response. `turns` is None until the response is finished."""
 
     response_id: str
     account_id: str
@@ -26,7 +26,7 @@ class Kept:
 
 
 async def keep(database: Database, kept: Sequence[Kept]) -> None:
-    """Keep these, in place of what was kept under their ids. Raises StoreUnavailable."""
+    """Store responses, replacing those with the same ids. Raises StoreUnavailable."""
     rows = list({each.response_id: vars(each) for each in kept}.values())
     async with database.transaction() as connection:
         await connection.execute(
@@ -36,7 +36,7 @@ async def keep(database: Database, kept: Sequence[Kept]) -> None:
 
 
 async def find(database: Database, account_id: str, response_id: str, now: datetime) -> Kept | None:
-    """One of the account's that is kept. Raises StoreUnavailable."""
+    """Return the account's stored response, or None. Raises StoreUnavailable."""
     row = responses.c
     query = select(responses).where(row.response_id == response_id, row.account_id == account_id, row.expires_at > now)
     async with database.connection() as connection:
@@ -45,14 +45,14 @@ async def find(database: Database, account_id: str, response_id: str, now: datet
 
 
 async def remove(database: Database, account_id: str, response_id: str) -> None:
-    """Keep it no more. Raises StoreUnavailable."""
+    """Delete the account's stored response. Raises StoreUnavailable."""
     row = responses.c
     async with database.transaction() as connection:
         await connection.execute(delete(responses).where(row.response_id == response_id, row.account_id == account_id))
 
 
 async def expire(database: Database, now: datetime) -> int:
-    """Let go of those whose time is over, some at a time; returns how many. Raises StoreUnavailable."""
+    """Delete up to MAX_EXPIRED expired responses and return their number. Raises StoreUnavailable."""
     over = select(responses.c.response_id).where(responses.c.expires_at <= now).limit(MAX_EXPIRED)
     async with database.connection() as connection:
         ids = list((await connection.execute(over)).scalars())

@@ -1,7 +1,7 @@
-"""The keys that an account's webhooks are signed with: made, replaced, and which of them sign now.
+"""Signing keys of an account's webhooks.
 
-A key's secret is made from its id and a secret of the platform's, so no store holds it. One that is replaced signs on
-beside the new one for a while, for receivers to change over.
+A key's secret is derived from the key's id and a platform secret, so no store contains it. A replaced key keeps
+signing beside the new one for a while, so that receivers can change over.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SECRET_BYTES = 32
 
 @dataclass(frozen=True)
 class WebhookKey:
-    """`expires_at` None: the one that signs until it is replaced."""
+    """A signing key. `expires_at` is None until the key is replaced."""
 
     key_id: str
     account_id: str
@@ -30,13 +30,14 @@ class WebhookKey:
     expires_at: datetime | None
 
     def secret(self, platform_secret: bytes) -> bytes:
-        """What receivers verify with."""
+        """Return the secret with which receivers verify signatures."""
         text = f"webhook key: {self.account_id}/{self.key_id}"
         return hmac.digest(platform_secret, text.encode(), "sha256")[:SECRET_BYTES]
 
 
 async def replace(database: Database, account_id: str, now: datetime, *, overlap_s: float, who: str) -> WebhookKey:
-    """A new key; the one before signs on for `overlap_s`, those before that no more. Raises StoreUnavailable."""
+    """Create a new key. The previous key keeps signing for `overlap_s`; older keys are deleted. Raises
+    StoreUnavailable."""
     made = WebhookKey(uuid7(), account_id, now, None)
     key = webhook_keys.c
     async with database.transaction() as connection:
@@ -52,7 +53,7 @@ async def replace(database: Database, account_id: str, now: datetime, *, overlap
 
 
 async def remove(database: Database, account_id: str, now: datetime, *, who: str) -> bool:
-    """Sign no more; whether there was a key. Raises StoreUnavailable."""
+    """Delete all keys of the account; return True if there were any. Raises StoreUnavailable."""
     gone = delete(webhook_keys).where(webhook_keys.c.account_id == account_id).returning(*webhook_keys.c)
     async with database.transaction() as connection:
         rows = (await connection.execute(gone)).mappings().all()
@@ -62,7 +63,7 @@ async def remove(database: Database, account_id: str, now: datetime, *, who: str
 
 
 async def signing(database: Database, account_id: str, now: datetime) -> list[WebhookKey]:
-    """The account's keys that sign now, the one that was not replaced first. Raises StoreUnavailable."""
+    """Return the account's current signing keys, the newest first. Raises StoreUnavailable."""
     key = webhook_keys.c
     query = select(webhook_keys).where(
         key.account_id == account_id, or_(key.expires_at.is_(None), key.expires_at > now)

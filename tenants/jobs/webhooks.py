@@ -1,8 +1,7 @@
-"""Webhooks of batches in the database: which are due, and how often each was tried.
+"""Webhook deliveries of batches in the database.
 
-Whoever takes one has it until its next try is due; one that was delivered, or given up, has no row any more. So each
-is delivered at least once, and twice where a gateway dies between the delivery and its note. Targets are sealed bytes;
-knows no HTTP.
+A gateway that takes a delivery has it until the next attempt is due; a finished or abandoned delivery has no row. A
+delivery is repeated if a gateway dies before it deletes the row. Targets are sealed bytes.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from tenants.tables import batch_webhooks, batches
 
 @dataclass(frozen=True)
 class Due:
-    """A finished batch whose answers are to be sent. `num_tries` counts this one."""
+    """A finished batch whose results are due for delivery. `num_tries` includes this attempt."""
 
     batch_id: str
     account_id: str
-    shown_model: str
+    requested_model: str
     num_requests: int
     finished_at: datetime
     target: bytes
@@ -30,9 +29,9 @@ class Due:
 
 
 async def take(database: Database, now: datetime, *, limit: int, lease_s: float) -> list[Due]:
-    """Some that are due, the longest waiting first: nobody else takes them for `lease_s`. Raises StoreUnavailable."""
+    """Take up to `limit` due deliveries, the longest waiting first, for `lease_s`. Raises StoreUnavailable."""
     hook, batch = batch_webhooks.c, batches.c
-    columns = (hook.batch_id, hook.target, hook.num_tries, batch.account_id, batch.shown_model, batch.num_requests)
+    columns = (hook.batch_id, hook.target, hook.num_tries, batch.account_id, batch.requested_model, batch.num_requests)
     query = select(*columns, batch.finished_at).join(batches).where(hook.next_at <= now, batch.finished_at.is_not(None))
     query = query.order_by(hook.next_at, hook.batch_id).limit(limit)
     async with database.connection() as connection:
@@ -46,14 +45,14 @@ async def take(database: Database, now: datetime, *, limit: int, lease_s: float)
     return [Due(**{**row, "num_tries": row["num_tries"] + 1}) for row in rows]
 
 
-async def put_off(database: Database, batch_id: str, next_at: datetime) -> None:
-    """Try it again, from then on. Raises StoreUnavailable."""
+async def postpone(database: Database, batch_id: str, next_at: datetime) -> None:
+    """Schedule the next attempt. Raises StoreUnavailable."""
     async with database.transaction() as connection:
         this = batch_webhooks.c.batch_id == batch_id
         await connection.execute(update(batch_webhooks).where(this).values(next_at=next_at))
 
 
 async def remove(database: Database, batch_id: str) -> None:
-    """Have no more to do with it. Raises StoreUnavailable."""
+    """Delete a delivery. Raises StoreUnavailable."""
     async with database.transaction() as connection:
         await connection.execute(delete(batch_webhooks).where(batch_webhooks.c.batch_id == batch_id))

@@ -21,7 +21,7 @@ from telemetry import metrics
 from telemetry.clock import Clock
 from tenants.quota import budgets
 from tenants.quota.budgets import WHOLE_ACCOUNT, Alert, MonthlyBudget
-from tenants.quota.quota_days import QuotaDays
+from tenants.quota.quota_days import QuotaCalendar
 from tenants.usage import usage_sums
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ class Budget:
     since: datetime
     until: datetime
     ttl_s: float
-    is_closed_when_away: bool = True
+    requires_redis: bool = True
 
 
 class Counts(Protocol):
@@ -89,7 +89,7 @@ class Allowance:
     ) -> None:
         self._database = database
         self._clock = clock
-        self._days = QuotaDays(clock)
+        self._days = QuotaCalendar(clock)
         self._free_micro_neurons = free_micro_neurons
         self._micro_neurons_for = micro_neurons_for
         self._flush = flush

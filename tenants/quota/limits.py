@@ -121,8 +121,8 @@ class Item:
     key: str
     limit: int
     span_ms: int = 0
-    is_closed_when_away: bool = False  # nobody passes while Redis is away; else a share of it is counted here
-    is_until_begun: bool = False  # of kind `c`: a call's place is given back with its first output
+    requires_redis: bool = False  # nobody passes while Redis is away; else a share of it is counted here
+    ends_at_first_output: bool = False  # of kind `c`: a call's place is given back with its first output
 
 
 _KINDS: dict[Unit, Kind] = {"requests": "r", "tokens": "t", "calls": "c", "waiting": "c"}
@@ -142,7 +142,9 @@ def items_of(rules: Rules, account_id: str, api_token_id: str, task: str = "", m
             if rule is not None:
                 is_waiting = unit == "waiting"
                 key = f"quota:{'w' if is_waiting else kind}:{subject}:{owner}"
-                found.append(Item(rule.name, kind, key, rule.count, rule.window_s * 1000, is_until_begun=is_waiting))
+                found.append(
+                    Item(rule.name, kind, key, rule.count, rule.window_s * 1000, ends_at_first_output=is_waiting)
+                )
     return tuple(found)
 
 

@@ -1,7 +1,8 @@
-"""How calls are held to their limits while Redis is away: each gateway by its share, and by what it last saw.
+"""Limits while Redis is unavailable: each gateway enforces its own share, starting from the last state that Redis
+reported.
 
-What Redis said of a window is remembered until that window ends: from there an outage goes on, and after a flush it is
-given back. Knows items and numbers of this process alone; its clock is monotonic.
+Reported windows are remembered until they end, and are also used to restore a Redis that lost its data. Times are
+monotonic.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _PRUNE_ABOVE = 10_000
 
 @dataclass(slots=True)
 class Seen:
-    """A window as Redis had it: so much taken of it, and it ends then."""
+    """A window as last reported by Redis."""
 
     item: Item
     taken: int
@@ -25,7 +26,7 @@ class Seen:
 
 @dataclass(slots=True)
 class _Share:
-    """This gateway's part of a window while Redis is away."""
+    """This gateway's share of a window while Redis is unavailable."""
 
     size: int
     used: int
@@ -33,7 +34,7 @@ class _Share:
 
 
 class LocalQuota:
-    """One process's view. `num_gateways` share what there is."""
+    """The local state of one gateway. Limits are divided by `num_gateways`."""
 
     def __init__(self) -> None:
         self.num_gateways = 1
@@ -43,7 +44,7 @@ class LocalQuota:
         self._prune_at = _PRUNE_ABOVE
 
     def saw(self, item: Item, taken: int, ends_s: float, now_s: float) -> None:
-        """Remember what Redis said of a window."""
+        """Remember the state of a window that Redis reported."""
         found = self.seen.get(item.key)
         if found is None:
             self.seen[item.key] = Seen(item, taken, ends_s)
@@ -53,7 +54,7 @@ class LocalQuota:
             found.item, found.taken, found.ends_s = item, taken, ends_s
 
     def forget_ended(self, now_s: float) -> None:
-        """Drop the windows that are over."""
+        """Drop the windows that have ended."""
         self.seen = {key: seen for key, seen in self.seen.items() if seen.ends_s > now_s}
         self._shares = {key: share for key, share in self._shares.items() if share.ends_s > now_s}
         self._prune_at = max(_PRUNE_ABOVE, 2 * len(self.seen))
@@ -62,7 +63,7 @@ class LocalQuota:
         return [seen for seen in self.seen.values() if seen.ends_s > now_s]
 
     def begin_call(self, items: Iterable[Item]) -> None:
-        """A call is under way, whoever let it in."""
+        """Count a running call, whether Redis or this gateway admitted it."""
         for item in items:
             if item.kind == "c":
                 self._calls[item.key] = self._calls.get(item.key, 0) + 1
@@ -77,7 +78,7 @@ class LocalQuota:
                     self._calls.pop(item.key, None)
 
     def take(self, items: Sequence[Item], tokens: int, now_s: float) -> tuple[Item, float] | None:
-        """Take this gateway's share of every item for one call; or the item that refuses, and for how long (s)."""
+        """Take one call's quota from this gateway's shares, or return the rejecting item and the seconds to wait."""
         shares = {item.key: self._share(item, now_s) for item in items if item.kind in "rt"}
         refusing: list[tuple[float, Item]] = []
         for item in items:
@@ -96,12 +97,12 @@ class LocalQuota:
         return None
 
     def standing(self, item: Item, now_s: float) -> tuple[int, float]:
-        """Of the whole limit, what counts as taken, and seconds to the window's end."""
+        """Return how much of the whole limit counts as used, and the seconds until the window ends."""
         share = self._share(item, now_s)
         return item.limit - (share.size - share.used), share.ends_s - now_s
 
-    def come_back(self) -> None:
-        """Redis answers again: from now on it says what is taken."""
+    def on_redis_recovered(self) -> None:
+        """Drop the shares: Redis is available again."""
         self._shares.clear()
 
     def _share(self, item: Item, now_s: float) -> _Share:
@@ -120,5 +121,5 @@ class LocalQuota:
 
 
 def _cost(item: Item, tokens: int, size: int) -> int:
-    """What a call takes of a window; one that asks for more than there ever is takes all."""
+    """Return what a call takes of a window. A call that needs more than the whole window takes all of it."""
     return 1 if item.kind == "r" else max(1, min(tokens, size))

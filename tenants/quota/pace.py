@@ -1,6 +1,6 @@
-"""How fast places become free: what a caller is told to wait who finds them all taken.
+"""Retry-after estimates for concurrency limits, from how long slots were held recently.
 
-Of each kind of place, how long the last ones were held; a newer one weighs an eighth. Knows keys and seconds.
+Keeps an exponential moving average per limit, in which the newest value weighs one eighth.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ MIN_WAIT_S = 1.0
 MAX_WAIT_S = 60.0
 
 
-class Pace:
-    """One process's view."""
+class ReleasePace:
+    """The estimates of one gateway."""
 
     def __init__(self) -> None:
         self._mean_s: dict[str, float] = {}
 
     def saw(self, key: str, held_s: float) -> None:
-        """A place was held for so long."""
+        """Record that a slot was held for `held_s`."""
         mean_s = self._mean_s.get(key)
         if mean_s is None:
             if len(self._mean_s) >= _MAX_KEYS:
@@ -28,6 +28,6 @@ class Pace:
             self._mean_s[key] = mean_s + (held_s - mean_s) * _WEIGHT
 
     def next_s(self, key: str, num_places: int) -> float:
-        """Until one of so many becomes free, all of them taken: as long as one is held, by their number; at least
-        MIN_WAIT_S, which it is too where none was seen yet."""
+        """Return the expected seconds until one of `num_places` used slots is released, between MIN_WAIT_S and
+        MAX_WAIT_S."""
         return min(MAX_WAIT_S, max(MIN_WAIT_S, self._mean_s.get(key, 0.0) / max(1, num_places)))

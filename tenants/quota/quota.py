@@ -1,9 +1,9 @@
-"""May this call enter, by everything it is held to: one exchange with Redis before it, one told later when it leaves.
+"""Quota enforcement: reserve quota for each call in Redis, and settle the reservation when the call ends.
 
-All gateways count in the same place (`quota_script.py`), so that a limit holds whatever the number of processes. While
-Redis is away each lets in its share (`local_quota.py`) and tells afterwards; budgets may say that nobody enters then.
-What Redis forgot is given back to it: windows as they were last seen, calls that are under way, and budgets by the
-ledger's word. Knows limits and budgets, not HTTP, and nothing of what a call does.
+All gateways count in one place (`quota_script.py`), so limits hold for any number of gateways. If Redis is
+unavailable, each gateway enforces its own share (`local_quota.py`) and reports its calls to Redis later; calls with a
+budget are rejected. If Redis has lost its data, gateways restore windows as last seen, running calls, and budgets from
+the database.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from telemetry import metrics
 from tenants.quota import quota_script as script
 from tenants.quota.limits import Item
 from tenants.quota.local_quota import LocalQuota
-from tenants.quota.pace import Pace
-from tenants.quota.quota_plan import NO_PLAN, Budget, Entered, Plan, QuotaExceeded, Standing
+from tenants.quota.pace import ReleasePace
+from tenants.quota.quota_plan import NO_PLAN, Budget, Plan, QuotaExceeded, Reservation, WindowStatus
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ PRESENCE_S = 1.0
 PRESENCE_TTL_S = 5.0
 MAX_CLOCKS_APART_S = 30.0
 LEASE_MARGIN_S = 10.0  # what a call may take longer than its deadline before its places are given away
-MAX_OWED = 10_000  # calls of an outage that are told to Redis afterwards; the windows of older ones are over
+MAX_UNREPORTED = 10_000  # calls of an outage that are told to Redis afterwards; the windows of older ones are over
 MAX_REMEMBERED_S = 1.0  # a refusal is repeated without asking again
 MAX_PLANS = 20_000
 _MAX_TRIES = 4
@@ -43,18 +43,19 @@ _KIND = "gateways"
 
 
 class Budgets(Protocol):
-    """What accounts may spend, by the ledger: the source of what Redis counts of it."""
+    """The source of what accounts have used of their budgets: the usage ledger."""
 
     async def used(self, budget: Any) -> int:
-        """Micro-neurons used of a budget. Raises StoreUnavailable."""
+        """Return the micro-neurons used of a budget. Raises StoreUnavailable."""
         ...
 
 
-_Leaving = tuple[Entered, int, int]
+_Settlement = tuple[Reservation, int, int]
 
 
 class Quota:
-    """One process's way to the common counts. `run` must run beside it. `lease_s` is longer than any call."""
+    """One gateway's access to the shared counters. `run` must run in the background. `lease_s` must exceed any call's
+    duration."""
 
     def __init__(
         self,
@@ -65,28 +66,28 @@ class Quota:
         lease_s: float,
         budgets: Budgets | None = None,
     ) -> None:
-        self._link = RedisLink(url, timeout_s=timeout_s, on_open=self._come_back)
+        self._link = RedisLink(url, timeout_s=timeout_s, on_open=self._on_redis_recovered)
         self._ephemeral = ephemeral
         self._lease_ms = round(lease_s * 1000)
         self._budgets = budgets
         self._loop = asyncio.get_running_loop()
         self._local = LocalQuota()
-        self._pace = Pace()
+        self._pace = ReleasePace()
         self._epoch = ""
         self._adopting = asyncio.Lock()
-        self._under_way: dict[str, Entered] = {}
-        self._leaving: list[_Leaving] = []
-        self._riding: list[bytes] = []
+        self._running: dict[str, Reservation] = {}
+        self._settling: list[_Settlement] = []
+        self._pipelined: list[bytes] = []
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._owed: deque[tuple[Entered, float]] = deque(maxlen=MAX_OWED)
-        self._owed_leaves: deque[_Leaving] = deque(maxlen=MAX_OWED)
+        self._unreported: deque[tuple[Reservation, float]] = deque(maxlen=MAX_UNREPORTED)
+        self._unreported_settlements: deque[_Settlement] = deque(maxlen=MAX_UNREPORTED)
         self._plans: dict[tuple[str, tuple[Item, ...], tuple[Budget, ...]], Plan] = {}
-        self._seeding: dict[str, asyncio.Task[None]] = {}
+        self._seeding_tasks: dict[str, asyncio.Task[None]] = {}
         self._id = uuid.uuid4().hex
         self._is_clock_off = False
 
     def plan(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> Plan:
-        """The same plan for the same items."""
+        """Return the plan for these items; the same object for the same arguments."""
         if not items and not budgets:
             return NO_PLAN
         key = (account_id, items, budgets)
@@ -97,100 +98,103 @@ class Quota:
             found = self._plans[key] = Plan(account_id, items, budgets)
         return found
 
-    async def enter(self, plan: Plan, op: str, *, tokens: int = 0, micro_neurons: int = 0) -> Entered:
-        """Let a call in, by everything that it is held to. Raises QuotaExceeded; StoreUnavailable when Redis is away
-        and a budget says that then nobody enters."""
-        entered = Entered(plan, op, tokens, micro_neurons)
+    async def enter(self, plan: Plan, op: str, *, tokens: int = 0, micro_neurons: int = 0) -> Reservation:
+        """Reserve quota for a call in every window, concurrency limit and budget that applies to it.
+
+        Raises QuotaExceeded, or StoreUnavailable if Redis is unavailable and a budget requires Redis.
+        """
+        entered = Reservation(plan, op, tokens, micro_neurons)
         if not plan.items:
             return entered
-        self._repeat_refusal(plan)
-        untold = self._leaving
+        self._raise_cached_refusal(plan)
+        untold = self._settling
         try:
-            numbers = await self._ask(entered, script.AS_ANYBODY)
+            numbers = await self._evaluate(entered, script.AS_ANYBODY)
             if untold and self._is_refused_for_what_was_left(plan, numbers, untold):
                 self._flush()
-                numbers = await self._ask(entered, script.AS_ANYBODY)
+                numbers = await self._evaluate(entered, script.AS_ANYBODY)
         except StoreUnavailable:
-            self._enter_alone(entered)
+            self._reserve_locally(entered)
         else:
-            self._learn(entered, numbers)
-        self._under_way[op] = entered
+            self._record(entered, numbers)
+        self._running[op] = entered
         if plan.has_calls:
             entered.since_s = self._loop.time()
             self._local.begin_call(plan.items)
         return entered
 
-    async def pass_by(self, plan: Plan, op: str) -> Entered:
-        """Count a request that is over as soon as it is counted. Raises QuotaExceeded."""
-        entered = Entered(plan, op, 0, 0)
+    async def count_request(self, plan: Plan, op: str) -> Reservation:
+        """Count a request that holds no reservation after it is counted. Raises QuotaExceeded."""
+        entered = Reservation(plan, op, 0, 0)
         if not plan.items:
             return entered
-        self._repeat_refusal(plan)
+        self._raise_cached_refusal(plan)
         try:
-            numbers = await self._ask(entered, script.IN_PASSING)
+            numbers = await self._evaluate(entered, script.IN_PASSING)
         except StoreUnavailable:
-            self._enter_alone(entered)
+            self._reserve_locally(entered)
         else:
-            self._learn(entered, numbers)
+            self._record(entered, numbers)
         return entered
 
-    def begun(self, entered: Entered) -> None:
-        """The call has output: it waits no more. Told to Redis within FLUSH_S."""
+    def begun(self, entered: Reservation) -> None:
+        """Release the slots that a call holds only until its first output. Reported to Redis within FLUSH_S."""
         waiting = entered.plan.waiting
-        if waiting and not entered.is_begun and entered.op in self._under_way:
-            self._give_back(entered, waiting)
+        if waiting and not entered.is_begun and entered.op in self._running:
+            self._release(entered, waiting)
             entered.is_begun = True
-            self.ride(*entered.begun_bytes())
+            self.pipeline(*entered.begun_bytes())
 
-    def leave(self, entered: Entered, *, tokens: int = 0, micro_neurons: int = 0) -> None:
-        """The call is over, and this is what it really took. Told to Redis within FLUSH_S."""
+    def leave(self, entered: Reservation, *, tokens: int = 0, micro_neurons: int = 0) -> None:
+        """Settle a reservation with the actual usage of the call. Reported to Redis within FLUSH_S."""
         plan = entered.plan
-        if not plan.items or self._under_way.pop(entered.op, None) is None:
+        if not plan.items or self._running.pop(entered.op, None) is None:
             return
         if plan.has_calls:
-            self._give_back(entered, plan.items)
-        self._leaving.append((entered, tokens, micro_neurons))
+            self._release(entered, plan.items)
+        self._settling.append((entered, tokens, micro_neurons))
         self._flush_soon()
 
-    def ride(self, *commands: bytes) -> None:
-        """Send whole commands whose answers nobody needs, with what is told next. Where Redis is away they are lost."""
-        self._riding += commands
+    def pipeline(self, *commands: bytes) -> None:
+        """Send commands whose replies are not needed, together with the next flush. They are lost if Redis is
+        unavailable."""
+        self._pipelined += commands
         self._flush_soon()
 
     @property
-    def is_within_reach(self) -> bool:
-        """Whether Redis can be asked now."""
+    def is_available(self) -> bool:
+        """Return True if the connection to Redis is open."""
         return self._link.is_open
 
     def ask(self, asking: bytes) -> asyncio.Future[Reply] | None:
-        """Send a whole command of somebody else's beside ours; None where Redis is away."""
+        """Send one command on this connection; return None if Redis is unavailable."""
         try:
             return self._link.send(asking) if self._link.is_open else None
         except StoreUnavailable:
             return None
 
     async def raise_used(self, key: str, micro_neurons: int) -> None:
-        """At least so much of a budget is used, by the ledger's word; one that Redis does not know stays unknown.
-        Raises StoreUnavailable."""
+        """Raise the used amount of a budget to at least `micro_neurons`. Budgets that Redis does not know stay
+        unknown. Raises StoreUnavailable."""
         reply = await self._link.send(command("EVALSHA", script.SHA["raise"], 1, key, micro_neurons))
         if isinstance(reply, CommandRefused):
             raise StoreUnavailable(f"redis: {reply.code}")
 
     async def open(self) -> None:
-        """One try to reach Redis. Raises StoreUnavailable."""
+        """Try once to connect to Redis. Raises StoreUnavailable."""
         try:
             await self._link.open()
         except CommandRefused as error:
             raise StoreUnavailable(f"redis: {error.code}") from None
 
     async def run(self) -> None:
-        """Keep Redis within reach and count the gateways, until cancelled."""
+        """Keep the connection to Redis open and count the running gateways, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._link.run())
             group.create_task(self._be_present())
 
     async def close(self) -> None:
-        """Tell what is still untold."""
+        """Report everything that has not been reported yet, then close the connection."""
         self._flush()
         with contextlib.suppress(StoreUnavailable, CommandRefused):
             await self._link.send(command("PING"))
@@ -198,30 +202,32 @@ class Quota:
             await self._ephemeral.withdraw(_KIND, self._id)
         self._link.close()
 
-    def _repeat_refusal(self, plan: Plan) -> None:
+    def _raise_cached_refusal(self, plan: Plan) -> None:
         if plan.refusal is not None:
             if self._loop.time() < plan.refused_until_s:
                 known = plan.refusal
-                raise QuotaExceeded(known.item, known.retry_after_s, known.standings)  # another: it keeps its traceback
+                raise QuotaExceeded(
+                    known.item, known.retry_after_s, known.window_statuses
+                )  # another: it keeps its traceback
             plan.refusal = None
 
     @staticmethod
-    def _is_refused_for_what_was_left(plan: Plan, numbers: list[int], untold: Sequence[_Leaving]) -> bool:
-        """Whether Redis refuses by an item of which calls that have left, untold when it was asked, give something
-        back: whoever asks one call after the other is not refused for the one before."""
+    def _is_refused_for_what_was_left(plan: Plan, numbers: list[int], untold: Sequence[_Settlement]) -> bool:
+        """Return True if Redis rejects a call because of quota that ended calls, not yet reported when Redis was
+        asked, have released: sequential calls are not rejected because of each other."""
         if numbers[0] != script.REFUSED:
             return False
         item = plan.items[numbers[1] - 1]
         return item.kind != "r" and any(item in left.plan.items for left, *_ in untold)
 
-    async def _ask(self, entered: Entered, how: int) -> list[int]:
-        """What Redis says. Raises StoreUnavailable."""
+    async def _evaluate(self, entered: Reservation, how: int) -> list[int]:
+        """Run the enter script and return its numbers. Raises StoreUnavailable."""
         plan = entered.plan
         for _ in range(_MAX_TRIES):
             epoch = self._epoch
             reply = await self._link.send(entered.enter_bytes(epoch, self._lease_ms, how))
             if isinstance(reply, CommandRefused):
-                await self._make_up(reply)
+                await self._reload_scripts(reply)
                 continue
             assert isinstance(reply, bytes)
             first, _, rest = reply.partition(b" ")
@@ -230,68 +236,68 @@ class Quota:
                 return [status, *map(int, rest.split())]
             try:
                 if status == script.NEW_EPOCH:
-                    await self._adopt(self._link, epoch, rest.decode())
+                    await self._adopt_epoch(self._link, epoch, rest.decode())
                 else:
-                    await self._seed(plan.budgets[int(rest) - 1 - len(plan.items)])
+                    await self._seed_budget(plan.budgets[int(rest) - 1 - len(plan.items)])
             except CommandRefused as error:
-                await self._make_up(error)
+                await self._reload_scripts(error)
         raise StoreUnavailable("redis: it does not keep what it is told")
 
-    async def _make_up(self, refused: CommandRefused) -> None:
-        """Redis has forgotten the scripts: tell it again. Raises StoreUnavailable for any other refusal."""
+    async def _reload_scripts(self, refused: CommandRefused) -> None:
+        """Load the scripts again after Redis has lost them. Raises StoreUnavailable for any other refusal."""
         if refused.code != "NOSCRIPT":
             self._link.drop(refused.code)
             raise StoreUnavailable(f"redis: {refused.code}")
         await self._load_scripts(self._link)
 
-    def _learn(self, entered: Entered, numbers: list[int]) -> None:
-        """Remember how things stand. Raises QuotaExceeded if that is what the numbers say."""
+    def _record(self, entered: Reservation, numbers: list[int]) -> None:
+        """Store the reported state of all windows. Raises QuotaExceeded if the numbers say so."""
         items = entered.plan.items
         now_s = self._loop.time()
-        entered.standings = standings = []
+        entered.window_statuses = window_statuses = []
         at = 3
         for item in items:
             if item.kind in "rt":
                 taken, left_ms = numbers[at], numbers[at + 1]
                 self._local.saw(item, taken, now_s + left_ms / 1000, now_s)
                 left = item.limit - taken
-                standings.append(Standing(item, left if left > 0 else 0, -(-left_ms // 1000) or 1))
+                window_statuses.append(WindowStatus(item, left if left > 0 else 0, -(-left_ms // 1000) or 1))
             at += 2
         if numbers[0] == script.REFUSED:
             item, wait_s = items[numbers[1] - 1], numbers[2] / 1000
             if item.kind == "c":
                 wait_s = self._pace.next_s(item.key, item.limit)
-            refusal = QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.standings)
+            refusal = QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.window_statuses)
             if item.kind == "r":  # nothing is ever given back to it
                 entered.plan.refusal = refusal
                 entered.plan.refused_until_s = now_s + min(wait_s, MAX_REMEMBERED_S)
             raise refusal
 
-    def _enter_alone(self, entered: Entered) -> None:
-        """Raises QuotaExceeded, StoreUnavailable."""
+    def _reserve_locally(self, entered: Reservation) -> None:
+        """Reserve from this gateway's own share. Raises QuotaExceeded, StoreUnavailable."""
         items, now_s = entered.plan.items, self._loop.time()
-        if any(item.is_closed_when_away for item in items):
+        if any(item.requires_redis for item in items):
             raise StoreUnavailable("redis: budgets cannot be read")
         refused = self._local.take(items, entered.tokens, now_s)
-        standings = []
+        window_statuses = []
         for item in items:
             if item.kind in "rt":
                 taken, left_s = self._local.standing(item, now_s)
-                standings.append(Standing(item, max(0, item.limit - taken), max(1, math.ceil(left_s))))
-        entered.standings = standings
+                window_statuses.append(WindowStatus(item, max(0, item.limit - taken), max(1, math.ceil(left_s))))
+        entered.window_statuses = window_statuses
         if refused is not None:
             item, wait_s = refused
             if item.kind == "c":
                 wait_s = self._pace.next_s(item.key, item.limit)
-            raise QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.standings)
-        metrics.QUOTA_LOCAL.inc()
+            raise QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.window_statuses)
+        metrics.LOCAL_QUOTA_CALLS.inc()
         entered.is_counted = False
-        self._owed.append((entered, now_s))
+        self._unreported.append((entered, now_s))
 
-    def _give_back(self, entered: Entered, items: Sequence[Item]) -> None:
-        """Places of a call at once, those given back before excepted."""
+    def _release(self, entered: Reservation, items: Sequence[Item]) -> None:
+        """Release a call's concurrency slots, except those released at its first output."""
         held_s = self._loop.time() - entered.since_s
-        held = [item for item in items if item.kind == "c" and not (entered.is_begun and item.is_until_begun)]
+        held = [item for item in items if item.kind == "c" and not (entered.is_begun and item.ends_at_first_output)]
         self._local.end_call(held)
         for item in held:
             self._pace.saw(item.key, held_s)
@@ -301,52 +307,52 @@ class Quota:
             self._flush_timer = self._loop.call_later(FLUSH_S, self._flush)
 
     def _flush(self) -> None:
-        """Send what has been left since the last time, in one write."""
+        """Send all settlements since the last flush in one write."""
         self._flush_timer = None
-        batch, self._leaving = self._leaving, []
-        riding, self._riding = self._riding, []
+        batch, self._settling = self._settling, []
+        riding, self._pipelined = self._pipelined, []
         if not batch and not riding:
             return
         if not self._link.is_open:
-            self._owed_leaves.extend(batch)
+            self._unreported_settlements.extend(batch)
             return
         data = b"".join([*riding, *(each.leave_bytes(self._lease_ms, tokens, spent) for each, tokens, spent in batch)])
         try:
             future = self._link.send(data, len(riding) + len(batch))
         except StoreUnavailable:
-            self._owed_leaves.extend(batch)
+            self._unreported_settlements.extend(batch)
             return
         if batch:
             future.add_done_callback(lambda done: self._flushed(done, batch))
 
-    def _flushed(self, future: asyncio.Future[Reply], batch: list[_Leaving]) -> None:
-        """What may not have arrived is told again: who has left does not leave twice."""
+    def _flushed(self, future: asyncio.Future[Reply], batch: list[_Settlement]) -> None:
+        """Keep settlements for a retry if they may not have arrived. Settling twice has no effect."""
         if future.cancelled() or future.exception() is not None or isinstance(future.result(), Exception):
-            self._owed_leaves.extend(batch)
+            self._unreported_settlements.extend(batch)
             if not future.cancelled() and future.exception() is None:
                 self._link.drop("leaving was refused")
 
-    async def _come_back(self, link: Sender) -> None:
-        """A connection has opened: scripts, what Redis forgot, what it was not told."""
+    async def _on_redis_recovered(self, link: Sender) -> None:
+        """Prepare a new connection: load scripts, restore lost data, report what is unreported."""
         await self._load_scripts(link)
         known = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
-        await self._adopt(link, self._epoch, known.decode() if isinstance(known, bytes) else "")
+        await self._adopt_epoch(link, self._epoch, known.decode() if isinstance(known, bytes) else "")
         for reply in await self._send_owed(link):
             raise_refused(reply)
-        if self._owed or self._owed_leaves:
+        if self._unreported or self._unreported_settlements:
             self._send_owed(link)  # of calls that came meanwhile; it arrives before whatever comes next
-        self._local.come_back()
+        self._local.on_redis_recovered()
 
     def _send_owed(self, link: Sender) -> asyncio.Future[list[Reply]]:
-        """Send all that Redis was not told. What may not have arrived is told again: that counts nothing twice. Raises
+        """Report everything that Redis has not received. Reporting twice counts nothing twice. Raises
         StoreUnavailable."""
-        owed, leaves = list(self._owed), list(self._owed_leaves)
-        self._owed.clear()
-        self._owed_leaves.clear()
+        owed, leaves = list(self._unreported), list(self._unreported_settlements)
+        self._unreported.clear()
+        self._unreported_settlements.clear()
 
         def owe_again() -> None:
-            self._owed.extendleft(reversed(owed))
-            self._owed_leaves.extendleft(reversed(leaves))
+            self._unreported.extendleft(reversed(owed))
+            self._unreported_settlements.extendleft(reversed(leaves))
 
         def look(done: asyncio.Future[list[Reply]]) -> None:
             is_lost = done.cancelled() or done.exception() is not None
@@ -360,7 +366,7 @@ class Quota:
             replies += [
                 link.send(each.enter_bytes(self._epoch, self._lease_ms, script.FORCED)) for each in self._due(owed)
             ]
-            for entered in self._under_way.values():
+            for entered in self._running.values():
                 replies += [link.send(begun) for begun in entered.begun_bytes()]
             replies += [link.send(each.leave_bytes(self._lease_ms, tokens, spent)) for each, tokens, spent in leaves]
         except StoreUnavailable:
@@ -370,12 +376,12 @@ class Quota:
         told.add_done_callback(look)
         return told
 
-    def _due(self, owed: Sequence[tuple[Entered, float]]) -> Iterator[Entered]:
-        """Those that still count, marked as counted."""
+    def _due(self, owed: Sequence[tuple[Reservation, float]]) -> Iterator[Reservation]:
+        """Return the reservations that still count, marked as counted."""
         now_s = self._loop.time()
         for entered, since_s in owed:
             is_over = all(now_s - since_s > item.span_ms / 1000 for item in entered.plan.items if item.kind in "rt")
-            is_left = entered.op not in self._under_way
+            is_left = entered.op not in self._running
             if is_over and is_left and not any(item.kind == "b" for item in entered.plan.items):
                 continue
             entered.is_counted = True
@@ -389,8 +395,8 @@ class Quota:
             link.drop(error.code)
             raise StoreUnavailable(f"redis: {error.code}") from None
 
-    async def _adopt(self, link: Sender, asked_with: str, known: str) -> None:
-        """Redis is not the one that we knew: give back what we remember, and agree on what this one is called."""
+    async def _adopt_epoch(self, link: Sender, asked_with: str, known: str) -> None:
+        """Restore what this gateway remembers to a Redis with another epoch, and agree on that epoch."""
         async with self._adopting:
             if self._epoch != asked_with or (known and known == self._epoch):
                 return
@@ -405,7 +411,7 @@ class Quota:
             await link.send(command("SET", script.EPOCH_KEY, uuid.uuid4().hex, "NX"))
             found = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
             epoch = found.decode() if isinstance(found, bytes) else ""
-            under_way = [entered for entered in self._under_way.values() if entered.is_counted]
+            under_way = [entered for entered in self._running.values() if entered.is_counted]
             for budget in dict.fromkeys(budget for entered in under_way for budget in entered.plan.budgets):
                 with contextlib.suppress(StoreUnavailable):  # a reservation needs a budget to be taken of
                     await self._seed_now(budget, link)
@@ -416,15 +422,16 @@ class Quota:
             for reply in replies:
                 raise_refused(await reply)
             if self._epoch:
-                log.warning("redis had forgotten its counts: given back", extra={"calls": len(self._under_way)})
+                log.warning("redis had forgotten its counts: given back", extra={"calls": len(self._running)})
             self._epoch = epoch
 
-    async def _seed(self, budget: Budget) -> None:
-        """Tell Redis of a budget by the ledger's word, one at a time. Raises StoreUnavailable."""
-        task = self._seeding.get(budget.key)
+    async def _seed_budget(self, budget: Budget) -> None:
+        """Load a budget's used amount from the database into Redis, once per budget at a time. Raises
+        StoreUnavailable."""
+        task = self._seeding_tasks.get(budget.key)
         if task is None:
-            task = self._seeding[budget.key] = self._loop.create_task(self._seed_now(budget, self._link))
-            task.add_done_callback(lambda _: self._seeding.pop(budget.key, None))
+            task = self._seeding_tasks[budget.key] = self._loop.create_task(self._seed_now(budget, self._link))
+            task.add_done_callback(lambda _: self._seeding_tasks.pop(budget.key, None))
         await asyncio.shield(task)
 
     async def _seed_now(self, budget: Budget, link: Sender) -> None:
@@ -434,7 +441,7 @@ class Quota:
         raise_refused(await link.send(command("EVALSHA", script.SHA["seed"], 1, budget.key, used, ttl_ms)))
 
     async def _be_present(self) -> None:
-        """Say that this gateway lives, and count those who do: what an outage is shared among."""
+        """Announce this gateway, and count the running gateways: they share limits if Redis is unavailable."""
         while True:
             with contextlib.suppress(StoreUnavailable):
                 self._compare_clocks(await self._ephemeral.announce(_KIND, self._id, b"1", PRESENCE_TTL_S))
@@ -443,7 +450,7 @@ class Quota:
             await asyncio.sleep(PRESENCE_S)
 
     def _compare_clocks(self, redis_s: float) -> None:
-        """Tell whoever watches, once, that this machine's clock and the common one say different things."""
+        """Export the difference to the Redis clock, and log once if the clocks differ too much."""
         ahead_s = time.time() - redis_s
         metrics.CLOCK_AHEAD.set(round(ahead_s, 3))
         is_off = abs(ahead_s) > MAX_CLOCKS_APART_S

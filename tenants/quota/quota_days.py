@@ -8,7 +8,7 @@ from telemetry.clock import Clock
 from telemetry.steady_clock import SteadyClock
 
 
-class QuotaDays:
+class QuotaCalendar:
     """The time of one process, by which days and months of quota begin."""
 
     def __init__(self, clock: Clock) -> None:

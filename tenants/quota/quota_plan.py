@@ -1,7 +1,7 @@
-"""What calls are held to: a plan for all of one kind, what one of them was let in with, and how it then stands.
+"""Quota plans and reservations, and the Redis commands for them.
 
-Also the bytes by which Redis is asked about them, of which all but a call's own last words are made once for a plan.
-Knows the scripts' words (`quota_script.py`), not how they are sent.
+A plan holds everything that calls of one kind are limited by. All bytes of its commands except the last argument are
+built once per plan.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from tenants.quota.limits import Item
 
 
 class QuotaExceeded(Exception):
-    """A limit lets nothing in for so long."""
+    """A limit rejects a call; `retry_after_s` is the time until it may admit one."""
 
-    def __init__(self, item: Item, retry_after_s: int, standings: Sequence[Standing] = ()) -> None:
+    def __init__(self, item: Item, retry_after_s: int, window_statuses: Sequence[WindowStatus] = ()) -> None:
         super().__init__(item.name)
         self.item = item
         self.retry_after_s = retry_after_s
-        self.standings = standings
+        self.window_statuses = window_statuses
 
 
-class Standing(Struct, frozen=True, gc=False):
-    """How a window stands: so much of it is left, for so long (whole seconds, at least 1)."""
+class WindowStatus(Struct, frozen=True, gc=False):
+    """State of one window: how much remains, and whole seconds until it resets (at least 1)."""
 
     item: Item
     remaining: int
@@ -35,7 +35,7 @@ class Standing(Struct, frozen=True, gc=False):
 
 
 class Budget(Protocol):
-    """So many micro-neurons, of which Redis counts what is used and reserved; known for `ttl_s` under its key."""
+    """An amount of micro-neurons, whose use and reservations Redis counts under `key` and keeps for `ttl_s`."""
 
     @property
     def key(self) -> str: ...
@@ -46,24 +46,22 @@ class Budget(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def is_closed_when_away(self) -> bool: ...
+    def requires_redis(self) -> bool: ...
 
 
 def _head(name: str, keys: Sequence[str], facts: Sequence[str | int]) -> bytes:
-    """A script's command but for its last argument, which each call has of its own; its ASCII words are as many bytes
-    as characters."""
+    """Return a script command without its last argument, which differs per call. All arguments must be ASCII."""
     fixed = ("EVALSHA", script.SHA[name], len(keys), *keys, *facts)
     return b"*%d\r\n" % (len(fixed) + 1) + packed(*fixed)
 
 
 def _item_of(budget: Budget) -> Item:
     span_ms = max(1, round(budget.ttl_s * 1000))
-    return Item(budget.name, "b", budget.key, budget.limit, span_ms, budget.is_closed_when_away)
+    return Item(budget.name, "b", budget.key, budget.limit, span_ms, budget.requires_redis)
 
 
 class Plan:
-    """What calls of one kind are held to, and the bytes by which Redis is asked. `waiting`: items of calls that have no
-    output yet."""
+    """The limits of all calls of one kind and their commands. `waiting` are the items that end at first output."""
 
     __slots__ = ("budgets", "enter_head", "has_calls", "items", "leave_head", "refusal", "refused_until_s", "waiting")
 
@@ -71,7 +69,7 @@ class Plan:
         self.budgets = budgets  # in the order of the items that they are, the last ones
         self.items = items = items + tuple(map(_item_of, budgets))
         self.has_calls = any(item.kind == "c" for item in items)
-        self.waiting = tuple(item for item in items if item.is_until_begun)
+        self.waiting = tuple(item for item in items if item.ends_at_first_output)
         self.refusal: QuotaExceeded | None = None
         self.refused_until_s = 0.0
         keys = (script.EPOCH_KEY, f"quota:open:{account_id}", *(item.key for item in items))
@@ -83,31 +81,31 @@ class Plan:
 NO_PLAN = Plan("", ())
 
 
-class Entered:
-    """One call that was let in. `leave` it exactly once, unless it only passed by."""
+class Reservation:
+    """The reserved quota of one call. Settle each exactly once by `Quota.leave`, except those of `count_request`."""
 
-    __slots__ = ("is_begun", "is_counted", "micro_neurons", "op", "plan", "since_s", "standings", "tokens")
+    __slots__ = ("is_begun", "is_counted", "micro_neurons", "op", "plan", "since_s", "tokens", "window_statuses")
 
     def __init__(self, plan: Plan, op: str, tokens: int, micro_neurons: int) -> None:
         self.plan = plan
         self.op = op
         self.tokens = tokens
         self.micro_neurons = micro_neurons
-        self.standings: Sequence[Standing] = ()
+        self.window_statuses: Sequence[WindowStatus] = ()
         self.is_counted = True  # by Redis; or here, to be told to it
         self.is_begun = False  # it has output
         self.since_s = 0.0
 
     def enter_bytes(self, epoch: str, lease_ms: int, how: int) -> bytes:
-        """Let it in: `how` is one of the script's words for that."""
+        """Return the command that reserves; `how` is a mode of the enter script."""
         last = f"{self.op} {epoch or '-'} {lease_ms} {how} {self.tokens} {self.micro_neurons}"
         return b"%b$%d\r\n%b\r\n" % (self.plan.enter_head, len(last), last.encode())
 
     def leave_bytes(self, lease_ms: int, tokens: int, spent: int) -> bytes:
-        """It is over, and took so many tokens and micro-neurons."""
+        """Return the command that settles with the tokens and micro-neurons actually used."""
         last = f"{self.op} {lease_ms} {self.tokens} {tokens} {self.micro_neurons} {spent}"
         return b"%b$%d\r\n%b\r\n" % (self.plan.leave_head, len(last), last.encode())
 
     def begun_bytes(self) -> list[bytes]:
-        """A call with output gives back its places among those that wait."""
+        """Return commands that release the slots held until first output."""
         return [command("ZREM", item.key, self.op) for item in self.plan.waiting] if self.is_begun else []

@@ -1,8 +1,8 @@
-"""Usage, exactly once: durable in the local spool before a call's answer ends, in the ledger soon after.
+"""The usage ledger: entries are durable in a local spool before a response ends, and in the database soon after.
 
-The spool may hand an entry over twice and the ledger takes it once, since the request id is its key: so whatever dies
-in between, and however often, there is one row per call. The ledger keeps, with the entries, how far it is in the
-spool: when it knows less than it had confirmed, an older copy of it has taken over, and it is told again.
+The spool may deliver an entry twice; the database stores it once, because the request id is its key. The database also
+stores its position in the spool with the entries. If that position is before the one it confirmed, an older copy of
+the database has taken over, and the entries since are written again.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from storage.errors import StoreError, StoreUnavailable
 from storage.spool import Spool
 from telemetry import metrics
 from tenants.usage.usage_entries import (
-    OlderLedger,
-    SpoolPlace,
+    LedgerRolledBack,
+    SpoolPosition,
     UsageEntry,
+    accepts_rows,
     decode,
     encode,
-    find_place,
-    made_in_turns,
-    takes_rows,
+    find_position,
+    map_yielding,
     write,
 )
 
@@ -41,13 +41,13 @@ _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
 _CHECK_S = 60.0  # with nothing to move, how often the ledger is asked whether it still knows
 _NO_ROWS = "the ledger takes no rows at all: is the database migrated, may we write?"
-_spooled = metrics.Tally(metrics.USAGE_SPOOLED)
+_spooled = metrics.BufferedCounter(metrics.USAGE_SPOOLED)
 # A number too big for its column is an OverflowError on SQLite, and a driver's error on Postgres.
 _REFUSALS = (StoreError, SQLAlchemyError, OverflowError)
 
 
 class UsageLedger:
-    """The usage of one process. Owns its spool; `run` must run beside it, and `close` must be the last call."""
+    """Usage of one process. Owns its spool; `run` must run in the background, and `close` must be the last call."""
 
     def __init__(self, spool: Spool, database: Database) -> None:
         self._spool = spool
@@ -56,28 +56,28 @@ class UsageLedger:
         self._something_to_move = asyncio.Event()
         self._something_to_move.set()  # what a former process left
         self._is_closed = False
-        self._confirmed: SpoolPlace | None = None
+        self._confirmed: SpoolPosition | None = None
         self._is_compared = False
         metrics.USAGE_BACKLOG.set_function(lambda: spool.num_pending)
 
     @property
     def has_room(self) -> bool:
-        """Whether new calls may be admitted: false while the spool or its disk is nearly full."""
+        """Return True if new calls may be admitted: False while the spool or its disk is nearly full."""
         return self._spool.has_room
 
     async def record(self, entry: UsageEntry) -> None:
-        """Returns once `entry` is durable. Raises StoreUnavailable when neither the spool nor the ledger takes it."""
+        """Return once `entry` is durable. Raises StoreUnavailable if neither the spool nor the database accepts it."""
         record = encode(entry)
         try:
             await self._spool.append(record)
         except StoreUnavailable:
-            metrics.USAGE_LEDGERED.inc(await write(self._database, [entry]))
+            metrics.USAGE_WRITTEN.inc(await write(self._database, [entry]))
             return
         _spooled.add()
         self._something_to_move.set()
 
     async def run(self) -> None:
-        """Moves entries from the spool to the ledger, while the database is away keeps trying; until `close`."""
+        """Move entries from the spool to the database until `close`; retry while the database is unavailable."""
         pause_s = _FIRST_PAUSE_S
         begun_s = -math.inf
         while not self._is_closed:
@@ -101,8 +101,8 @@ class UsageLedger:
                 pause_s = _FIRST_PAUSE_S
 
     async def flush(self) -> None:
-        """Move all there is now: what comes meanwhile is for the next time, or calls that go on would be moved one by
-        one. Raises StoreUnavailable; what was not moved stays."""
+        """Move all entries that are in the spool now. Later entries wait for the next flush, so that entries are moved
+        in batches. Raises StoreUnavailable; entries that were not moved stay in the spool."""
         async with self._moving:
             while not self._is_closed:
                 self._something_to_move.clear()
@@ -110,7 +110,7 @@ class UsageLedger:
                     if not self._is_compared:
                         await self._compare()
                     is_all = await self._move_batch()
-                except OlderLedger:
+                except LedgerRolledBack:
                     self._is_compared = False
                 except BaseException:
                     self._something_to_move.set()
@@ -121,13 +121,13 @@ class UsageLedger:
                         return
 
     async def check(self) -> None:
-        """Tell the ledger again what it knew and does not know any more. Raises StoreUnavailable."""
+        """Write entries again that the database has lost. Raises StoreUnavailable."""
         async with self._moving:
             if not self._is_closed:
                 await self._compare()
 
     async def close(self, deadline_s: float = 5.0) -> None:
-        """Move what can be moved before the deadline, keep the rest in the spool, and close that."""
+        """Move what can be moved before the deadline, leave the rest in the spool, and close the spool."""
         with contextlib.suppress(StoreUnavailable, TimeoutError):
             async with asyncio.timeout(deadline_s):
                 await self.flush()
@@ -137,10 +137,11 @@ class UsageLedger:
         await self._spool.close()
 
     async def _compare(self) -> None:
-        """Bring the spool to where the ledger is: back, if that is an older copy; forward, if a crash lost the news."""
+        """Set the spool's read position to the database's: back if the database is an older copy, forward after a
+        crash."""
         self._is_compared = False
         try:
-            known = await find_place(self._database, self._spool.id)
+            known = await find_position(self._database, self._spool.id)
         except SQLAlchemyError as error:
             raise StoreUnavailable(_NO_ROWS) from error
         num_back = await self._spool.move_to(*((known.segment, known.offset) if known is not None else (0, 0)))
@@ -150,12 +151,12 @@ class UsageLedger:
         self._confirmed, self._is_compared = known, True
 
     async def _move_batch(self) -> bool:
-        """Returns whether that was all there was when it began."""
+        """Move one batch. Returns True if it contained everything that was in the spool."""
         records, position = await self._spool.read_batch(_BATCH_ENTRIES)
         if not records:
             return True
-        entries = [entry for entry in await made_in_turns(self._decoded, records) if entry is not None]
-        place = SpoolPlace(self._spool.id, position.segment, position.offset)
+        entries = [entry for entry in await map_yielding(self._decoded, records) if entry is not None]
+        place = SpoolPosition(self._spool.id, position.segment, position.offset)
         try:
             num_new = await write(self._database, entries, place, confirmed=self._confirmed)
         except StoreUnavailable:
@@ -165,12 +166,12 @@ class UsageLedger:
             await write(self._database, [], place, confirmed=self._confirmed)
         self._confirmed = place
         await self._spool.acknowledge(position)
-        metrics.USAGE_LEDGERED.inc(num_new)
+        metrics.USAGE_WRITTEN.inc(num_new)
         return len(records) < _BATCH_ENTRIES
 
     async def _write_one_by_one(self, entries: list[UsageEntry]) -> int:
-        """The database refuses a batch: if only for an entry that it will never take, keep that one aside."""
-        if not await takes_rows(self._database):
+        """Write entries one by one after the database rejected a batch, and set aside entries that it never accepts."""
+        if not await accepts_rows(self._database):
             raise StoreUnavailable(_NO_ROWS)
         num_new = 0
         for entry in entries:
@@ -190,7 +191,7 @@ class UsageLedger:
             return None
 
     def _set_aside(self, record: bytes, reason: str) -> None:
-        """Keep for the operator, in `refused.hex` beside the spool, what cannot become a row: one record a line."""
+        """Append a record that cannot become a row to `refused.hex` beside the spool, one record per line."""
         _log.error("a usage entry cannot be written and is kept aside", extra={"reason": reason})
         with (self._spool.directory / "refused.hex").open("a") as file:
             file.write(record.hex() + "\n")

@@ -1,7 +1,7 @@
-"""What calls consumed: one entry per admitted call, keyed by its request id.
+"""Usage entries: one row per admitted call, keyed by its request id.
 
-Writing an entry twice is writing it once; its share of the sums (`usage_sums.py`) is written with it. Prices are
-someone else's: an entry carries micro-neurons as they were reckoned when the call ended.
+Writing an entry twice has no effect. Its part of the sums (`usage_sums.py`) is written in the same transaction.
+Entries carry micro-neurons as priced when the call ended.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ R = TypeVar("R")
 
 
 class UsageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One call. `status` is how it ended (`stop`, `length`, or a failure's reason), `ttft_ms` the time to the first
-    output if there was any, `attempts` how many nodes were tried. Times are aware; durations in milliseconds.
+    """Usage of one call. Times are aware; durations are in milliseconds.
 
-    `device_us` is its share of its device's time, in microseconds; bytes are those of the bodies. The reply `is_useful`
-    if it finished, held to what was asked of it, within its deadline; `num_retried` counts replies said to be useful
-    before, which this call's client asked for again.
+    `status` is the finish reason or the failure's reason, `ttft_ms` the time to the first token (None without output),
+    `attempts` the number of nodes tried. `device_us` is the call's share of device time in microseconds; `bytes_in`
+    and `bytes_out` are body sizes. A response `is_useful` if it finished within its deadline and in the requested
+    format; `num_retried` counts responses, earlier counted as useful, that this call's client requested again.
     """
 
     request_id: str
@@ -70,27 +70,27 @@ class UsageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 @dataclass(frozen=True)
-class SpoolPlace:
-    """How far the ledger is in one spool: everything before `offset` of `segment` is in it."""
+class SpoolPosition:
+    """A position in a spool: the database has everything before `offset` of `segment`."""
 
     spool_id: str
     segment: int
     offset: int
 
 
-class OlderLedger(Exception):
-    """The ledger knows less of the spool than it had confirmed: an older copy of it took over. `known` is how far it
-    is, None if it has never heard of the spool."""
+class LedgerRolledBack(Exception):
+    """The database is behind the position it confirmed: an older copy took over. `known` is its position, or None if
+    it does not know the spool."""
 
-    def __init__(self, known: SpoolPlace | None) -> None:
+    def __init__(self, known: SpoolPosition | None) -> None:
         super().__init__("the ledger is older than what it confirmed")
         self.known = known
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Percentiles over the newest calls of one model: milliseconds to the first output, and to the end. None where no
-    call had any output."""
+    """Percentiles (50, 95, 99) of the newest calls of one model, in milliseconds. `ttft_ms` is None if no call had
+    output."""
 
     model: str
     num_calls: int
@@ -102,14 +102,13 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(UsageEntry)
 _FIELDS = UsageEntry.__struct_fields__
 _ENTRY_COLUMNS = [usage_entries.c[name] for name in _FIELDS]
-_COLUMNS = (*_FIELDS, "is_summed")
 _LENGTHS = tuple(
     (at, column.type.length)
-    for at, column in enumerate(usage_entries.c[name] for name in _COLUMNS)
+    for at, column in enumerate(_ENTRY_COLUMNS)
     if isinstance(column.type, String) and column.type.length
 )
-_ledger_rows = ManyRows(usage_entries, _COLUMNS, key="request_id")
-_counted = itemgetter(*map(_COLUMNS.index, usage_sums.COUNTED))
+_ledger_rows = ManyRows(usage_entries, _FIELDS, key="request_id")
+_counted = itemgetter(*map(_FIELDS.index, usage_sums.COUNTED))
 _AT_A_TIME = 32  # entries that are made rows of without a pause: a tenth of a millisecond
 PERCENTILES = (50, 95, 99)
 _MAX_MEASURED_CALLS = 20_000
@@ -120,31 +119,31 @@ _NUMBERS = (
 
 
 def encode(entry: UsageEntry) -> bytes:
-    """An entry as one record of the spool. Raises ValueError when its time has no zone."""
+    """Encode an entry as a spool record. Raises ValueError if its time has no time zone."""
     if entry.started_at.tzinfo is None:
         raise ValueError("a usage entry's time must carry its zone")
     return _encoder.encode(entry)
 
 
 def decode(record: bytes) -> UsageEntry:
-    """Raises ValueError (msgspec.ValidationError, msgspec.DecodeError) for what is no entry."""
+    """Decode a spool record. Raises ValueError (msgspec.ValidationError, msgspec.DecodeError)."""
     return _decoder.decode(record)
 
 
 async def write(
     database: Database,
     entries: Sequence[UsageEntry],
-    place: SpoolPlace | None = None,
+    place: SpoolPosition | None = None,
     *,
-    confirmed: SpoolPlace | None = None,
+    confirmed: SpoolPosition | None = None,
 ) -> int:
     """Put entries into the ledger, and into its sums; returns how many were new. All of them, or none when it raises
     StoreUnavailable.
 
-    `place` is how far in their spool the ledger is with them. Raises OlderLedger, and writes nothing, if it is not as
-    far as `confirmed`, which an earlier call had as its `place`.
+    `place` is the spool position after these entries and is stored with them. Raises LedgerRolledBack, and writes
+    nothing, if the stored position is before `confirmed`, the `place` of an earlier call.
     """
-    ready = await made_in_turns(_ready, entries)
+    ready = await map_yielding(_ready, entries)
     async with database.transaction() as connection:
         if place is not None:
             await _move_place(connection, database.dialect, place, confirmed)
@@ -152,13 +151,13 @@ async def write(
 
 
 async def write_within(connection: AsyncConnection, entries: Sequence[UsageEntry]) -> int:
-    """Put entries into the ledger, and into its sums, as part of the caller's transaction; returns how many were new.
-    The sums' rows stay locked until that ends: let it be the last thing it does."""
+    """Write entries and their sums within the caller's transaction; return how many were new. The sums' rows stay
+    locked until the transaction ends, so call this last."""
     return await _put(connection, list(map(_ready, entries)))
 
 
-async def made_in_turns(make: Callable[[T], R], given: Sequence[T]) -> list[R]:
-    """What is made of each, some at a time: in between, calls that wait for the event loop have their turn."""
+async def map_yielding(make: Callable[[T], R], given: Sequence[T]) -> list[R]:
+    """Apply `make` to each item, and yield to the event loop regularly so that calls are not delayed."""
     made: list[R] = []
     for start in range(0, len(given), _AT_A_TIME):
         if start:
@@ -168,7 +167,7 @@ async def made_in_turns(make: Callable[[T], R], given: Sequence[T]) -> list[R]:
 
 
 class _Ready(NamedTuple):
-    """An entry as it is written."""
+    """An entry ready to be written."""
 
     row: Row
     share: Share
@@ -180,7 +179,7 @@ def _ready(entry: UsageEntry) -> _Ready:
 
 
 async def _put(connection: AsyncConnection, ready: Sequence[_Ready]) -> int:
-    """Returns how many were new."""
+    """Insert entries and their sums; return how many were new."""
     first = {each.row[0]: each for each in reversed(ready)}
     new = await _ledger_rows.insert_new(connection, [each.row for each in first.values()])
     await usage_sums.add(connection, connection.dialect.name, [first[id].share for id in new])
@@ -188,35 +187,35 @@ async def _put(connection: AsyncConnection, ready: Sequence[_Ready]) -> int:
 
 
 async def _move_place(
-    connection: AsyncConnection, dialect: str, place: SpoolPlace, confirmed: SpoolPlace | None
+    connection: AsyncConnection, dialect: str, place: SpoolPosition, confirmed: SpoolPosition | None
 ) -> None:
-    """Write down how far the ledger is in a spool, if it is as far as it had confirmed. Raises OlderLedger."""
+    """Store the spool position, if the stored one is not before `confirmed`. Raises LedgerRolledBack."""
     if confirmed is not None:
         query = select(usage_spools.c.segment, usage_spools.c.offset)
         row = (await connection.execute(query.where(usage_spools.c.spool_id == place.spool_id))).one_or_none()
-        known = None if row is None else SpoolPlace(place.spool_id, row.segment, row.offset)
+        known = None if row is None else SpoolPosition(place.spool_id, row.segment, row.offset)
         if known is None or (known.segment, known.offset) < (confirmed.segment, confirmed.offset):
-            raise OlderLedger(known)
+            raise LedgerRolledBack(known)
     now = datetime.now(UTC)
     values = {"spool_id": place.spool_id, "segment": place.segment, "offset": place.offset, "moved_at": now}
     await connection.execute(insert_replacing(usage_spools, dialect), [values])
 
 
-async def find_place(database: Database, spool_id: str) -> SpoolPlace | None:
-    """How far the ledger is in that spool; None if it has never heard of it."""
+async def find_position(database: Database, spool_id: str) -> SpoolPosition | None:
+    """Return the database's position in a spool, or None if it does not know the spool."""
     query = select(usage_spools.c.segment, usage_spools.c.offset).where(usage_spools.c.spool_id == spool_id)
     async with database.connection() as connection:
         row = (await connection.execute(query)).one_or_none()
-    return None if row is None else SpoolPlace(spool_id, row.segment, row.offset)
+    return None if row is None else SpoolPosition(spool_id, row.segment, row.offset)
 
 
-async def takes_rows(database: Database) -> bool:
-    """Whether the ledger takes a plain entry, tried and undone: if it does, an entry that it refuses is at fault
-    itself. Raises StoreUnavailable."""
+async def accepts_rows(database: Database) -> bool:
+    """Return True if the database accepts a plain entry (inserted and rolled back): then an entry that it rejects is
+    itself invalid. Raises StoreUnavailable."""
     text = dict.fromkeys(("account_id", "api_token_id", "model", "revision", "task", "pop", "node_id", "status"), "")
     numbers = dict.fromkeys(_NUMBERS, 0)
     plain = {"request_id": uuid7(), "started_at": datetime.now(UTC), "ttft_ms": None}
-    flags = dict.fromkeys(("is_stream", "is_useful", "is_batch", "is_summed"), False)
+    flags = dict.fromkeys(("is_stream", "is_useful", "is_batch"), False)
     row = {**text, **numbers, **plain, **flags}
     try:
         async with database.transaction() as connection:
@@ -232,7 +231,7 @@ async def takes_rows(database: Database) -> bool:
 async def list_recent(
     database: Database, which: Filter | str, limit: int = 50, *, before: str | None = None
 ) -> list[UsageEntry]:
-    """The newest calls of a filter, or of an account, newest first; `before` is the request id to go on after."""
+    """Return the newest calls of a filter or an account, newest first. `before` is the request id to continue after."""
     which = Filter(which) if isinstance(which, str) else which
     newest = usage_entries.c.started_at.desc(), usage_entries.c.request_id.desc()
     query = select(*_ENTRY_COLUMNS).where(*which.clauses(usage_entries)).order_by(*newest).limit(limit)
@@ -246,7 +245,7 @@ async def list_recent(
 async def entries_between(
     database: Database, which: Filter, since: datetime, until: datetime, *, after: UsageEntry | None, limit: int
 ) -> list[UsageEntry]:
-    """The oldest `limit` calls of a filter begun from `since` to before `until`, oldest first, from behind `after`."""
+    """Return the oldest `limit` calls that started in [since, until), oldest first, after the entry `after`."""
     started, id = usage_entries.c.started_at, usage_entries.c.request_id
     query = select(*_ENTRY_COLUMNS).where(*which.clauses(usage_entries), started >= since, started < until)
     if after is not None:
@@ -259,7 +258,7 @@ async def entries_between(
 async def latencies(
     database: Database, which: Filter, since: datetime, until: datetime, at_most: int = _MAX_MEASURED_CALLS
 ) -> list[Latency]:
-    """P50, P95 and P99 of each model, by name, over the newest calls of that span, `at_most` of them in all."""
+    """Return latency percentiles per model, by name, over the newest `at_most` calls of the span."""
     started = usage_entries.c.started_at
     query = (
         select(usage_entries.c.model, usage_entries.c.ttft_ms, usage_entries.c.duration_ms)
@@ -281,15 +280,16 @@ async def latencies(
 
 
 def _percentiles(values: list[float]) -> tuple[float, float, float]:
-    """Of at least one value: the smallest that so many percent of them are not above."""
+    """Return the PERCENTILES of at least one value, by the nearest-rank method."""
     values.sort()
     p50, p95, p99 = (values[max(0, math.ceil(percent / 100 * len(values)) - 1)] for percent in PERCENTILES)
     return p50, p95, p99
 
 
 def _row(entry: UsageEntry) -> tuple[Any, ...]:
-    """A row of the ledger. A name that is too long or that a database cannot hold loses characters, never the row."""
-    values = [*structs.astuple(entry), True]  # in its sum, in the same transaction
+    """Return an entry as a row. Texts that are too long or contain NUL are shortened, so that the row is never
+    rejected."""
+    values = list(structs.astuple(entry))
     for at, length in _LENGTHS:
         value = values[at]
         if len(value) > length or "\0" in value:

@@ -1,59 +1,64 @@
-"""Usage entries as files: CSV, or Parquet. Written page by page: a month of them takes no more memory than a page.
+"""Usage entries as a CSV or Parquet file, produced one page of rows at a time: memory does not grow with the export.
 
-Amounts are whole micro-neurons, as the ledger has them. Knows columns; who may read them is somebody else's affair.
+Amounts are whole micro-neurons, as in the ledger. Parquet needs the optional dependency pyarrow.
 """
 
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
-from importlib import metadata
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from storage.database import Database
-from storage.parquet import ColumnOf, Kind, ParquetWriter
-from tenants.usage import usage_entries as usage
+from tenants.usage import usage_entries
 from tenants.usage.usage_entries import UsageEntry
 from tenants.usage.usage_sums import Filter
 
 Format = Literal["csv", "parquet"]
 
 MEDIA_TYPES: dict[Format, str] = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
+COLUMNS = UsageEntry.__struct_fields__
 _PAGE_ROWS = 5000
-_KINDS: dict[object, Kind] = {"str": "text", "int": "int", "float": "float", "bool": "bool", "datetime": "time"}
 
 
-def _column(name: str) -> ColumnOf:
-    annotation, _, optional = str(UsageEntry.__annotations__[name]).partition(" | ")
-    return ColumnOf(name, _KINDS[annotation], may_miss=optional == "None")
+class ParquetUnavailable(Exception):
+    """pyarrow is not installed. The text says how to install it."""
 
 
-COLUMNS = tuple(_column(name) for name in UsageEntry.__struct_fields__)
+class _Writer(Protocol):
+    def begin(self) -> bytes: ...
+    def rows(self, rows: Sequence[Sequence[Any]]) -> bytes: ...
+    def end(self) -> bytes: ...
 
 
-async def export(
-    database: Database, which: Filter, since: datetime, until: datetime, format: Format
+def export(database: Database, calls: Filter, since: datetime, until: datetime, format: Format) -> AsyncIterator[bytes]:
+    """Return the pieces of a file with the calls that started in [since, until), oldest first.
+
+    Raises ParquetUnavailable at once. Iterating raises StoreUnavailable, possibly after some pieces; a Parquet file
+    without its last piece is unreadable.
+    """
+    return _pieces(database, calls, since, until, _Csv() if format == "csv" else _Parquet())
+
+
+async def _pieces(
+    database: Database, calls: Filter, since: datetime, until: datetime, writer: _Writer
 ) -> AsyncIterator[bytes]:
-    """The file of a filter's calls begun from `since` to before `until`, oldest first, in pieces. Raises
-    StoreUnavailable, perhaps in the middle: a Parquet file without its end cannot be read."""
-    writer = _Csv() if format == "csv" else ParquetWriter(COLUMNS, f"hearth version {metadata.version('hearth')}")
     yield writer.begin()
     last: UsageEntry | None = None
-    while entries := await usage.entries_between(database, which, since, until, after=last, limit=_PAGE_ROWS):
-        yield writer.group([[getattr(entry, column.name) for column in COLUMNS] for entry in entries])
-        last = entries[-1]
+    while page := await usage_entries.entries_between(database, calls, since, until, after=last, limit=_PAGE_ROWS):
+        yield writer.rows([[getattr(entry, column) for column in COLUMNS] for entry in page])
+        last = page[-1]
     yield writer.end()
 
 
 class _Csv:
-    """The same pieces as a ParquetWriter's, as lines."""
-
     def begin(self) -> bytes:
-        return _lines([[column.name for column in COLUMNS]])
+        return _lines([COLUMNS])
 
-    def group(self, rows: Sequence[Sequence[Any]]) -> bytes:
+    def rows(self, rows: Sequence[Sequence[Any]]) -> bytes:
         return _lines([[_text(value) for value in row] for row in rows])
 
     def end(self) -> bytes:
@@ -65,8 +70,9 @@ def _text(value: Any) -> Any:
         return "true" if value else "false"
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    # A leading quote keeps spreadsheets from evaluating a text as a formula; model ids are safe and stay as they are.
     if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return value if value.startswith("@cf/") or value.startswith("@hf/") else f"'{value}"  # no formula of ours
+        return value if value.startswith(("@cf/", "@hf/")) else f"'{value}"
     return value
 
 
@@ -74,3 +80,65 @@ def _lines(rows: Sequence[Sequence[Any]]) -> bytes:
     buffer = io.StringIO()
     csv.writer(buffer, lineterminator="\n").writerows(rows)
     return buffer.getvalue().encode()
+
+
+class _Parquet:
+    """Parquet pieces, one row group per page."""
+
+    def __init__(self) -> None:
+        """Open the writer. Raises ParquetUnavailable."""
+        try:
+            self._arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+        except ImportError:
+            raise ParquetUnavailable(
+                "Parquet export needs pyarrow: install Hearth with `pip install 'hearth[parquet]'`, or export CSV"
+            ) from None
+        self._sink = _Sink()
+        self._schema = self._arrow.schema([self._field(name) for name in COLUMNS])
+        self._writer = parquet.ParquetWriter(self._sink, self._schema, compression="zstd")
+
+    def begin(self) -> bytes:
+        return self._sink.take()
+
+    def rows(self, rows: Sequence[Sequence[Any]]) -> bytes:
+        arrays = [self._arrow.array(column, field.type) for column, field in zip(zip(*rows), self._schema, strict=True)]  # noqa: B905
+        self._writer.write_table(self._arrow.Table.from_arrays(arrays, schema=self._schema))
+        return self._sink.take()
+
+    def end(self) -> bytes:
+        self._writer.close()
+        return self._sink.take()
+
+    def _field(self, name: str) -> Any:
+        annotation, _, optional = str(UsageEntry.__annotations__[name]).partition(" | ")
+        types = {
+            "str": self._arrow.string(),
+            "int": self._arrow.int64(),
+            "float": self._arrow.float64(),
+            "bool": self._arrow.bool_(),
+            "datetime": self._arrow.timestamp("us", tz="UTC"),
+        }
+        return self._arrow.field(name, types[annotation], nullable=optional == "None")
+
+
+class _Sink(io.RawIOBase):
+    """A file that is consumed while it is written: `tell` counts all bytes, `take` returns those not yet taken."""
+
+    def __init__(self) -> None:
+        self._offset = 0
+        self._untaken: list[bytes] = []
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._untaken.append(bytes(data))
+        self._offset += len(self._untaken[-1])
+        return len(self._untaken[-1])
+
+    def tell(self) -> int:
+        return self._offset
+
+    def take(self) -> bytes:
+        data, self._untaken = b"".join(self._untaken), []
+        return data

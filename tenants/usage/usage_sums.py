@@ -1,8 +1,8 @@
-"""Sums over usage entries, by minute, hour or day: kept with the entries, folded as they age, and asked.
+"""Sums over usage entries by minute, hour and day.
 
-A call is counted in exactly one row of `usage_sums`: its entry and its share of the sum are written in one transaction,
-and folding minutes into hours, or hours into days, moves counts from row to row in one. So a sum may be folded at any
-time, by anybody, while late entries still come in. Knows no prices.
+A call is counted in exactly one row of `usage_sums`: its entry and its part of the sum are written in one transaction,
+and folding minutes into hours, or hours into days, moves counts between rows in one transaction. Sums can therefore be
+folded at any time, while late entries still arrive.
 """
 
 from __future__ import annotations
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from operator import itemgetter
 from typing import Any, Literal, NamedTuple
 
-from sqlalchemy import BigInteger, ColumnElement, cast, delete, func, literal, select, update
+from sqlalchemy import BigInteger, ColumnElement, cast, delete, func, literal, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database, insert_adding, utc_floor, uuid7_floor
@@ -39,17 +38,17 @@ _KEYS = ("account_id", "starts_at", "period", "model", "api_token_id", "task", "
 _SAME = ("account_id", "model", "api_token_id", "task", "pop", "status")  # in an entry and in a sum
 _SUMMED_AS_THEY_ARE = tuple(name for name in SUMS if name not in ("num_calls", "num_useful", "num_attempts"))
 COUNTED = (*_SAME, "started_at", "is_useful", "num_retried", "attempts", *_SUMMED_AS_THEY_ARE)
-"""Of an entry, what its share of a sum is made of."""
+"""Columns of an entry from which its part of a sum is computed."""
 _NUM_FACTS = len(_SAME) + 4
 _COLUMNS = {"token": "api_token_id", "account": "account_id"}
-_ENTRIES_AT_A_TIME = 1000
 
 
 @dataclass(frozen=True)
 class UsageTotal:
-    """The sum over some calls, named by `key`: a model, a UTC day or hour, an API token … `num_useful` are replies that
-    finished, held to what was asked of them, within their deadline, and were not asked for again. Device time is in
-    microseconds, `num_attempts` counts nodes tried."""
+    """Totals of a group of calls, named by `key`: a model, a UTC day or hour, an API token … `num_useful` are
+    responses that finished within their deadline and in the requested format, and were not requested again.
+    `num_attempts` counts nodes tried.
+    """
 
     key: str
     num_calls: int
@@ -66,13 +65,13 @@ class UsageTotal:
 
     @property
     def micro_neurons_per_useful(self) -> int | None:
-        """What one useful reply cost, the useless ones with it; None without any."""
+        """Return the cost per useful response, including the cost of the others; None if there are none."""
         return round(self.micro_neurons / self.num_useful) if self.num_useful > 0 else None
 
 
 @dataclass(frozen=True)
 class Filter:
-    """Which calls: those where each field given is equal. `account_id` None: of every account."""
+    """A filter for calls: each field given must be equal. `account_id` None matches every account."""
 
     account_id: str | None
     api_token_id: str | None = None
@@ -82,27 +81,27 @@ class Filter:
     status: str | None = None
 
     def clauses(self, table: Any) -> list[ColumnElement[bool]]:
-        """As conditions on a table with these columns."""
+        """Return the filter as conditions on a table with these columns."""
         names = ("account_id", "api_token_id", "model", "task", "pop", "status")
         return [table.c[name] == value for name in names if (value := getattr(self, name)) is not None]
 
 
 class Share(NamedTuple):
-    """An entry's share of a sum: which sum that is, and what it adds to each of SUMS."""
+    """An entry's part of a sum: the key of the sum, and what to add to each of SUMS."""
 
     key: tuple[Any, ...]
     numbers: tuple[int, ...]
 
 
 def share_of(entry: tuple[Any, ...]) -> Share:
-    """Of an entry's columns COUNTED."""
+    """Return an entry's part, from its columns COUNTED."""
     *same, started_at, is_useful, num_retried, attempts = entry[:_NUM_FACTS]
     key = (*same, started_at.astimezone(UTC).replace(second=0, microsecond=0))
     return Share(key, (1, int(is_useful) - num_retried, *entry[_NUM_FACTS:], attempts))
 
 
 async def add(connection: AsyncConnection, dialect: str, shares: Iterable[Share]) -> None:
-    """Count entries that are new, within the caller's transaction."""
+    """Add new entries to the sums, within the caller's transaction."""
     found: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
     for key, numbers in shares:
         found.setdefault(key, []).append(numbers)
@@ -116,24 +115,9 @@ async def add(connection: AsyncConnection, dialect: str, shares: Iterable[Share]
         await connection.execute(insert_adding(usage_sums, dialect, sums=SUMS), rows)
 
 
-async def add_forgotten(database: Database) -> int:
-    """Count entries that are in no sum, some at a time: those of the version before. Returns how many; 0 is the end."""
-    wanted = select(usage_entries).where(usage_entries.c.is_summed.is_(False)).limit(_ENTRIES_AT_A_TIME)
-    async with database.transaction() as connection:
-        if database.dialect == "postgresql":
-            wanted = wanted.with_for_update(skip_locked=True)
-        rows = (await connection.execute(wanted)).mappings().all()
-        if rows:
-            ids = [row["request_id"] for row in rows]
-            await connection.execute(
-                update(usage_entries).where(usage_entries.c.request_id.in_(ids)).values(is_summed=True)
-            )
-            await add(connection, database.dialect, map(share_of, map(itemgetter(*COUNTED), rows)))
-    return len(rows)
-
-
 async def fold(database: Database, period: Literal["minute", "hour"], before: datetime) -> int:
-    """Move sums by `period` that begin before that time into the next longer ones. Returns how many rows went."""
+    """Fold the sums of `period` that start before `before` into the next longer period. Returns how many rows were
+    folded."""
     num_gone = 0
     while True:
         first = select(func.min(usage_sums.c.starts_at)).where(
@@ -147,7 +131,7 @@ async def fold(database: Database, period: Literal["minute", "hour"], before: da
 
 
 async def _fold_one(database: Database, period: Literal["minute", "hour"], starts_at: datetime) -> int:
-    """All sums that begin at one time: few enough for one transaction."""
+    """Fold all sums that start at one time: few enough rows for one transaction."""
     longer: Period = "hour" if period == "minute" else "day"
     are_these = (usage_sums.c.period == period) & (usage_sums.c.starts_at == starts_at)
     async with database.transaction() as connection:
@@ -174,8 +158,7 @@ def _insert_longer(dialect: str, source: Any, longer: Period) -> Any:
 async def total(
     database: Database, which: Filter, since: datetime, until: datetime, by: Group = "model"
 ) -> list[UsageTotal]:
-    """Sums over the calls of the minutes, or of the hours or days that they were folded into, that begin from `since`
-    to before `until`; one for each value of `by`, in its order."""
+    """Return totals of the periods that start in [since, until), one for each value of `by`, in its order."""
     table = usage_sums.c
     group: ColumnElement[Any]
     if by == "day" or by == "hour":
@@ -197,7 +180,7 @@ async def total(
 async def micro_neurons(
     database: Database, account_ids: Sequence[str], since: datetime, until: datetime
 ) -> dict[tuple[str, str], int]:
-    """(account id, API token id) -> micro-neurons of the calls begun in that span."""
+    """Return micro-neurons of the span by (account id, API token id)."""
     table = usage_sums.c
     query = (
         select(table.account_id, table.api_token_id, cast(func.sum(table.micro_neurons), BigInteger))
@@ -209,12 +192,12 @@ async def micro_neurons(
 
 
 async def forget_entries(database: Database, before: datetime, at_most: int = 5000) -> int:
-    """Let go of entries begun before that time; their sums stay. Returns how many; 0 is the end. Finds them by their
-    ids, which begin with their time: one whose id does not is kept."""
+    """Delete up to `at_most` entries that started before `before`; their sums stay. Returns how many; 0 when done.
+    Finds entries by their ids, which begin with the time; entries with other ids stay."""
     is_old = usage_entries.c.request_id < uuid7_floor(before)
     oldest = (
         select(usage_entries.c.request_id)
-        .where(is_old, usage_entries.c.started_at < before, usage_entries.c.is_summed.is_(True))
+        .where(is_old, usage_entries.c.started_at < before)
         .order_by(usage_entries.c.request_id)
         .limit(at_most)
     )
@@ -224,13 +207,13 @@ async def forget_entries(database: Database, before: datetime, at_most: int = 50
 
 
 def month_of(day: datetime) -> tuple[datetime, datetime]:
-    """The first moment of that UTC month and of the next."""
+    """Return the start of the UTC month and of the next one."""
     first = day.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return first, (first + timedelta(days=32)).replace(day=1)
 
 
 def day_of(moment: datetime) -> tuple[datetime, datetime]:
-    """The first moment of that UTC day and of the next."""
+    """Return the start of the UTC day and of the next one."""
     first = moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     return first, first + timedelta(days=1)
 

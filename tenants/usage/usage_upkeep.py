@@ -1,7 +1,7 @@
-"""Keeps usage small as it ages: minutes are folded into hours, hours into days, and entries are let go.
+"""Usage maintenance: folds sums of minutes into hours and of hours into days, and deletes old entries.
 
-Every gateway does it, now and then; what one has done another finds done. Sums of days are kept for ever. What is let
-go cannot be had back, so a clock that jumped, or is ahead of the database's, lets nothing go.
+Every gateway runs this at intervals; repeating it has no effect. Sums of days are kept forever. Deletion cannot be
+undone, so a clock that jumped, or is ahead of the database's, deletes nothing.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ INTERVAL_S = 600.0
 
 @dataclass(frozen=True)
 class Kept:
-    """For how many days what is known: each call, the sums of each minute, those of each hour."""
+    """Days for which entries, sums of minutes and sums of hours are kept."""
 
     entries_days: int = 35
     minutes_days: int = 1
     hours_days: int = 92
 
 
-class UsageUpkeep:
-    """One process's turn at it. `run` must run beside it."""
+class UsageMaintenance:
+    """Maintenance by one process. `run` must run in the background."""
 
     def __init__(self, database: Database, clock: Clock, kept: Kept) -> None:
         self._database = database
@@ -41,7 +41,7 @@ class UsageUpkeep:
         self._kept = kept
 
     async def run(self) -> None:
-        """For ever, at moments of its own."""
+        """Run forever, at randomized intervals."""
         while True:
             try:
                 await self.turn()
@@ -50,10 +50,8 @@ class UsageUpkeep:
             await asyncio.sleep(INTERVAL_S * random.uniform(0.75, 1.25))  # noqa: S311 - spreads gateways
 
     async def turn(self) -> None:
-        """Bring everything to where it should be. Raises StoreUnavailable."""
+        """Fold and delete everything that is due. Raises StoreUnavailable."""
         now = min(self._clock.now(), await self._database.now())
-        while await usage_sums.add_forgotten(self._database):
-            pass
         await usage_sums.fold(self._database, "minute", now - timedelta(days=self._kept.minutes_days))
         await usage_sums.fold(self._database, "hour", now - timedelta(days=self._kept.hours_days))
         while await usage_sums.forget_entries(self._database, now - timedelta(days=self._kept.entries_days)):

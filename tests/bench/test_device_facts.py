@@ -1,4 +1,4 @@
-"""The script that takes a GPU's measure is itself tried where there is none."""
+"""The GPU measurement script runs on a machine without a GPU."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def test_every_figure_is_positive_and_named(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.gpu
-def test_a_gpus_copy_is_faster_than_its_upload():
+def test_gpu_copy_is_faster_than_upload():
     found = facts.gather(torch.device("cuda"), seconds=0.02)
     assert found["copy_gb_s"] > found["upload_gb_s"]["pinned"]
     assert found["graph_330_nodes"]["launch_us"] > 0

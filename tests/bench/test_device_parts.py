@@ -1,4 +1,4 @@
-"""The scripts to run first on a machine with a GPU are tried where there is none, and run where there is one."""
+"""The scripts to run first on a GPU machine are checked without a GPU, and run where there is one."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bench.device.facts import Timer
 CPU = torch.device("cpu")
 
 
-def said_by(*arguments: str) -> dict[str, Any]:
+def output_of(*arguments: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-m", *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout)
 
 
-def is_taken_apart(*arguments: str) -> bool:
-    """Whether the interpreter of a script that went well was finalized."""
+def was_interpreter_finalized(*arguments: str) -> bool:
+    """Return True if the interpreter of a successful script was finalized."""
     program = (
         "import atexit, runpy, sys; atexit.register(print, 'taken apart'); sys.argv = sys.argv[1:]; "
         "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
@@ -33,7 +33,7 @@ def is_taken_apart(*arguments: str) -> bool:
     return "taken apart" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-def test_the_attention_s_check_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_check_detects_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     good = attention.error_of("window", "mixed", CPU)
     assert all(good[str(dtype)] < most for dtype, most in attention.MOST.items())
     right = attention.PagedAttention.attend
@@ -46,7 +46,7 @@ def test_the_attention_s_check_finds_a_wrong_kernel(monkeypatch: pytest.MonkeyPa
     assert attention.timed(1, 1, 20, CPU, Timer(CPU, 0.001), 1.0)["us"] > 0
 
 
-def test_every_part_is_a_module_that_takes_the_arguments_it_is_given() -> None:
+def test_every_part_is_a_module_that_accepts_its_arguments() -> None:
     for command in everything.parts("cuda").values():
         assert command[0] == "-m"
         assert command[1].startswith("bench.device.") or command[1] == "pytest"
@@ -54,27 +54,29 @@ def test_every_part_is_a_module_that_takes_the_arguments_it_is_given() -> None:
 
 
 @pytest.mark.full
-def test_a_model_by_two_ranks_says_what_it_says_by_one() -> None:
+def test_two_ranks_give_the_same_tokens_as_one() -> None:
     options = ("--device", "cpu", "--shape", "tiny", "--streams", "2", "--tokens", "4")
-    found = said_by("bench.device.ranks", *options)
+    found = output_of("bench.device.ranks", *options)
     assert found["is_equal"]
     assert set(found["by_ranks"]) == {"1", "2"}
-    assert said_by("bench.device.collectives", "--device", "cpu", "--repeats", "2")["is_right"]
+    assert output_of("bench.device.collectives", "--device", "cpu", "--repeats", "2")["is_right"]
 
 
 @pytest.mark.full
-def test_who_had_a_group_ends_without_taking_its_interpreter_apart() -> None:
+def test_scripts_with_a_process_group_exit_without_finalizing_the_interpreter() -> None:
     of_two = {"model_dir": str(ranks.SPARK), "dtype": "float32", "streams": [1], "tokens": 2, "threads": 1}
-    assert not is_taken_apart("bench.device.ranks", "--group", json.dumps(of_two | {"device": "cpu", "ranks": 2}))
-    assert not is_taken_apart("bench.device.collectives", "--device", "cpu", "--repeats", "2")
-    assert is_taken_apart("bench.device.attention", "--help")
+    assert not was_interpreter_finalized(
+        "bench.device.ranks", "--group", json.dumps(of_two | {"device": "cpu", "ranks": 2})
+    )
+    assert not was_interpreter_finalized("bench.device.collectives", "--device", "cpu", "--repeats", "2")
+    assert was_interpreter_finalized("bench.device.attention", "--help")
 
 
 @pytest.mark.gpu
 @pytest.mark.timeout(300)
-def test_on_a_gpu_the_kernel_is_right_nccl_joins_and_a_model_says_what_it_says_here() -> None:
-    assert said_by("bench.device.attention", "--seconds", "0.01")["is_right"]
-    assert said_by("bench.device.collectives", "--ranks", "1", "--repeats", "5")["backend"] == "nccl"
-    found = said_by("bench.device.ranks", "--shape", "tiny", "--streams", "2", "--tokens", "4")
+def test_gpu_kernel_collectives_and_model_match_the_cpu() -> None:
+    assert output_of("bench.device.attention", "--seconds", "0.01")["is_right"]
+    assert output_of("bench.device.collectives", "--ranks", "1", "--repeats", "5")["backend"] == "nccl"
+    found = output_of("bench.device.ranks", "--shape", "tiny", "--streams", "2", "--tokens", "4")
     assert found["is_equal"]
     assert found["by_ranks"]["1"]["is_equal"]

@@ -1,15 +1,15 @@
-"""The client that measures gateways knows where an answer ends and counts its events, however its bytes are cut."""
+"""The load generator for gateways finds the end of a response and counts its events wherever its bytes are split."""
 
 from __future__ import annotations
 
 import pytest
 
-from bench.gateway import _FIRST, _HEAD, _LAST, _NEXT, _WHOLE, AnswerReader
+from bench.gateway import _FIRST, _HEAD, _LAST, _NEXT, _WHOLE, ResponseReader
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 100, 10_000])
-def test_answers_end_and_events_are_counted_at_any_split(size: int):
-    reader = AnswerReader()
+def test_responses_and_events_are_found_at_any_split(size: int):
+    reader = ResponseReader()
     for answer, num_events in ((_WHOLE, 0), (_HEAD + _FIRST + 3 * _NEXT + _LAST, 6), (_WHOLE, 6)):
         pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
         assert [reader.feed(piece) for piece in pieces] == [False] * (len(pieces) - 1) + [True]

@@ -16,7 +16,7 @@ SPARK = {"@cf/hearth/spark"}
 LLAMA = "@cf/meta/llama-3.1-8b-instruct"
 
 
-async def test_an_alias_is_set_changed_and_removed(database: Database) -> None:
+async def test_alias_is_created_changed_and_removed(database: Database) -> None:
     both = SPARK | {"@cf/hearth/other"}
     await set_alias(database, LLAMA, "@cf/hearth/spark", builtin_names=both)
     await set_alias(database, LLAMA, "workers-ai/@cf/hearth/other", builtin_names=both)
@@ -30,25 +30,23 @@ async def test_an_alias_is_set_changed_and_removed(database: Database) -> None:
     [
         ("@cf/a/one", "@cf/a/one", "leads back"),
         ("@cf/a/one", "@cf/a/nothing", "there is no model @cf/a/nothing"),
-        ("@cf/hearth/spark", LLAMA, "a model of its own"),
+        ("@cf/hearth/spark", LLAMA, "is a model and cannot"),
     ],
 )
-async def test_an_alias_that_leads_nowhere_is_refused(
-    sqlite_database: Database, name: str, target: str, told: str
-) -> None:
+async def test_alias_without_a_model_is_rejected(sqlite_database: Database, name: str, target: str, told: str) -> None:
     with pytest.raises(AliasError, match=told):
         await set_alias(sqlite_database, name, target, builtin_names=SPARK)
     assert await list_aliases(sqlite_database) == {}
 
 
-async def test_a_circle_through_several_aliases_is_refused(sqlite_database: Database) -> None:
+async def test_cycle_of_several_aliases_is_rejected(sqlite_database: Database) -> None:
     await set_alias(sqlite_database, "@cf/a/one", "@cf/hearth/spark", builtin_names=SPARK)
     await set_alias(sqlite_database, "@cf/a/two", "@cf/a/one", builtin_names=SPARK)
     with pytest.raises(AliasError, match="leads back"):
         await set_alias(sqlite_database, "@cf/a/one", "@cf/a/two", builtin_names=SPARK)
 
 
-async def test_two_that_together_make_a_circle_cannot_both_be_set(database: Database) -> None:
+async def test_concurrent_aliases_cannot_form_a_cycle(database: Database) -> None:
     for name in ("@cf/a/one", "@cf/a/two"):
         await set_alias(database, name, "@cf/hearth/spark", builtin_names=SPARK)
     ends = await asyncio.gather(
@@ -59,7 +57,7 @@ async def test_two_that_together_make_a_circle_cannot_both_be_set(database: Data
     assert sorted(type(end) for end in ends if end is not None) == [AliasError]
 
 
-async def test_removing_what_is_not_there_and_naming_what_is_no_id_are_refused(sqlite_database: Database) -> None:
+async def test_unknown_alias_and_invalid_id_are_rejected(sqlite_database: Database) -> None:
     with pytest.raises(AliasError):
         await remove_alias(sqlite_database, LLAMA)
     with pytest.raises(InvalidModelId):
@@ -67,6 +65,6 @@ async def test_removing_what_is_not_there_and_naming_what_is_no_id_are_refused(s
 
 
 @given(st.dictionaries(st.sampled_from("abcdef"), st.sampled_from("abcdef"), max_size=6), st.sampled_from("abcdef"))
-def test_following_always_ends(aliases: dict[str, str], name: str) -> None:
+def test_following_aliases_always_terminates(aliases: dict[str, str], name: str) -> None:
     end = follow(aliases, name)
     assert end is None or end not in aliases

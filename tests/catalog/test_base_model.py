@@ -47,7 +47,7 @@ def zeros(*shape: int, dtype: Any = np.float16) -> np.ndarray:
     return np.zeros(shape, dtype)
 
 
-async def test_maps_of_all_files_are_known_but_for_a_mixtures(objects: Objects, tmp_path: Path) -> None:
+async def test_linear_layers_of_all_files_are_found_except_experts(objects: Objects, tmp_path: Path) -> None:
     card = await stored(
         objects,
         tmp_path,
@@ -71,7 +71,7 @@ async def test_maps_of_all_files_are_known_but_for_a_mixtures(objects: Objects, 
     base = await read_base(objects, card)
     assert base is not None
     assert base.architecture == "MixtralForCausalLM"
-    assert base.sites == {
+    assert base.targets == {
         "layers.0.self_attn.q_proj": (4, 6),
         "layers.1.self_attn.q_proj": None,
         "layers.1.self_attn.k_proj": (4, 6),
@@ -80,22 +80,22 @@ async def test_maps_of_all_files_are_known_but_for_a_mixtures(objects: Objects, 
     }
 
 
-async def test_a_long_header_is_read_to_its_end(objects: Objects, tmp_path: Path) -> None:
+async def test_long_header_is_read_completely(objects: Objects, tmp_path: Path) -> None:
     tensors = {f"model.layers.{number}.self_attn.q_proj.weight": zeros(2, 1) for number in range(1000)}
     base = await read_base(objects, await stored(objects, tmp_path, tensors))
     assert base is not None
-    assert len(base.sites) == 1000
+    assert len(base.targets) == 1000
 
 
-async def test_what_is_built_in_is_read_where_it_is_installed(objects: Objects) -> None:
+async def test_built_in_base_model_is_read_from_its_folder(objects: Objects) -> None:
     base = await read_base(objects, builtin_models()["@cf/hearth/spark"].card)
     assert base is not None
     assert base.architecture == "LlamaForCausalLM"
-    assert spark_modules().items() <= base.sites.items()
+    assert spark_modules().items() <= base.targets.items()
 
 
 @pytest.mark.parametrize("damage", ["manifest", "weights", "header", "names"])
-async def test_a_base_whose_files_say_nothing_is_not_known(objects: Objects, tmp_path: Path, damage: str) -> None:
+async def test_base_model_with_unsupported_files_is_none(objects: Objects, tmp_path: Path, damage: str) -> None:
     name = "transformer.h.0.attn.c_attn.weight" if damage == "names" else "model.layers.0.self_attn.q_proj.weight"
     card = await stored(objects, tmp_path, {name: zeros(2, 2)})
     if damage == "manifest":

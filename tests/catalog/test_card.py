@@ -29,7 +29,7 @@ output = 3
 @pytest.mark.parametrize(
     "text", ["@cf/meta/llama-3.1-8b-instruct", "@hf/thebloke/mistral-7b-v0.1-awq", "@cf/a/b", "@cf/a.b_c/D-1"]
 )
-def test_a_model_id_is_taken_as_it_is_and_a_workers_ai_prefix_comes_off(text: str) -> None:
+def test_model_id_is_parsed_and_the_workers_ai_prefix_removed(text: str) -> None:
     assert parse_model_id(text) == text
     assert parse_model_id("workers-ai/" + text) == text
 
@@ -43,14 +43,14 @@ def test_a_model_id_is_taken_as_it_is_and_a_workers_ai_prefix_comes_off(text: st
         "@cf/a/" + "b" * 129, "@cf/" + "a" * 96 + "/" + "b" * 128,
     ],
 )  # fmt: skip
-def test_what_is_no_model_id_is_refused_without_being_repeated(text: str) -> None:
+def test_invalid_model_id_is_rejected_without_repeating_it(text: str) -> None:
     with pytest.raises(InvalidModelId) as refused:
         parse_model_id(text)
     assert not text or text not in str(refused.value)
 
 
 @given(st.one_of(st.text(max_size=40), st.from_regex(r"@(cf|hf)/[\w.%-]+/[\w.%/-]+", fullmatch=True)))
-def test_an_accepted_id_is_short_plain_and_leads_to_one_place_in_the_store(text: str) -> None:
+def test_valid_id_is_short_and_has_one_object_store_key(text: str) -> None:
     try:
         name = parse_model_id(text)
     except InvalidModelId:
@@ -61,7 +61,7 @@ def test_an_accepted_id_is_short_plain_and_leads_to_one_place_in_the_store(text:
     assert pointer_key(name).count("/") == 1
 
 
-def test_a_card_is_read_from_toml_with_its_times_in_utc() -> None:
+def test_card_is_parsed_from_toml_with_times_in_utc() -> None:
     facts = parse_facts(TOML, "x.toml")
     assert facts.default_max_tokens == 256
     assert facts.created_at.tzinfo is UTC
@@ -73,9 +73,9 @@ def test_a_card_is_read_from_toml_with_its_times_in_utc() -> None:
     [
         (("context_window = 2048", "context_window = '2048'"), "context_window"),
         (("context_window = 2048", "context_window = 0"), "context_window"),
-        (("context_window = 2048", "context_window = 128"), "default_max_tokens is over context_window"),
-        (("input = 1.5", "input = -1"), "a price must be"),
-        (("input = 1.5", "input = nan"), "a price must be"),
+        (("context_window = 2048", "context_window = 128"), "default_max_tokens must not exceed"),
+        (("input = 1.5", "input = -1"), "prices must be"),
+        (("input = 1.5", "input = nan"), "prices must be"),
         (("[prices]", "surprise = 1\n[prices]"), "surprise"),
         (("[prices]", "capabilities = ['flying']\n[prices]"), "flying"),
         (("[prices]", "tool_parser = 'hermes'\n[prices]"), "tool_parser"),
@@ -88,9 +88,7 @@ def test_a_card_is_read_from_toml_with_its_times_in_utc() -> None:
         (("[prices]", "[prices"), ""),
     ],
 )
-def test_a_card_that_cannot_be_right_is_refused_in_one_line_that_names_file_and_field(
-    change: tuple[str, str], told: str
-) -> None:
+def test_invalid_card_is_rejected_naming_file_and_field(change: tuple[str, str], told: str) -> None:
     with pytest.raises(CardError) as refused:
         parse_facts(TOML.replace(*change), "x.toml")
     assert str(refused.value).startswith("x.toml: ")
@@ -99,15 +97,15 @@ def test_a_card_that_cannot_be_right_is_refused_in_one_line_that_names_file_and_
 
 
 @pytest.mark.parametrize("card", [chat_card(prices={"input": "1.5", "output": 3}), embedder_card()])
-def test_a_card_survives_its_row(card: ModelCard) -> None:
+def test_card_round_trips_through_its_row(card: ModelCard) -> None:
     assert decode_card(encode_card(card)) == card
 
 
-def test_a_row_of_another_shape_is_refused() -> None:
+def test_row_that_is_not_a_card_is_rejected() -> None:
     with pytest.raises(CardError):
         decode_card('{"name": "@cf/acme/chat"}')
 
 
-def test_the_id_of_a_row_depends_on_the_name_alone() -> None:
+def test_card_id_depends_only_on_the_name() -> None:
     assert chat_card().id == chat_card(description="other").id
     assert chat_card().id != chat_card("@cf/acme/other").id

@@ -30,7 +30,7 @@ async def put(database: Database, objects: Objects, finetune: Finetune, folder: 
     return await finetunes.put_file(database, objects, finetune, name, path)
 
 
-async def test_an_account_sees_its_own_and_uses_public_ones(database: Database, tmp_path: Path):
+async def test_account_lists_its_own_and_may_use_public_fine_tunes(database: Database, tmp_path: Path):
     objects = Objects.connect(f"file://{tmp_path / 'objects'}")
     ours = await create(database, "style")
     theirs = await create(database, "style", THEIRS, is_public=True)
@@ -51,7 +51,7 @@ async def test_an_account_sees_its_own_and_uses_public_ones(database: Database, 
     await objects.close()
 
 
-async def test_two_files_that_come_at_once_make_one_manifest(database: Database, tmp_path: Path):
+async def test_concurrent_uploads_make_one_manifest(database: Database, tmp_path: Path):
     objects = Objects.connect(f"file://{tmp_path / 'objects'}")
     made = await create(database, "style")
     assert made.missing_files == ["adapter_config.json", "adapter_model.safetensors"]
@@ -64,18 +64,18 @@ async def test_two_files_that_come_at_once_make_one_manifest(database: Database,
     await objects.close()
 
 
-async def test_accounts_are_bounded_and_names_their_own(database: Database):
+async def test_number_per_account_and_names_are_limited(database: Database):
     for number in range(3):
         await create(database, f"n{number}", limits=Limits(max_per_account=3))
-    with pytest.raises(FinetuneError, match="at most 3 finetunes"):
+    with pytest.raises(FinetuneError, match="at most 3 fine-tunes"):
         await create(database, "n3", limits=Limits(max_per_account=3))
-    with pytest.raises(FinetuneError, match="'/name' is that of another"):
+    with pytest.raises(FinetuneError, match="'/name' is already used"):
         await create(database, "n0")
     assert await create(database, "n0", THEIRS)
     assert await create(database, "cf-public-x", THEIRS, may_be_reserved=True)
 
 
-async def test_a_listed_one_is_shown_until_the_platform_has_its_files(database: Database, tmp_path: Path):
+async def test_listed_fine_tune_is_replaced_by_the_published_one(database: Database, tmp_path: Path):
     objects = Objects.connect(f"file://{tmp_path / 'objects'}")
     listed = [each.name for each in listed_finetunes.listed_finetunes()]
     imitated = await create(database, listed[0], THEIRS, may_be_reserved=True, is_public=True)

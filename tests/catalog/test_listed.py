@@ -27,7 +27,7 @@ from tests.catalog.cards import chat_card, chat_facts, embedder_facts
 TODAY = date(2026, 11, 22)
 
 
-def test_every_line_is_a_model_of_a_known_task_with_a_schema_and_a_sentence() -> None:
+def test_every_listed_model_has_a_known_task_a_schema_and_a_description() -> None:
     models = listed_models()
     assert len(models) == len(LIST.read_text("utf-8").splitlines()) >= 112
     assert not models.keys() & builtin_models().keys()
@@ -53,7 +53,7 @@ def _price(row: dict[str, Any]) -> list[dict[str, Any]]:
     return next((item["value"] for item in row["properties"] if item["property_id"] == "price"), [])
 
 
-def test_what_is_over_names_a_model_that_is_not() -> None:
+def test_retired_models_have_a_successor_that_is_not_retired() -> None:
     models = listed_models()
     over = [model for model in models.values() if model.is_retired(TODAY)]
     assert len(over) >= 37
@@ -66,12 +66,12 @@ def test_what_is_over_names_a_model_that_is_not() -> None:
 @pytest.mark.parametrize(
     "words", ["Llama 2 of 7", "Llama 2 of 13", "Code Llama", "Mistral 7B", "Llama 4", "SDXL", "Whisper"]
 )
-def test_models_that_people_ask_for_are_there_today(words: str) -> None:
+def test_popular_models_are_listed(words: str) -> None:
     told = {"SDXL": "Stable Diffusion XL"}.get(words, words)
     assert any(told in model.description for model in listed_models().values() if not model.is_retired(TODAY))
 
 
-def test_the_list_keeps_what_is_ours_and_takes_facts_from_the_facts() -> None:
+def test_update_keeps_own_fields_and_takes_facts_from_the_file() -> None:
     own = {"name": "@cf/z/own", "task": "Translation", "description": "Own.", "schema": "translation"}
     listed = json.dumps({"name": "@cf/a/b", "description": "Ours."}) + "\n" + json.dumps(own) + "\n"
     facts = {
@@ -94,14 +94,14 @@ def test_the_list_keeps_what_is_ours_and_takes_facts_from_the_facts() -> None:
         written([facts | {"id": "@cf/n/w"}], text)
 
 
-def test_a_price_in_dollars_alone_is_charged_as_what_they_buy() -> None:
+def test_price_in_dollars_only_is_converted_to_neurons() -> None:
     clef = listed_models()["@cf/cloudflare/clef"]
     assert [(price.usd, price.neurons) for price in clef.prices] == [(0.24, None)]
     assert clef.neurons_per_million.input == Decimal("21818.181818")
     assert usd_per_million(clef.neurons_per_million.input) == 0.24
 
 
-def test_a_card_stands_for_the_listed_model_of_its_name() -> None:
+def test_published_card_replaces_the_listed_model() -> None:
     name = "@cf/meta/llama-3.2-1b-instruct"
     card = chat_card(name, description="Pulled.")
     registry = Registry(None, builtin_cards=[card], listed=listed_models())
@@ -115,16 +115,16 @@ def test_a_card_stands_for_the_listed_model_of_its_name() -> None:
     assert not hidden & {row["name"] for row in registry.search(include_deprecated=True).rows}
 
 
-def test_pulled_weights_are_told_of_as_the_list_tells() -> None:
+def test_pulled_model_gets_the_facts_of_the_listed_model() -> None:
     listed = listed_models()["@cf/qwen/qwen3-30b-a3b-fp8"]
     facts = facts_as_listed(chat_facts(listed.name), listed)
     assert (facts.description, facts.prices.input) == (listed.description, Decimal(4625))
     assert (facts.native_shape, facts.schema) == ("chat_completion", "openai_chat")
-    with pytest.raises(PublishError, match="of the task Text Generation"):
+    with pytest.raises(PublishError, match="a model for Text Generation"):
         facts_as_listed(embedder_facts(listed.name), listed)
 
 
-def test_authors_are_found_by_id_and_by_name() -> None:
+def test_authors_are_found_by_slug_and_by_name() -> None:
     rows = author_rows(["meta", "meta", "zai-org"], "")
     assert [(row["slug"], row["name"], row["description"]) for row in rows] == [
         ("meta", "Meta", "2 models in this catalog."),

@@ -20,11 +20,11 @@ def manifest(files: tuple[FileEntry, ...] = FILES) -> Manifest:
     return manifest_of(chat_facts(), "LlamaForCausalLM", files)
 
 
-def test_the_revision_does_not_depend_on_the_order_of_the_files() -> None:
+def test_revision_does_not_depend_on_the_order_of_files() -> None:
     assert len({manifest(order).revision for order in itertools.permutations(FILES)}) == 1
 
 
-def test_any_other_file_gives_another_revision() -> None:
+def test_changed_file_changes_the_revision() -> None:
     others = [
         (FileEntry("a.json", 2, "a" * 64), *FILES[1:]),
         (FileEntry("a.json", 1, "d" * 64), *FILES[1:]),
@@ -34,7 +34,7 @@ def test_any_other_file_gives_another_revision() -> None:
     assert len({manifest().revision, *(manifest(files).revision for files in others)}) == 5
 
 
-def test_a_manifest_is_read_only_under_its_own_revision() -> None:
+def test_manifest_is_rejected_under_another_revision() -> None:
     data = manifest().encode()
     assert decode_manifest(data, manifest().revision).encode() == data
     with pytest.raises(CardError):
@@ -46,19 +46,19 @@ def test_a_manifest_is_read_only_under_its_own_revision() -> None:
 @pytest.mark.parametrize(
     "path", ["../x", "a/../b", "/etc/passwd", "a//b", "", ".hidden", "a/.b", "a\\b", "a\nb", "a/b/c/d/e", "x" * 200]
 )
-def test_a_file_of_a_model_cannot_lie_outside_its_folder(path: str) -> None:
+def test_path_outside_the_folder_is_rejected(path: str) -> None:
     with pytest.raises(ValueError, match="path"):
         FileEntry(path, 1, "a" * 64)
     with pytest.raises(msgspec.ValidationError):
         msgspec.convert({"path": path, "size_bytes": 1, "sha256": "a" * 64}, FileEntry)
 
 
-def test_a_manifest_names_each_file_once() -> None:
+def test_duplicate_file_is_rejected() -> None:
     with pytest.raises(ValueError, match="twice"):
         manifest((FILES[0], FILES[0]))
 
 
-def test_a_file_is_intact_only_with_every_bit_in_place(tmp_path: Path) -> None:
+def test_changed_bit_is_detected(tmp_path: Path) -> None:
     file = tmp_path / "data"
     data = bytes(range(256)) * 16
     file.write_bytes(data)
@@ -75,11 +75,11 @@ def test_a_file_is_intact_only_with_every_bit_in_place(tmp_path: Path) -> None:
     assert not is_intact(file, entry)
 
 
-def test_a_name_never_forms_a_key() -> None:
+def test_object_store_key_never_contains_a_name() -> None:
     assert pointer_key("@cf/acme/chat").removeprefix("models/").removesuffix(".json").isalnum()
 
 
-def test_a_manifest_without_a_tool_parser_is_what_it_was_before_there_were_any() -> None:
+def test_optional_fields_without_a_value_are_not_encoded() -> None:
     assert b"tool_parser" not in manifest().encode()
     facts = chat_facts(capabilities=["function_calling"], tool_parser="hermes")
     named = manifest_of(facts, "LlamaForCausalLM", FILES)

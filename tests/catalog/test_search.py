@@ -28,7 +28,7 @@ def names(**query: Any) -> list[str]:
     return [row["name"].split("/")[2] for row in search_page(CARDS, SearchQuery(**query), TODAY).rows]
 
 
-def test_a_row_has_the_contracts_shape() -> None:
+def test_row_has_the_fields_of_the_contract() -> None:
     row = search_row(chat_card(prices={"input": 2457, "output": 18252}, capabilities=["function_calling"]))
     assert list(row) == ["id", "source", "name", "description", "task", "created_at", "tags", "properties"]
     assert str(uuid.UUID(row["id"])) == row["id"]
@@ -44,7 +44,7 @@ def test_a_row_has_the_contracts_shape() -> None:
     assert properties == {"context_window": "2048", "function_calling": "true"}
 
 
-def test_an_embedders_row_tells_its_dimensions_as_text() -> None:
+def test_row_of_an_embedding_model_has_its_dimensions_as_text() -> None:
     properties = {item["property_id"]: item["value"] for item in search_row(CARDS[2])["properties"]}
     assert properties.pop("price")[0]["unit"] == "per M input tokens"
     assert properties == {"max_input_tokens": "256", "output_dimensions": "384"}
@@ -72,12 +72,12 @@ def test_filters_and_pages(query: dict[str, Any], found: list[str]) -> None:
     assert names(**query) == found
 
 
-def test_a_page_says_how_many_there_are_in_all() -> None:
+def test_page_has_the_total_count() -> None:
     page = search_page(CARDS, SearchQuery(page=9, per_page=2), TODAY)
     assert (page.rows, page.total_count, page.page, page.per_page) == ([], 4, 9, 2)
 
 
-def test_the_registry_searches_what_it_holds() -> None:
+def test_registry_searches_its_models() -> None:
     registry = Registry(None, builtin_cards=CARDS[:3])
     assert registry.search(author="other").total_count == 1
     assert all(re.fullmatch(r"@(cf|hf)/.*", row["name"]) for row in registry.search().rows)

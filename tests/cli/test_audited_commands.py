@@ -1,4 +1,4 @@
-"""Every command that changes a platform leaves an entry in its audit; a new command has to say which it is."""
+"""Every command that changes a platform appends an audit entry. New commands are added to one of the tables below."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.catalog.cards import write_model_folder
 
 Hearth = Callable[..., Any]
 
-# Command -> its arguments, in which words in braces are what earlier commands told, and the actions it is to leave.
-ACTS: dict[str, tuple[str, list[str]]] = {
+# Command -> its arguments, with results of earlier commands in braces, and the actions of its audit entries.
+CHANGING: dict[str, tuple[str, list[str]]] = {
     "account create": ("acme", ["account.create"]),
     "account terms": ("{account} --plan free --limits account.calls=4", ["account.terms"]),
     "account region": ("{account} DE,eu", ["account.region"]),
@@ -39,7 +39,7 @@ ACTS: dict[str, tuple[str, list[str]]] = {
     "model alias": ("@cf/acme/other @cf/acme/chat", ["model.alias"]),
     "finetune publish": ("{adapter} --name cf-public-x --model @cf/hearth/spark", ["finetune.publish"]),
     "finetune remove": ("{finetune}", ["finetune.remove"]),
-    "service make": ("node/n1 --place fra", ["service_key.make"]),
+    "service make": ("node/n1 --pop fra", ["service_key.make"]),
     "service ensure": ("gateway/g9 node/n9@fra", ["service_key.make", "service_key.make"]),
     "service add": (
         f"node/n2 {'d75a980182b10ab7d54bfed3c964073a' + '0ee172f3daa62325af021a68f707511a'}",
@@ -49,18 +49,18 @@ ACTS: dict[str, tuple[str, list[str]]] = {
     "service revoke": ("--subject node/n1", ["service_subject.revoke"]),
     "service reinstate": ("node/n1", ["service_subject.reinstate"]),
 }
-# What only tells, or works on this machine alone.
-TELLS = {
-    "account list", "audit head", "audit list", "audit verify", "budget alerts", "budget list", "doctor", "evidence",
+# Commands that only read, or that change only this machine.
+READING = {
+    "account list", "audit head", "audit list", "audit verify", "budget alerts", "budget list", "doctor",
     "finetune list",
     "model list", "service issue", "service list", "settings", "token list", "usage", "user list", "worker dev",
 }  # fmt: skip
-# These are done where there is what they need: test_model.py, test_quantize.py, below, and test_up.py.
-ELSEWHERE = {"model pull", "model quantize", "migrate", "up"}
+# Tested in test_model.py, test_quantize.py, test_up.py and below.
+TESTED_ELSEWHERE = {"model pull", "model quantize", "migrate", "up"}
 
 
 def entries(database: Path) -> list[tuple[str, str, str, str]]:
-    """Who, action, subject and detail of every entry, in the chain's order."""
+    """Return actor, action, subject and detail of every entry, in chain order."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         query = "SELECT who, action, subject_id, detail FROM audit_entries ORDER BY sequence"
         return list(connection.execute(query))
@@ -74,13 +74,13 @@ def commands(group: Any, before: str = "") -> Iterator[str]:
             yield before + name
 
 
-def test_every_command_is_known_to_act_or_to_tell():
-    known = [*ACTS, *TELLS, *ELSEWHERE]
+def test_every_command_is_listed_as_changing_or_reading():
+    known = [*CHANGING, *READING, *TESTED_ELSEWHERE]
     assert sorted(commands(typer.main.get_command(main.app))) == sorted(known)
 
 
 @pytest.mark.full
-def test_every_command_that_acts_leaves_an_entry(
+def test_every_changing_command_appends_its_audit_entries(
     hearth: Hearth, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("OBJECTS_URL", f"file://{tmp_path}/objects")
@@ -88,19 +88,19 @@ def test_every_command_that_acts_leaves_an_entry(
     adapter.mkdir()
     (adapter / "adapter_config.json").write_bytes(config_bytes())
     (adapter / "adapter_model.safetensors").write_bytes(weights_bytes(modules=spark_modules()))
-    told = {"folder": str(write_model_folder(tmp_path / "model")), "adapter": str(adapter)}
+    results = {"folder": str(write_model_folder(tmp_path / "model")), "adapter": str(adapter)}
     before = entries(data / "hearth.db")
-    for command, (arguments, actions) in ACTS.items():
-        made = hearth(*command.split(), *arguments.format(**told).split())
+    for command, (arguments, actions) in CHANGING.items():
+        result = hearth(*command.split(), *arguments.format(**results).split())
         after = entries(data / "hearth.db")
         new = after[len(before) :]
         assert [action for _, action, _, _ in new] == actions, command
         assert {who for who, _, _, _ in new} == {"cli"}, command
         before = after
         if command.endswith(" create"):
-            told[command.split()[0]] = made.get("api_token_id") or made.get("account_id") or ""
+            results[command.split()[0]] = result.get("api_token_id") or result.get("account_id") or ""
         if command == "finetune publish":
-            told["finetune"] = made["id"]
+            results["finetune"] = result["id"]
     assert hearth("audit", "verify")["entries"] == len(before)
     platform = {row["action"]: row for row in hearth("audit", "list")}
     assert platform["model.alias"]["detail"] == "@cf/acme/other -> @cf/acme/chat"
@@ -109,7 +109,7 @@ def test_every_command_that_acts_leaves_an_entry(
     assert hearth("audit", "list", "--limit", "1")[0]["action"] == "model.alias_removed"
 
 
-def test_what_is_refused_leaves_none(hearth: Hearth, data: Path):
+def test_failed_command_appends_no_entry(hearth: Hearth, data: Path):
     before = entries(data / "hearth.db")
     for arguments in (
         ("account", "block", "f" * 32),
@@ -123,7 +123,7 @@ def test_what_is_refused_leaves_none(hearth: Hearth, data: Path):
 
 
 @pytest.mark.full
-def test_a_migration_is_an_act_and_one_that_changes_nothing_is_none(
+def test_migration_appends_an_entry_only_if_the_schema_changes(
     hearth: Hearth, data: Path, monkeypatch: pytest.MonkeyPatch
 ):
     (data / "hearth.db").unlink()

@@ -39,23 +39,23 @@ def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.err
 
 
-def test_one_is_published_for_all_listed_and_removed(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_fine_tune_is_published_listed_and_removed(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     asked = ("publish", str(folder), "--name", "cf-public-magicoder", "--model", SPARK)
     made = printed(capsys, *asked)
     assert (made["account"], made["public"], made["is_complete"], made["model"]) == ("", True, True, SPARK)
-    assert "that of another finetune" in failed(capsys, *asked)
+    assert "already used by another fine-tune" in failed(capsys, *asked)
     assert [row["id"] for row in printed(capsys, "list")] == [made["id"]]
     assert printed(capsys, "list", "--account", "0" * 32) == []
     assert printed(capsys, "remove", made["id"])["name"] == "cf-public-magicoder"
-    assert "no finetune has the id" in failed(capsys, "remove", made["id"])
+    assert "there is no fine-tune" in failed(capsys, "remove", made["id"])
     assert run(["finetune", "list"]) == 0
-    assert capsys.readouterr().out == "no finetunes\n"
+    assert capsys.readouterr().out == "no fine-tunes\n"
 
 
 def test_what_cannot_be_served_is_named_and_leaves_nothing(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     asked = ("publish", str(folder), "--name", "style", "--model")
-    assert "there is no model @cf/acme/none here" in failed(capsys, *asked, "@cf/acme/none")
-    assert "takes no finetunes" in failed(capsys, *asked, "@cf/hearth/minilm")
+    assert "there is no model @cf/acme/none" in failed(capsys, *asked, "@cf/acme/none")
+    assert "does not support fine-tunes" in failed(capsys, *asked, "@cf/hearth/minilm")
     assert "'/name' must be" in failed(capsys, "publish", str(folder), "--name", "../x", "--model", SPARK)
     (folder / "adapter_config.json").write_bytes(config_bytes(use_dora=True))
     assert "use_dora" in failed(capsys, *asked, SPARK)

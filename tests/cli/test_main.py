@@ -1,5 +1,7 @@
+import contextlib
 import json
 import os
+import pty
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,30 +11,33 @@ from typing import Any
 import pytest
 
 from cli import main
-from cli.data_dir import DataDir
+from cli.settings import settings_lines
 from engine.kernels.native.library import library_path
+from local_platform.data_dir import DataDir
+from local_platform.process_settings import ProcessName, settings_class
+from telemetry.settings import describe
 
 HEAVY = ("sqlalchemy", "alembic", "redis", "torch", "numpy", "boto3", "httpx", "jsonschema_rs", "starlette", "pydantic")
 
 
-def test_the_help_of_every_command_loads_nothing_heavy():
-    """What makes `hearth --help` fast, stated as what it imports: a figure in seconds depends on the machine."""
+def test_importing_the_command_imports_no_heavy_library():
+    """This is what makes `hearth --help` fast. Seconds would depend on the machine."""
     script = f"import sys, cli.main; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
-def test_every_noun_is_there(capsys: pytest.CaptureFixture[str]):
+def test_help_lists_the_commands(capsys: pytest.CaptureFixture[str]):
     assert main.run(["--help"]) == 0
     out = capsys.readouterr().out
-    for noun in ("up", "account", "token", "model", "usage", "doctor", "settings", "migrate"):
-        assert f" {noun} " in out
+    for name in ("up", "account", "token", "model", "usage", "doctor", "settings", "migrate"):
+        assert f" {name} " in out
 
 
 @pytest.mark.parametrize(
     "arguments", [["nonsense"], ["account", "nonsense"], ["account", "create"], ["up", "--port", "70000"], ["--nope"]]
 )
-def test_a_command_line_that_cannot_be_read_is_one_line_and_status_2(
+def test_invalid_command_line_prints_one_line_and_exits_with_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ):
     assert main.run(arguments) == 2
@@ -43,12 +48,12 @@ def test_a_command_line_that_cannot_be_read_is_one_line_and_status_2(
 
 
 @pytest.mark.parametrize("arguments", [[], ["account"]])
-def test_a_noun_without_a_verb_shows_what_there_is(arguments: list[str], capsys: pytest.CaptureFixture[str]):
+def test_command_group_without_a_command_prints_its_help(arguments: list[str], capsys: pytest.CaptureFixture[str]):
     assert main.run(arguments) == 2
     assert "Usage: hearth" in "".join(capsys.readouterr())
 
 
-def test_where_no_platform_is_commands_say_how_to_get_one(
+def test_without_a_platform_the_error_names_hearth_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.delenv("DATABASE_URL", raising=False)
@@ -56,7 +61,7 @@ def test_where_no_platform_is_commands_say_how_to_get_one(
     assert "hearth up" in capsys.readouterr().err
 
 
-def test_a_database_without_tables_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_database_without_tables_is_an_error_naming_hearth_migrate(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     data_dir = DataDir(tmp_path / "x")
     data_dir.create()
     data_dir.ensure_secrets()
@@ -67,7 +72,7 @@ def test_a_database_without_tables_is_said(tmp_path: Path, capsys: pytest.Captur
 
 
 @pytest.mark.parametrize("url", ["nonsense://x", "sqlite://relative", "postgresql://u:hunter2@127.0.0.1:1/x"])
-def test_a_database_that_cannot_be_reached_is_one_line_without_its_password(
+def test_unreachable_database_is_one_line_without_its_password(
     url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("DATABASE_URL", url)
@@ -78,7 +83,7 @@ def test_a_database_that_cannot_be_reached_is_one_line_without_its_password(
     assert "hunter2" not in err
 
 
-def test_the_environment_s_platform_is_used_unless_a_folder_is_named(
+def test_data_option_takes_precedence_over_the_environment(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setenv("DATABASE_URL", f"sqlite://{tmp_path}/other.db")
@@ -92,22 +97,22 @@ def test_the_environment_s_platform_is_used_unless_a_folder_is_named(
     assert "here " not in listed.replace("there", "")
 
 
-def test_migrating_twice_changes_nothing(hearth: Callable[..., Any]):
+def test_second_migration_changes_nothing(hearth: Callable[..., Any]):
     done = hearth("migrate")
     assert done["before"] == done["revision"]
 
 
-def test_a_platform_that_is_not_up_has_no_settings(hearth: Callable[..., Any]):
-    assert "is not up" in hearth("settings", status=1)
+def test_settings_of_a_stopped_platform_is_an_error(hearth: Callable[..., Any]):
+    assert "is not running" in hearth("settings", status=1)
 
 
-def test_settings_of_a_running_platform_are_those_of_each_of_its_processes(hearth: Callable[..., Any], data: Path):
+def test_settings_of_a_running_platform_are_listed_by_process(hearth: Callable[..., Any], data: Path):
     keys = {"HEARTH_SERVICE_KEYS": str(data / "keys")}
-    own = {
+    environs = {
         "gateway": {"HEARTH_PORT": "9000", **keys},
         "lis-1": {"HEARTH_NODE_LISTEN": "unix:///x", "HEARTH_POP": "lis", **keys},
     }
-    DataDir(data).write_dev({"redis_url": "unix:///redis", "settings": own})
+    DataDir(data).write_dev({"redis_url": "unix:///redis", "settings": environs})
     rows = {(row["process"], row["setting"]): row for row in hearth("settings")}
     assert rows["gateway", "HEARTH_PORT"]["value"] == "9000"
     assert rows["gateway", "HEARTH_PORT"]["source"] == "set"
@@ -116,7 +121,7 @@ def test_settings_of_a_running_platform_are_those_of_each_of_its_processes(heart
     assert rows["lis-1", "HEARTH_POP"]["value"] == "lis"
 
 
-def test_settings_of_a_deployment_are_those_of_its_environment(
+def test_settings_of_a_deployment_are_read_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
     environ = {
@@ -137,27 +142,59 @@ def test_settings_of_a_deployment_are_those_of_its_environment(
     assert "hunter2" not in out
     assert "0101" not in out
     assert "9000" in out
+    assert_readable_at_80_columns()
     monkeypatch.setenv("HEARTH_PORT", "many")
     assert main.run(["settings", "gateway"]) == 1
     assert "HEARTH_PORT='many'" in capsys.readouterr().err
 
 
-def test_doctor_says_what_is_there_and_fails_only_for_what_is_broken(
-    hearth: Callable[..., Any], data: Path, capsys: pytest.CaptureFixture[str]
-):
+def assert_readable_at_80_columns() -> None:
+    """Run `hearth settings` on a terminal of 80 columns: one complete line for each setting."""
+    terminal, device = pty.openpty()
+    environ = {**os.environ, "COLUMNS": "80"}
+    process = subprocess.Popen([sys.executable, "-m", "cli.main", "settings"], stdout=device, env=environ)
+    os.close(device)
+    output = bytearray()
+    with contextlib.suppress(OSError):  # reading fails with EIO after the process has closed the terminal
+        while piece := os.read(terminal, 1 << 16):
+            output += piece
+    os.close(terminal)
+    assert process.wait(60) == 0
+    lines = output.decode().splitlines()
+    assert max(map(len, lines)) <= 80
+    infos = [info for process in ProcessName for info in describe(settings_class(process))]
+    names = [line[2:].split()[0] for line in lines if line[:2] in ("* ", "  ")]
+    assert names == [info.env for info in infos]
+    assert "* HEARTH_PORT" in output.decode()
+    (port,) = [line for line in lines if "HEARTH_PORT " in line]
+    assert port.split()[2] == "9000"
+
+
+def test_settings_lines_are_cut_to_the_width_and_complete_without_one():
+    row = {"process": "node", "setting": "HEARTH_X", "value": 1, "source": "default", "help": "word " * 40}
+    heading, line = settings_lines([row], 80)
+    assert heading.startswith("node")
+    assert len(line) == 80
+    assert line.endswith("…")
+    assert settings_lines([row], None)[1].endswith(row["help"].rstrip())
+    long_value = settings_lines([row | {"value": "v" * 60}], 80)[1]
+    assert long_value.endswith("v" * 60)
+
+
+def test_doctor_fails_only_for_broken_parts(hearth: Callable[..., Any], data: Path, capsys: pytest.CaptureFixture[str]):
     checks = {check["name"]: check for check in hearth("doctor")}
     assert checks["kernels"]["result"] == ("ok" if library_path().exists() else "absent")
     assert checks["database"]["result"] == "ok"
     assert checks["objects"]["result"] == "ok"
     assert checks["redis"]["result"] == "absent"
     assert "cores" in checks["cpu"]["detail"]
-    (data / "hearth.db").write_bytes(b"this is no database, but it is long enough to be read as one" * 100)
+    (data / "hearth.db").write_bytes(b"this is not a database, but it is long enough to be read as one" * 100)
     assert main.run(["doctor", "--data", str(data), "--json"]) == 1
     checks = {check["name"]: check for check in json.loads(capsys.readouterr().out)}
     assert checks["database"]["result"] == "failed"
 
 
-def test_output_cut_short_by_its_reader_is_no_traceback(data: Path):
+def test_closed_output_pipe_causes_no_traceback(data: Path):
     script = "import sys; from cli.main import run; sys.exit(run(sys.argv[1:]))"
     read, write = os.pipe()
     os.close(read)

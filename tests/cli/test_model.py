@@ -48,7 +48,7 @@ def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return captured.err
 
 
-def test_built_in_models_are_listed_from_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+def test_built_in_models_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     rows = {row["name"]: row for row in printed(capsys, "list")}
     assert rows.keys() == builtin_models().keys()
     assert rows[MINILM]["source"] == "builtin"
@@ -56,9 +56,7 @@ def test_built_in_models_are_listed_from_the_start(capsys: pytest.CaptureFixture
     assert MINILM in capsys.readouterr().out
 
 
-def test_a_published_folder_is_listed_and_found_by_search_and_task(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_published_model_is_found_by_search_and_task(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path / "model")
     row = printed(capsys, "publish", str(folder), "--name", "@cf/acme/chat")
     assert (row["name"], row["source"], row["context_window"]) == ("@cf/acme/chat", "published", 1024)
@@ -66,7 +64,7 @@ def test_a_published_folder_is_listed_and_found_by_search_and_task(
     assert [found["name"] for found in printed(capsys, "list", "--task", "Text Embeddings")] == [MINILM]
 
 
-def test_a_published_model_can_do_what_its_files_show(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_capabilities_are_derived_from_the_files(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path / "model")
     assert printed(capsys, "publish", str(folder), "--name", "@cf/acme/chat")["capabilities"] == FREE
     for name in ("tokenizer.json", "tokenizer_config.json"):
@@ -75,9 +73,7 @@ def test_a_published_model_can_do_what_its_files_show(capsys: pytest.CaptureFixt
     assert row["capabilities"] == ["function_calling", *FREE]
 
 
-def test_a_card_says_what_the_files_do_not_and_a_name_wins_over_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_card_is_used_and_the_name_option_takes_precedence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = write_model_folder(tmp_path / "model")
     card = tmp_path / "card.toml"
     card.write_text(CARD)
@@ -87,7 +83,7 @@ def test_a_card_says_what_the_files_do_not_and_a_name_wins_over_it(
     assert row["name"] == "@cf/acme/renamed"
 
 
-def test_an_alias_is_listed_with_the_model_behind_it_until_it_is_removed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_alias_is_listed_with_its_model(capsys: pytest.CaptureFixture[str]) -> None:
     alias = {"name": "@cf/baai/bge-small-en-v1.5", "alias_of": MINILM}
     assert printed(capsys, "alias", alias["name"], MINILM) == alias
     assert alias.items() <= {row["name"]: row for row in printed(capsys, "list")}[alias["name"]].items()
@@ -95,7 +91,7 @@ def test_an_alias_is_listed_with_the_model_behind_it_until_it_is_removed(capsys:
     assert len(printed(capsys, "list")) == len(builtin_models())
 
 
-def test_a_pull_ends_in_a_published_model_and_tells_its_progress_as_json(
+def test_pull_publishes_the_model_and_prints_progress_as_json(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staging = tmp_path / "staging"
@@ -115,7 +111,7 @@ def test_a_pull_ends_in_a_published_model_and_tells_its_progress_as_json(
     assert (entry["action"], entry["subject_id"]) == ("model.publish", row["revision"])
 
 
-def test_a_listed_model_is_pulled_by_its_id_and_told_of_as_listed(
+def test_listed_model_is_pulled_by_its_id(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "@cf/meta/llama-3.2-1b-instruct"
@@ -130,7 +126,7 @@ def test_a_listed_model_is_pulled_by_its_id_and_told_of_as_listed(
     assert "no repository is known" in failed(capsys, "pull", "@cf/zai-org/glm-5.3")
 
 
-def test_every_failure_is_one_line_that_says_why(
+def test_failure_is_one_line_with_the_reason(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_model_folder(tmp_path / "model")

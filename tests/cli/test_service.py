@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cli import main
-from cli.evidence import service_keys
 from cli.target import Target
+from scripts.evidence import service_keys
 from service_identity.key_ring import read_ring
 from service_identity.service_identity import ServiceIdentity
 
@@ -46,36 +46,36 @@ def identity(ring: Path, subject: str) -> ServiceIdentity:
     return ServiceIdentity(ring, folder, subject.split("/")[0])  # type: ignore[arg-type]
 
 
-def test_the_life_of_a_service_key(service: Hearth, ring: Path):
+def test_service_key_is_created_used_rotated_revoked_and_reinstated(service: Hearth, ring: Path):
     """Made, used, rotated, used on, revoked, let back in. That the audit tells of it: test_audited_commands.py."""
-    made = service("make", "node/n1", "--place", "fra")
+    made = service("make", "node/n1", "--pop", "fra")
     private = Path(made["private_key"])
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
     service("make", "operator/ann")
     node = identity(ring, "node/n1")
     first = service("issue", "operator/ann", "--to", "node/n1")["token"]
-    assert node.judge_once(first, {"operator"}) is not None
+    assert node.verify_once(first, {"operator"}) is not None
     rotated = service("rotate", "node/n1", "--overlap", "10m")
     rows = {row["kid"]: row for row in service("list")}
     assert {rows[made["kid"]]["status"], rows[rotated["kid"]]["status"]} == {"active"}
-    assert rows[rotated["kid"]]["place"] == "fra"
+    assert rows[rotated["kid"]]["pop"] == "fra"
     assert rows[made["kid"]]["not_after"] < rows[rotated["kid"]]["not_after"]
     second = service("issue", "operator/ann", "--to", "node/n1", "--life", "10m")["token"]
     service("revoke", "--subject", "operator/ann")
-    assert identity(ring, "node/n1").judge_once(second, {"operator"}) is None
+    assert identity(ring, "node/n1").verify_once(second, {"operator"}) is None
     assert "revoked" in service("make", "operator/ann", status=2)
     service("reinstate", "operator/ann")
-    assert "no key here that is good" in service("issue", "operator/ann", "--to", "node/n1", status=1)
+    assert "no valid private key" in service("issue", "operator/ann", "--to", "node/n1", status=1)
     service("make", "operator/ann")
     third = service("issue", "operator/ann", "--to", "node/n1")["token"]
-    assert identity(ring, "node/n1").judge_once(third, {"operator"}) is not None
+    assert identity(ring, "node/n1").verify_once(third, {"operator"}) is not None
     service("revoke", "--key", rotated["kid"])
     service("revoke", "--token", "ab" * 16)
     assert "ab" * 16 in read_ring(ring).ring.revoked_tokens
     assert {row["kid"]: row["status"] for row in service("list")}[rotated["kid"]] == "revoked"
 
 
-def test_keys_are_made_by_the_first_start_and_left_alone_by_the_next(service: Hearth, ring: Path):
+def test_ensure_creates_missing_keys_and_leaves_existing_ones(service: Hearth, ring: Path):
     first = service("ensure", "gateway/g", "node/n1@fra")
     assert [row["is_new"] for row in first] == [True, True]
     assert [row["is_new"] for row in service("ensure", "gateway/g", "node/n1@fra")] == [False, False]
@@ -91,14 +91,14 @@ def test_keys_are_made_by_the_first_start_and_left_alone_by_the_next(service: He
     assert "node/NAME" in service("ensure", "n1", status=1)
 
 
-def test_a_key_that_ends_within_a_month_is_renewed(service: Hearth):
+def test_key_that_expires_within_a_month_is_renewed(service: Hearth):
     service("make", "node/n1", "--days", "29")
     assert service("ensure", "node/n1")[0]["is_new"]
     service("make", "node/n2", "--days", "31")
     assert not service("ensure", "node/n2")[0]["is_new"]
 
 
-def test_a_key_made_elsewhere_is_taken_by_its_public_half(service: Hearth, ring: Path, tmp_path: Path):
+def test_key_of_another_machine_is_added_by_its_public_key(service: Hearth, ring: Path, tmp_path: Path):
     made = service("make", "gateway/g2")
     near = tmp_path / "near.json"
     assert main.run(["service", "add", "gateway/g2", made["public"], "--ring", str(near), "--json"]) == 0
@@ -119,7 +119,7 @@ def test_no_command_prints_a_private_key(service: Hearth, ring: Path, capsys: An
     ("arguments", "says"),
     [
         (["make", "n1"], "node/NAME"),
-        (["make", "gateway/g", "--place", "fra"], "only a node"),
+        (["make", "gateway/g", "--pop", "fra"], "only a node"),
         (["make", "node/../../x"], "node/NAME"),
         (["add", "node/n1", "abc"], "64 hexadecimal"),
         (["add", "node/n1", "zz" * 32], "64 hexadecimal"),
@@ -138,16 +138,16 @@ def test_what_makes_no_sense_is_refused(service: Hearth, arguments: list[str], s
     assert says in service(*arguments, status=2)
 
 
-def test_the_evidence_holds_the_inventory(service: Hearth, ring: Path):
+def test_evidence_pack_has_the_inventory_of_service_keys(service: Hearth, ring: Path):
     assert service_keys(Target({"HEARTH_SERVICE_RING": str(ring)}, None)) == {}
-    made = service("make", "node/n1", "--place", "fra")
+    made = service("make", "node/n1", "--pop", "fra")
     service("revoke", "--key", made["kid"])
     text = service_keys(Target({"HEARTH_SERVICE_RING": str(ring)}, None))["service_keys.csv"]
     (row,) = csv.DictReader(text.splitlines())
-    assert (row["kid"], row["subject"], row["place"], row["status"]) == (made["kid"], "node/n1", "fra", "revoked")
+    assert (row["kid"], row["subject"], row["pop"], row["status"]) == (made["kid"], "node/n1", "fra", "revoked")
 
 
-def test_a_damaged_ring_is_left_alone(service: Hearth, ring: Path):
+def test_damaged_ring_is_not_changed(service: Hearth, ring: Path):
     service("make", "node/n1")
     ring.write_text("{}")
     assert "not a ring" in service("make", "node/n2", status=1)

@@ -1,4 +1,4 @@
-"""`hearth up` as a person runs it: a real process, real stores, a real model, the printed calls as they are."""
+"""`hearth up` as a real process, with real stores and a real model; the printed commands are executed unchanged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli.embedded import CHAT_MODEL
+from local_platform.platform import CHAT_MODEL
 from tests.ports import free_port
 from tests.processes import is_running
 from tests.waiting import wait_until_blocking
@@ -27,7 +27,7 @@ START_DEADLINE_S = 90.0
 
 
 class Up:
-    """One `hearth up` process on a folder of its own."""
+    """One `hearth up` process with its own data directory."""
 
     def __init__(self, data: Path, *options: str, **environ: str) -> None:
         self.data = data
@@ -35,7 +35,7 @@ class Up:
         self._out = data.with_suffix(".out")
         self._err = data.with_suffix(".err")
         command = [sys.executable, "-m", "cli.main", "up", "--data", str(data), "--port", str(self.port), *options]
-        # Only the chat model is loaded at start: the other one takes most of two cores for seconds.
+        # Only the chat model is loaded at start: loading the embedding model occupies two cores for seconds.
         environ = {**os.environ, "HEARTH_NODE_MODELS": CHAT_MODEL, **environ}
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(command, stdout=out, stderr=err, env=environ)
@@ -64,7 +64,7 @@ class Up:
         pids = self.dev["pids"]
         return [pids["redis"], pids["gateway"], *pids["nodes"].values()]
 
-    def end(self, number: int = signal.SIGTERM) -> int:
+    def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)
         return self.process.wait(timeout=90)
 
@@ -77,22 +77,22 @@ class Up:
 
 @pytest.fixture(scope="module")
 def folder() -> Iterator[Path]:
-    """A folder whose path is short enough for sockets."""
+    """A folder whose path is short enough for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="hearth-up-") as name:
         yield Path(name)
 
 
 @pytest.fixture(scope="module")
 def running(folder: Path) -> Iterator[Up]:
-    """A platform that the tests of this module use and leave as it was."""
+    """A platform shared by the tests of this module."""
     up = Up(folder / "shared", "--nodes", "2").wait_ready()
     yield up
     if up.process.poll() is None:
-        up.end()
+        up.stop()
 
 
 def descendants(pid: int) -> set[int]:
-    """Every living process below `pid`."""
+    """Return the ids of all live descendants of a process."""
     found: set[int] = set()
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
@@ -101,13 +101,13 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
-def paste(text: str, start: str) -> str:
-    """What a shell prints for the command in `text` that begins with `start`."""
+def run_in_shell(text: str, start: str) -> str:
+    """Run the command in `text` that begins with `start`, and return its output."""
     command = text[text.index(start) :].split("\n\n")[0]
     return subprocess.run(["sh", "-c", command], capture_output=True, check=True).stdout.decode()
 
 
-def test_dev_json_says_how_to_reach_the_platform_and_only_its_owner_can_read_it(running: Up):
+def test_dev_json_describes_the_platform_and_has_mode_0600(running: Up):
     dev = running.dev
     assert dev["base_url"] == f"http://127.0.0.1:{running.port}/client/v4"
     assert len(dev["account_id"]) == 32
@@ -120,31 +120,32 @@ def test_dev_json_says_how_to_reach_the_platform_and_only_its_owner_can_read_it(
     assert (running.data / "secrets.json").stat().st_mode & 0o777 == 0o600
 
 
-def test_no_process_holds_a_secret_that_it_does_not_need(running: Up):
-    def held(pid: int) -> set[str]:
+def test_processes_receive_only_the_secrets_they_need(running: Up):
+    def secrets_of(pid: int) -> set[str]:
         names = {entry.partition(b"=")[0].decode() for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")}
         return names & {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_SERVICE_KEYS"}
 
     pids = running.dev["pids"]
-    assert held(pids["gateway"]) == {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_SERVICE_KEYS"}
-    assert [held(pid) for pid in pids["nodes"].values()] == [{"HEARTH_SERVICE_KEYS"}] * 2
+    assert secrets_of(pids["gateway"]) == {"HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET", "HEARTH_SERVICE_KEYS"}
+    assert [secrets_of(pid) for pid in pids["nodes"].values()] == [{"HEARTH_SERVICE_KEYS"}] * 2
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed; the same calls are made without it")
-def test_the_printed_calls_answer_as_they_are(running: Up):
-    answer = json.loads(paste(running.out, "curl http"))
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_printed_commands_work_unchanged(running: Up):
+    answer = json.loads(run_in_shell(running.out, "curl http"))
     assert answer["success"]
     assert answer["result"]["usage"]["completion_tokens"] > 0
-    events = [line for line in paste(running.out, "curl -N").splitlines() if line]
+    events = [line for line in run_in_shell(running.out, "curl -N").splitlines() if line]
     assert events[-1] == "data: [DONE]"
     assert all("response" in json.loads(event.removeprefix("data: ")) for event in events[:-1])
 
 
-def test_the_readme_s_programs_run_as_they_are(running: Up):
-    """Only the port is another one; account and token come from the environment, as the README has it."""
-    readme = (Path(__file__).parent.parent.parent / "README.md").read_text()
-    programs = [block.split("```")[0] for block in readme.split("```python\n")[1:]]
-    assert len(programs) == 3
+@pytest.mark.parametrize("page", ["README.md", "docs/openai.md"])
+def test_python_examples_run_unmodified(running: Up, page: str):
+    """Only the port is replaced. Account and token come from the environment, as the page says."""
+    text = (Path(__file__).parent.parent.parent / page).read_text()
+    programs = [block.split("```")[0] for block in text.split("```python\n")[1:]]
+    assert len(programs) == 2
     environ = {**os.environ, "ACCOUNT": running.dev["account_id"], "TOKEN": running.dev["api_token"]}
     for program in programs:
         assert "127.0.0.1:8787" in program
@@ -157,10 +158,15 @@ def test_the_readme_s_programs_run_as_they_are(running: Up):
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 @pytest.mark.parametrize(
     "page",
-    ["api", "structured_output", *(pytest.param(page, marks=pytest.mark.full) for page in ("batches", "usage"))],
+    [
+        "api",
+        "openai",
+        "structured_output",
+        *(pytest.param(page, marks=pytest.mark.full) for page in ("batches", "usage")),
+    ],
 )
-def test_a_page_s_commands_run_as_they_are(running: Up, page: str, tmp_path: Path):
-    """All of one page in one shell, at the top of a checkout that has made its environment and its data."""
+def test_commands_in_the_docs_work_unchanged(running: Up, page: str, tmp_path: Path):
+    """Runs all commands of a page in one shell, in the root of a checkout with a virtual environment and a platform."""
     text = (Path(__file__).parent.parent.parent / "docs" / f"{page}.md").read_text()
     commands = "".join(block.split("```")[0] for block in text.split("```sh\n")[1:])
     assert "127.0.0.1:8787" in commands
@@ -177,13 +183,30 @@ def test_a_page_s_commands_run_as_they_are(running: Up, page: str, tmp_path: Pat
     assert not {'"success":false', '"type":"error"', '"error":{'} & set(answers), done.stdout
 
 
-def test_the_platform_answers(running: Up):
+def test_platform_answers(running: Up):
     answer = running.ask("Hello!")
     assert answer.status_code == 200
     assert answer.json()["success"]
 
 
-def test_a_second_start_on_the_folder_says_who_has_it_and_harms_nothing(running: Up):
+def test_printed_token_reads_account_and_user_and_the_admin_token_changes_the_account(running: Up):
+    """These are the requests of `wrangler whoami` and of clients' account pages."""
+    dev = running.dev
+    with httpx.Client(headers={"Authorization": f"Bearer {dev['api_token']}"}, timeout=30) as client:
+        base, account = dev["base_url"], f"{dev['base_url']}/accounts/{dev['account_id']}"
+        urls = [f"{base}/user", f"{base}/user/tokens/verify", f"{base}/user/tokens", f"{base}/memberships"]
+        urls += [f"{base}/accounts", account, f"{account}/ai/usage"]
+        assert {url: client.get(url).status_code for url in urls} == dict.fromkeys(urls, 200)
+        assert client.put(account, json={"name": "renamed"}).status_code == 403
+    assert f"hearth token create --admin --data {running.data}" in running.out
+    command = [sys.executable, "-m", "cli.main", "token", "create", "--admin", "--json", "--data", str(running.data)]
+    admin = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)["secret"]
+    with httpx.Client(headers={"Authorization": f"Bearer {admin}"}, timeout=30) as client:
+        assert client.put(account, json={"name": "renamed"}).status_code == 200
+        assert client.get(f"{account}/tokens").status_code == 200
+
+
+def test_second_start_in_the_same_directory_fails_with_pid_and_url(running: Up):
     second = subprocess.run(
         [sys.executable, "-m", "cli.main", "up", "--data", str(running.data)],
         capture_output=True,
@@ -197,7 +220,7 @@ def test_a_second_start_on_the_folder_says_who_has_it_and_harms_nothing(running:
     assert running.ask("Hello!").status_code == 200
 
 
-def test_a_port_in_use_is_one_line_and_nothing_is_started(running: Up, folder: Path):
+def test_port_in_use_fails_with_one_line(running: Up, folder: Path):
     command = [sys.executable, "-m", "cli.main", "up", "--data", str(folder / "other"), "--port", str(running.port)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90)
     assert done.returncode == 1
@@ -205,15 +228,15 @@ def test_a_port_in_use_is_one_line_and_nothing_is_started(running: Up, folder: P
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_a_setting_that_cannot_work_ends_the_start_with_a_line_that_names_it(folder: Path):
+def test_invalid_setting_fails_with_a_line_that_names_the_setting(folder: Path):
     up = Up(folder / "bad", HEARTH_NODE_THREADS="many")
-    assert up.process.wait(timeout=90) == 2  # as for an option that cannot work
+    assert up.process.wait(timeout=90) == 2  # as for an invalid option
     assert "HEARTH_NODE_THREADS='many'" in up.err
     assert "Traceback" not in up.err
     assert not (up.data / "dev.json").exists()
 
 
-def test_a_model_that_no_node_can_find_ends_the_start_with_a_line_that_says_so(folder: Path):
+def test_unknown_model_fails_with_a_line_that_names_the_model(folder: Path):
     up = Up(folder / "unknown", HEARTH_NODE_MODELS="@cf/acme/none")
     assert up.process.wait(timeout=90) == 1
     (line,) = [line for line in up.err.splitlines() if "cannot load" in line]
@@ -222,7 +245,7 @@ def test_a_model_that_no_node_can_find_ends_the_start_with_a_line_that_says_so(f
 
 
 @pytest.mark.parametrize("index", [0, 1, 2], ids=["redis", "gateway", "node"])
-def test_whichever_child_is_killed_the_platform_comes_back(running: Up, index: int):
+def test_killed_child_process_is_restarted(running: Up, index: int):
     before = running.pids()[index]
     os.kill(before, signal.SIGKILL)
     wait_until_blocking(lambda: running.pids()[index] not in (None, before))
@@ -236,39 +259,39 @@ def answers(up: Up) -> bool:
         return False
 
 
-def test_sigterm_drains_and_leaves_no_process_behind_and_the_next_start_finds_its_account(folder: Path):
+def test_sigterm_stops_all_processes_and_the_next_start_has_the_same_account(folder: Path):
     first = Up(folder / "again").wait_ready()
     account = (first.dev["account_id"], first.dev["api_token"])
     children = descendants(first.process.pid)
     assert len(children) >= 4  # redis-server, gateway, node, and the node's own
-    assert first.end() == 0
+    assert first.stop() == 0
     wait_until_blocking(lambda: not [pid for pid in children if is_running(pid)])
     assert not (first.data / "dev.json").exists()
 
     second = Up(first.data).wait_ready()
     assert (second.dev["account_id"], second.dev["api_token"]) == account
     assert second.ask("Hello!").status_code == 200
-    assert second.end(signal.SIGINT) == 0
+    assert second.stop(signal.SIGINT) == 0
 
 
 @pytest.mark.full
-def test_a_killed_platform_takes_its_children_with_it_and_what_it_left_does_no_harm(folder: Path):
+def test_children_of_a_killed_platform_are_killed_and_it_can_be_started_again(folder: Path):
     first = Up(folder / "killed").wait_ready()
     children = descendants(first.process.pid)
-    first.end(signal.SIGKILL)
+    first.stop(signal.SIGKILL)
     wait_until_blocking(lambda: not [pid for pid in children if is_running(pid)])
     assert (first.data / "dev.json").exists()
 
     second = Up(first.data).wait_ready()
     assert second.ask("Hello!").status_code == 200
-    assert second.end() == 0
+    assert second.stop() == 0
 
 
 @pytest.mark.full
-def test_a_folder_with_a_long_and_strange_path_works_like_any_other(folder: Path):
+def test_data_directory_may_have_a_long_path_with_special_characters(folder: Path):
     up = Up(folder / ("a long folder with 100% strange? names # " + "x" * 90)).wait_ready()
     assert up.ask("Hello!").status_code == 200
     run_dir = Path(up.dev["redis_url"].removeprefix("unix://").split("?")[0]).parent
     assert run_dir.exists()
-    assert up.end() == 0
+    assert up.stop() == 0
     assert not run_dir.exists()

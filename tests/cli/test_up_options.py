@@ -1,12 +1,11 @@
 import socket
+from pathlib import Path
 
 import pytest
 
-from cli.embedded import Plan
-from cli.output import CommandFailed
 from cli.progress import Progress
 from cli.ready_text import ready_text
-from cli.up import free_port, plan_nodes, why_not_listen
+from local_platform.plan import Plan, free_port, listen_error, plan_nodes
 
 DEV = {
     "base_url": "http://127.0.0.1:8787/client/v4",
@@ -17,11 +16,11 @@ DEV = {
 }
 
 
-def test_each_pop_gets_a_node_unless_told_otherwise():
+def test_each_pop_gets_one_node_by_default():
     assert plan_nodes("lis,fra", None) == {"lis-1": "lis", "fra-1": "fra"}
 
 
-def test_nodes_are_dealt_out_to_the_pops_in_turn():
+def test_nodes_are_assigned_to_the_pops_in_turn():
     assert plan_nodes("lis, fra", 3) == {"lis-1": "lis", "fra-1": "fra", "lis-2": "lis"}
 
 
@@ -38,22 +37,21 @@ def test_nodes_are_dealt_out_to_the_pops_in_turn():
         ("x" * 17, None, "--pops"),
     ],
 )
-def test_a_plan_that_cannot_work_is_refused_naming_its_option(pops: str, nodes: int | None, problem: str):
-    with pytest.raises(CommandFailed, match=problem) as caught:
+def test_invalid_plan_is_rejected_naming_the_option(pops: str, nodes: int | None, problem: str):
+    with pytest.raises(ValueError, match=problem):
         plan_nodes(pops, nodes)
-    assert caught.value.exit_code == 2
 
 
-def test_a_port_in_use_is_known_before_anything_starts():
+def test_port_in_use_is_detected():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert "in use" in str(why_not_listen("127.0.0.1", taken.getsockname()[1]))
-    assert why_not_listen("127.0.0.1", free_port("127.0.0.1")) is None
+        assert "in use" in str(listen_error("127.0.0.1", taken.getsockname()[1]))
+    assert listen_error("127.0.0.1", free_port("127.0.0.1")) is None
 
 
-def test_an_address_that_is_not_this_machine_s_is_known_too():
-    assert why_not_listen("192.0.2.1", 8787) is not None
+def test_address_of_another_machine_is_detected():
+    assert listen_error("192.0.2.1", 8787) is not None
 
 
 @pytest.mark.parametrize(
@@ -65,27 +63,29 @@ def test_an_address_that_is_not_this_machine_s_is_known_too():
         ("localhost", "http://localhost:9000"),
     ],
 )
-def test_clients_on_this_machine_are_told_an_address_that_they_can_reach(host: str, origin: str):
+def test_origin_is_reachable_from_this_machine(host: str, origin: str):
     assert Plan(host, 9000, {"local-1": "local"}).origin == origin
 
 
-def test_the_ready_text_holds_calls_that_can_be_copied():
-    text = ready_text(DEV, "/data")
+def test_ready_text_has_commands_that_can_be_copied():
+    text = ready_text(DEV, Path("/data"))
     url = f"http://127.0.0.1:8787/client/v4/accounts/{'a' * 32}/ai/run/@cf/hearth/spark"
     assert text.count(f"curl {url}") == 1
     assert text.count(f"curl -N {url}") == 1
     assert text.count("Authorization: Bearer cfut_secret") == 2
     assert '"stream": true' in text
     assert "http://127.0.0.1:8787/docs\n" in text
+    assert "hearth token create --admin --data /data\n" in text
+    assert "hearth token create --admin\n" in ready_text(DEV, Path(".hearth").resolve())
 
 
-def test_the_time_that_stopping_took_is_told_and_not_the_platform_s_age(
+def test_progress_measures_the_drain_from_its_start(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     now = iter([100.0, 104.3, 5000.0, 5000.5])
     monkeypatch.setattr("cli.progress.time.monotonic", lambda: next(now))
     with Progress() as progress:
         progress.done("ready")
-        progress.begin_anew()
+        progress.restart_clock()
         progress.done("drained and stopped")
     assert capsys.readouterr().err == "hearth: ready (4.3 s)\nhearth: drained and stopped (0.5 s)\n"

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cli.node_tools import Node, ensure_packages, find_node
 from scripts.fetch_node_clients import NODE_FOLDER, PACKAGES
 from tests.end_to_end.platform import Platform
+from worker_runtime.node_js import Node, ensure_packages, find_node
 
 ROOT = Path(__file__).parent.parent.parent
 ALIASES = ("@cf/meta/llama-2-7b-chat-fp16", "@cf/meta/llama-4-scout-17b-16e-instruct")  # of the tutorials' scripts

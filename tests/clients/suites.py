@@ -6,9 +6,9 @@ import re
 import subprocess
 from dataclasses import dataclass
 
-from cli.node_tools import Node
 from scripts.fetch_node_clients import PACKAGES
 from tests.end_to_end.platform import Platform
+from worker_runtime.node_js import Node
 
 TIMEOUT_S = 180
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway import sdk_suite
+from tests.clients import sdk_suite
 
 
 @pytest.mark.full

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from cli.node_tools import Node
 from tests.clients.suites import Counts, run_suite
 from tests.end_to_end.platform import Platform
+from worker_runtime.node_js import Node
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
 

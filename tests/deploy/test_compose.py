@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cli.settings import ProcessName, settings_class
+from local_platform.process_settings import ProcessName, settings_class
 from telemetry.settings import describe, read_settings
 
 ROOT = Path(__file__).parent.parent.parent

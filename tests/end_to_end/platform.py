@@ -153,7 +153,7 @@ class Platform:
     @property
     def num_hot(self) -> float:
         """Nodes that hold the chat model, as the gateway knows them: presence may be ahead of it or behind."""
-        return self.metric("hearth_hot_replicas", self.chat_model)
+        return self.metric("hearth_ready_replicas", self.chat_model)
 
     def usage_rows(self, request_id: str | None = None) -> list[dict[str, Any]]:
         """The ledger's rows, newest last; of one request if given."""

@@ -21,7 +21,7 @@ def post(cloudflare: Cloudflare, platform: Platform, body: dict, model: str, **o
     return cloudflare.post(path, cast_to=object, body=body, options={"params": {"queueRequest": "true"}, **options})
 
 
-def test_a_batch_of_embeddings_says_what_each_call_would(platform: Platform, cloudflare: Cloudflare):
+def test_batch_of_embeddings_equals_single_calls(platform: Platform, cloudflare: Cloudflare):
     texts = [f"lamp number {number} of the old mill" for number in range(70)]
     body = {"requests": [{"text": text, "external_reference": text} for text in texts]}
     queued = post(cloudflare, platform, body, platform.embed_model)["result"]
@@ -37,7 +37,7 @@ def test_a_batch_of_embeddings_says_what_each_call_would(platform: Platform, clo
     assert found[3]["result"]["data"][0] == pytest.approx(direct["data"][0], abs=1e-4)  # type: ignore[index]
 
 
-def test_a_key_makes_one_answer_of_two_requests(platform: Platform, openai: OpenAI):
+def test_idempotency_key_gives_one_response_for_two_requests(platform: Platform, openai: OpenAI):
     def ask() -> Any:
         return openai.chat.completions.with_raw_response.create(
             model=platform.chat_model,
@@ -52,7 +52,7 @@ def test_a_key_makes_one_answer_of_two_requests(platform: Platform, openai: Open
     assert len(wait_for("the entry", lambda: platform.usage_rows(first.headers["cf-ai-req-id"]))) == 1
 
 
-def test_a_client_of_the_sdk_that_gives_up_frees_the_device(platform: Platform):
+def test_sdk_client_that_disconnects_frees_the_device(platform: Platform):
     body = {"prompt": "Count.", "max_tokens": 1500, "ignore_eos": True}
     path = f"/accounts/{platform.account_id}/ai/run/{platform.chat_model}"
     sdk = Cloudflare(base_url=platform.base_url, api_token=platform.api_token, timeout=0.5, max_retries=0)

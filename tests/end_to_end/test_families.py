@@ -24,7 +24,7 @@ def chat(platform: Platform, openai: OpenAI) -> str:
     return answer.choices[0].message.content
 
 
-def test_a_response_whole_and_streamed(platform: Platform, openai: OpenAI):
+def test_response_complete_and_streamed(platform: Platform, openai: OpenAI):
     whole = openai.responses.create(model=platform.chat_model, input=GREETING, temperature=0)
     assert whole.output_text == chat(platform, openai)
     with openai.responses.stream(model=platform.chat_model, input=GREETING, temperature=0) as stream:
@@ -36,7 +36,7 @@ def test_a_response_whole_and_streamed(platform: Platform, openai: OpenAI):
     assert final.usage.output_tokens == whole.usage.output_tokens
 
 
-async def test_a_response_calls_a_tool_and_the_next_one_goes_on_from_it(platform: Platform):
+async def test_response_continues_from_a_tool_call(platform: Platform):
     async with AsyncOpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
         first = await client.responses.create(
             model=platform.chat_model,
@@ -59,7 +59,7 @@ async def test_a_response_calls_a_tool_and_the_next_one_goes_on_from_it(platform
     assert second.output
 
 
-def test_a_response_in_json(platform: Platform, openai: OpenAI):
+def test_response_in_json(platform: Platform, openai: OpenAI):
     schema = {
         "type": "object",
         "properties": {"n": {"type": "integer"}},
@@ -71,7 +71,7 @@ def test_a_response_in_json(platform: Platform, openai: OpenAI):
     assert isinstance(json.loads(answer.output_text)["n"], int)
 
 
-def test_a_message_whole_and_streamed(platform: Platform, openai: OpenAI):
+def test_message_complete_and_streamed(platform: Platform, openai: OpenAI):
     body = {"model": platform.chat_model, "max_tokens": 64, "temperature": 0,
             "messages": [{"role": "user", "content": GREETING}]}  # fmt: skip
     url = f"{platform.ai_url()}/v1/messages"
@@ -86,7 +86,7 @@ def test_a_message_whole_and_streamed(platform: Platform, openai: OpenAI):
     assert events[-2]["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
 
 
-def test_a_text_is_continued(platform: Platform, openai: OpenAI):
+def test_text_completion(platform: Platform, openai: OpenAI):
     whole = openai.completions.create(model=platform.chat_model, prompt="The cat", max_tokens=8, temperature=0)
     chunks = openai.completions.create(
         model=platform.chat_model, prompt="The cat", max_tokens=8, temperature=0, stream=True

@@ -55,7 +55,7 @@ def ask(platform: Platform, cloudflare: Cloudflare, **fields: object) -> str:
     return cloudflare.ai.run(platform.chat_model, account_id=platform.account_id, **body)["response"]
 
 
-def test_a_finetune_changes_its_own_answers_and_no_others(platform: Platform, cloudflare: Cloudflare, tmp_path: Path):
+def test_fine_tune_changes_only_its_own_responses(platform: Platform, cloudflare: Cloudflare, tmp_path: Path):
     plain = ask(platform, cloudflare)
     first = bring(platform, cloudflare, "noise-1", save_random_adapter(tmp_path / "1", 1))
     bring(platform, cloudflare, "noise-2", save_random_adapter(tmp_path / "2", 2))
@@ -77,7 +77,7 @@ def save_another(folder: Path, seed: int, *, is_wide: bool = False, **config: st
     return folder
 
 
-def test_a_finetune_of_another_base_is_refused_by_its_module(
+def test_fine_tune_of_another_base_model_is_rejected_naming_the_module(
     platform: Platform, cloudflare: Cloudflare, tmp_path: Path
 ):
     """When its file comes; and when it is called, if its base was another then."""
@@ -108,7 +108,7 @@ async def keep_unchecked(platform: Platform, name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "says"), [(float("nan"), "not finite"), (3e38, "too large")])
-def test_numbers_that_break_an_adapter_cost_its_own_calls_alone(
+def test_adapter_with_invalid_numbers_fails_only_its_own_calls(
     platform: Platform, cloudflare: Cloudflare, tmp_path: Path, number: float, says: str
 ):
     folder = save_random_adapter(tmp_path / "broken", 4)
@@ -126,7 +126,7 @@ def test_numbers_that_break_an_adapter_cost_its_own_calls_alone(
 
 
 @pytest.mark.full
-def test_spark_learns_another_manner_within_a_minute_of_training(
+def test_spark_learns_another_style_within_a_minute_of_training(
     platform: Platform, cloudflare: Cloudflare, tmp_path: Path
 ):
     subprocess.run([sys.executable, "-m", "spark.adapter", str(tmp_path / "sailor")], check=True, timeout=600)

@@ -38,7 +38,7 @@ def other(platform: Platform) -> tuple[str, str]:
     return platform.new_account("neighbour")
 
 
-def test_a_prefix_is_cached_for_its_account_and_for_no_other(platform: Platform, other: tuple[str, str]):
+def test_prefix_is_cached_only_for_its_account(platform: Platform, other: tuple[str, str]):
     prompt = long_prompt(1)
     assert cached_tokens(run(platform, prompt)) < 64
     assert cached_tokens(run(platform, prompt)) >= 160
@@ -47,19 +47,19 @@ def test_a_prefix_is_cached_for_its_account_and_for_no_other(platform: Platform,
 
 
 @pytest.mark.parametrize("field", ["namespace", "account_id", "tenant"])
-def test_a_salt_in_the_body_opens_no_other_accounts_cache(platform: Platform, other: tuple[str, str], field: str):
+def test_salt_in_the_body_does_not_give_access_to_another_cache(platform: Platform, other: tuple[str, str], field: str):
     prompt = long_prompt(field)
     run(platform, prompt)
     assert cached_tokens(run(platform, prompt)) >= 160
     assert cached_tokens(run(platform, prompt, account=other, **{field: platform.account_id})) < 64
 
 
-def test_a_salt_by_the_name_that_servers_have_for_it_is_refused(platform: Platform):
+def test_cache_salt_field_is_rejected(platform: Platform):
     answer = run(platform, "Hello", cache_salt=platform.account_id)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_salt")
 
 
-def test_wrong_foreign_and_missing_credentials_are_refused_alike_everywhere(platform: Platform, other: tuple[str, str]):
+def test_wrong_foreign_and_missing_credentials_are_rejected_on_every_route(platform: Platform, other: tuple[str, str]):
     _other_id, other_token = other
     url = f"{platform.ai_url()}/run/{platform.chat_model}"
     body = {"prompt": "Hello"}
@@ -76,7 +76,7 @@ def test_wrong_foreign_and_missing_credentials_are_refused_alike_everywhere(plat
         assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 9106)
 
 
-def test_a_revoked_token_is_refused_within_five_seconds(platform: Platform):
+def test_revoked_token_is_rejected_within_five_seconds(platform: Platform):
     def seconds_until_refused() -> float:
         created = platform.hearth("token", "create", "--account", platform.account_id, "--name", "short-lived")
         with platform.client(created["secret"]) as client:
@@ -90,7 +90,7 @@ def test_a_revoked_token_is_refused_within_five_seconds(platform: Platform):
     assert any(seconds_until_refused() <= 5 for _ in range(3))  # a machine may stand still for that long
 
 
-def test_every_call_leaves_one_usage_row_that_agrees_with_its_answer(platform: Platform):
+def test_every_call_has_one_usage_row_that_matches_its_response(platform: Platform):
     answer = run(platform, "Hello")
     request_id = answer.headers["cf-ai-req-id"]
     (row,) = wait_for("the usage row", lambda: platform.usage_rows(request_id))
@@ -100,7 +100,7 @@ def test_every_call_leaves_one_usage_row_that_agrees_with_its_answer(platform: P
     assert row["micro_neurons"] > 0
 
 
-def test_an_unknown_model_is_named_as_such(platform: Platform):
+def test_unknown_model_is_an_error(platform: Platform):
     with platform.client() as client:
         answer = client.post(f"{platform.ai_url()}/run/@cf/nobody/nothing", json={"prompt": "Hello"})
     assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5007)

@@ -55,7 +55,7 @@ def assert_is_of(call: ChatCompletionMessageToolCall, *names: str) -> None:
         assert arguments["sound"] in ("bell", "horn")
 
 
-def test_a_question_becomes_a_call_and_its_result_a_sentence(platform: Platform, openai: OpenAI):
+def test_question_becomes_a_tool_call_and_its_result_a_sentence(platform: Platform, openai: OpenAI):
     asked = {"model": platform.chat_model, "tools": TOOLS[:1], "temperature": 0}
     first = openai.chat.completions.create(messages=[QUESTION], **asked)
     (call,) = called(first)
@@ -67,7 +67,7 @@ def test_a_question_becomes_a_call_and_its_result_a_sentence(platform: Platform,
     assert second.choices[0].message.tool_calls is None
 
 
-async def test_the_async_client_calls_too(platform: Platform):
+async def test_async_client_gets_a_tool_call(platform: Platform):
     async with AsyncOpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
         answer = await client.chat.completions.create(
             model=platform.chat_model, messages=[GREETING], tools=TOOLS, tool_choice="required"
@@ -77,7 +77,7 @@ async def test_the_async_client_calls_too(platform: Platform):
 
 
 @pytest.mark.parametrize("name", ["get_weather", "set_timer"])
-def test_a_named_tool_is_called_once_whatever_was_said(platform: Platform, openai: OpenAI, name: str):
+def test_named_tool_is_called_once(platform: Platform, openai: OpenAI, name: str):
     answer = openai.chat.completions.create(
         model=platform.chat_model,
         messages=[GREETING],
@@ -89,7 +89,7 @@ def test_a_named_tool_is_called_once_whatever_was_said(platform: Platform, opena
     assert_is_of(call, name)
 
 
-def test_without_parallel_calls_there_is_one(platform: Platform, openai: OpenAI):
+def test_parallel_tool_calls_can_be_disabled(platform: Platform, openai: OpenAI):
     for seed in range(3):
         answer = openai.chat.completions.create(
             model=platform.chat_model,
@@ -104,7 +104,7 @@ def test_without_parallel_calls_there_is_one(platform: Platform, openai: OpenAI)
         assert_is_of(call, "get_weather", "set_timer")
 
 
-def test_tools_that_must_not_be_called_are_not(platform: Platform, openai: OpenAI):
+def test_tool_choice_none_calls_no_tool(platform: Platform, openai: OpenAI):
     answer = openai.chat.completions.create(
         model=platform.chat_model, messages=[QUESTION], tools=TOOLS, tool_choice="none", temperature=0
     )
@@ -112,7 +112,7 @@ def test_tools_that_must_not_be_called_are_not(platform: Platform, openai: OpenA
     assert answer.choices[0].message.content
 
 
-def test_ids_of_calls_differ(platform: Platform, openai: OpenAI):
+def test_tool_call_ids_are_unique(platform: Platform, openai: OpenAI):
     ids = set()
     for _ in range(3):
         asked = {"model": platform.chat_model, "messages": [QUESTION], "tools": TOOLS, "tool_choice": "required"}
@@ -122,7 +122,7 @@ def test_ids_of_calls_differ(platform: Platform, openai: OpenAI):
     assert len(ids) >= 3
 
 
-def test_a_stream_tells_the_same_call_in_pieces(platform: Platform, openai: OpenAI):
+def test_stream_has_the_same_tool_call_in_deltas(platform: Platform, openai: OpenAI):
     asked = {"model": platform.chat_model, "messages": [QUESTION], "tools": TOOLS[:1], "temperature": 0}
     whole = called(openai.chat.completions.create(**asked))
     chunks = list(openai.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
@@ -135,7 +135,7 @@ def test_a_stream_tells_the_same_call_in_pieces(platform: Platform, openai: Open
     assert chunks[-1].usage.completion_tokens > len(deltas)
 
 
-def test_the_stream_helper_gathers_a_call(platform: Platform, openai: OpenAI):
+def test_stream_helper_collects_a_tool_call(platform: Platform, openai: OpenAI):
     asked = {"model": platform.chat_model, "messages": [GREETING], "tools": TOOLS, "tool_choice": "required"}
     with openai.chat.completions.stream(**asked) as stream:
         final = stream.get_final_completion()
@@ -143,13 +143,13 @@ def test_the_stream_helper_gathers_a_call(platform: Platform, openai: OpenAI):
         assert_is_of(call, "get_weather", "set_timer")
 
 
-def test_a_strict_tool_holds_even_a_free_choice(platform: Platform, openai: OpenAI):
+def test_strict_tool_is_enforced_with_tool_choice_auto(platform: Platform, openai: OpenAI):
     strict = [{"type": "function", "function": {**WEATHER, "strict": True}}]
     answer = openai.chat.completions.create(model=platform.chat_model, messages=[QUESTION], tools=strict, temperature=0)
     assert_is_of(called(answer)[0], "get_weather")
 
 
-def test_the_older_words_still_work(platform: Platform, openai: OpenAI):
+def test_deprecated_function_fields_work(platform: Platform, openai: OpenAI):
     answer = openai.chat.completions.create(
         model=platform.chat_model,
         messages=[QUESTION],
@@ -161,7 +161,7 @@ def test_the_older_words_still_work(platform: Platform, openai: OpenAI):
     assert json.loads(answer.choices[0].message.function_call.arguments) == {"city": "Paris"}
 
 
-def test_every_token_of_a_call_is_in_the_usage_and_the_ledger(platform: Platform, openai: OpenAI):
+def test_tokens_of_tool_calls_are_in_usage_and_ledger(platform: Platform, openai: OpenAI):
     raw = openai.chat.completions.with_raw_response.create(
         model=platform.chat_model, messages=[QUESTION], tools=TOOLS[:1], tool_choice="required", temperature=0
     )
@@ -172,7 +172,7 @@ def test_every_token_of_a_call_is_in_the_usage_and_the_ledger(platform: Platform
     assert usage.completion_tokens > 10  # marks, name and braces too
 
 
-def test_a_tool_that_cannot_be_held_to_is_refused_only_if_it_is_strict(platform: Platform, openai: OpenAI):
+def test_unsupported_tool_schema_is_rejected_only_if_strict(platform: Platform, openai: OpenAI):
     odd = {"name": "odd", "parameters": {"type": "object", "properties": {"a": {"not": {"const": 1}}}}}
 
     def ask(tool: dict[str, Any]) -> ChatCompletion:
@@ -201,7 +201,7 @@ def test_cloudflare_client_runs_a_tool_loop(platform: Platform, cloudflare: Clou
     assert second["response"].strip()
 
 
-async def test_the_async_cloudflare_client_must_call(platform: Platform):
+async def test_async_cloudflare_client_with_required_tool_choice(platform: Platform):
     async with AsyncCloudflare(base_url=platform.base_url, api_token=platform.api_token) as client:
         result = await client.ai.run(
             platform.chat_model,
@@ -215,7 +215,7 @@ async def test_the_async_cloudflare_client_must_call(platform: Platform):
     assert call["arguments"]["sound"] in ("bell", "horn")
 
 
-def test_a_native_stream_tells_a_call_in_pieces(platform: Platform, cloudflare: Cloudflare):
+def test_native_stream_has_a_tool_call_in_deltas(platform: Platform, cloudflare: Cloudflare):
     with cloudflare.ai.with_streaming_response.run(
         platform.chat_model,
         account_id=platform.account_id,
@@ -234,7 +234,7 @@ def test_a_native_stream_tells_a_call_in_pieces(platform: Platform, cloudflare: 
     assert events[-1]["usage"]["completion_tokens"] > 10
 
 
-def test_the_catalog_says_what_the_model_can(platform: Platform, cloudflare: Cloudflare):
+def test_catalog_lists_the_capabilities(platform: Platform, cloudflare: Cloudflare):
     rows = cloudflare.ai.models.list(account_id=platform.account_id, search="spark")
     (row,) = [row for row in rows if row["name"] == platform.chat_model]
     assert {"property_id": "function_calling", "value": "true"} in row["properties"]

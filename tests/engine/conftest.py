@@ -1,4 +1,4 @@
-"""A warm parent shared by the tests of one module: importing torch once is enough."""
+"""A zygote shared by the tests of one module: importing torch once is enough."""
 
 from __future__ import annotations
 

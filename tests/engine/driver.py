@@ -1,5 +1,8 @@
-"""Runs an engine in this process and proves its laws after every operation: block states and reference counts, the
-step's budget, no block more than the tokens need, preemptions bounded, one ending per sequence."""
+"""Driver: runs an engine in the test process and checks its invariants after every operation.
+
+Invariants: block states and reference counts, the step budget, no unneeded blocks, bounded preemptions, one end per
+sequence.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from engine.adapters.local_adapter import LocalAdapter
+from engine.arrays import ceil_div
 from engine.config import EngineConfig
 from engine.loop import Engine, StepRunner
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.report import FINISHES, StepReport
 from engine.scheduling.scheduler import MAX_PREEMPTIONS
 from engine.scheduling.sequence import SequenceRequest
@@ -24,7 +29,7 @@ OTHER_NAMESPACE = b"o" * 32
 
 
 class Driver:
-    """An engine over `runner` (a FakeRunner of `num_blocks` by default) and everything it has said."""
+    """An engine over `runner` (a FakeRunner of `num_blocks` by default) and everything it has reported."""
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class Driver:
         is_ephemeral: bool = False,
         **sampling: object,
     ) -> int:
-        """Returns the new sequence's id."""
+        """Add a sequence and return its id."""
         self._next_id += 1
         if isinstance(self.runner, FakeRunner):
             self.runner.namespaces[self._next_id] = namespace
@@ -84,13 +89,13 @@ class Driver:
         before = self.engine.num_computed_tokens
         report = self.engine.step()
         assert self.engine.num_computed_tokens - before <= self.config.max_step_tokens, "a step over its budget"
-        for prompt in report.prompts:
-            assert not self.tokens[prompt.sequence_id], "of the prompt, after an answer"
+        for prompt in report.prompt_logprobs:
+            assert not self.tokens[prompt.sequence_id], "prompt log-probabilities after a generated token"
             scores = zip(prompt.logprobs.tolist(), prompt.top_ids.tolist(), strict=True)
             self.prompt_logprobs[prompt.sequence_id] += scores
         rows = zip(report.sequence_ids, report.token_ids, report.finishes, report.num_cached, strict=True)
         for sequence_id, token_id, code, num_cached in ((int(a), int(b), int(c), int(d)) for a, b, c, d in rows):
-            assert sequence_id not in self.finishes, "news of a sequence after its end"
+            assert sequence_id not in self.finishes, "an entry after the end of its sequence"
             if token_id >= 0:
                 self.tokens[sequence_id].append(token_id)
             self.num_cached.setdefault(sequence_id, num_cached)
@@ -105,24 +110,24 @@ class Driver:
             if not self.engine.has_work:
                 return
             self.step()
-        raise AssertionError(f"still at work after {max_steps} steps")
+        raise AssertionError(f"sequences are still open after {max_steps} steps")
 
     def check(self) -> None:
-        """The laws that hold at every moment."""
+        """Check the invariants."""
         engine, table = self.engine, self.engine.table
         running = engine.scheduler.running
-        holders = [table.block_table[slot, : table.num_blocks[slot]] for slot in running]
-        engine.blocks.check_integrity(holders + self.borrowed)
-        needed = -(-table.length[running] // table.block_size)
+        users = [table.block_table[slot, : table.num_blocks[slot]] for slot in running]
+        engine.blocks.check_integrity(users + self.borrowed)
+        needed = ceil_div(table.length[running], table.block_size)
         assert np.all(table.num_blocks[running] <= needed), "more blocks than the tokens need"
         assert len(set(running.tolist())) == len(running) <= self.config.max_sequences
         assert engine.scheduler.num_waiting <= self.config.max_waiting + self.config.max_sequences
-        assert 0 <= engine.scheduler._num_reserved <= engine.blocks.num_available
-        assert all(each.num_preemptions <= MAX_PREEMPTIONS for each in engine._sequences.values())
+        assert 0 <= engine.scheduler.sequence_blocks.num_reserved <= engine.blocks.num_available
+        assert all(each.num_preemptions <= MAX_PREEMPTIONS for each in engine.sequences)
 
     def borrow_blocks(self, count: int) -> None:
-        """Shrink the pool: take up to `count` blocks that nobody has been promised."""
-        count = min(count, self.engine.blocks.num_available - self.engine.scheduler._num_reserved)
+        """Shrink the pool: allocate up to `count` blocks that are not reserved."""
+        count = min(count, self.engine.blocks.num_available - self.engine.scheduler.sequence_blocks.num_reserved)
         self.borrowed.append(self.engine.blocks.allocate(count))
         self.check()
 

@@ -1,11 +1,11 @@
-"""A way to push tokens through a runner without an engine."""
+"""Pusher: feeds tokens to a runner without an engine."""
 
 from __future__ import annotations
 
 import numpy as np
 import torch
 
-from engine import inputs
+from engine.input_builder import build_inputs
 from engine.runner import Runner
 from engine.scheduling.sequence import SlotTable
 from engine.scheduling.step_budget import ScheduledStep
@@ -29,6 +29,6 @@ class Pusher:
         table.token_ids[0, first : first + len(token_ids)] = token_ids
         table.length[0] += len(token_ids)
         step = ScheduledStep(slot, np.array([len(token_ids)], np.int32))
-        logits = self.runner.forward(inputs.build(step, table))  # [1, V]
+        logits = self.runner.forward(build_inputs(step, table))  # [1, V]
         table.num_computed[0] = table.length[0]
         return logits[0]

@@ -1,4 +1,4 @@
-"""Device time: every step's time is charged to the sequences in it, whatever becomes of them, and to nobody else."""
+"""Device time: each step's time is charged to its sequences, whatever becomes of them, and to no others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.fakes.runner import FakeRunner
 
 
 class SlowRunner(FakeRunner):
-    """Takes a fixed time for each step, and keeps the sum."""
+    """A runner that takes a fixed time for each step, and sums it."""
 
     busy_s = 0.0
 
@@ -29,7 +29,7 @@ class SlowRunner(FakeRunner):
 
 
 def charged_us(driver: Driver) -> dict[int, int]:
-    """Sequence id -> what its last entry says."""
+    """Return sequence id -> device time of its last entry."""
     found: dict[int, int] = {}
     while driver.engine.has_work:
         report = driver.step()
@@ -40,15 +40,15 @@ def charged_us(driver: Driver) -> dict[int, int]:
     return found
 
 
-def test_what_sequences_are_charged_is_what_the_device_was_busy():
+def test_device_time_charged_equals_busy_time():
     driver = Driver(SlowRunner(num_blocks=64))
     for number in range(12):
         driver.add(prompt_of(5 + 11 * number, number), max_tokens=3 + number, ignore_eos=True)
     found = charged_us(driver)
     assert len(found) == 12
-    assert sum(found.values()) == pytest.approx(driver.engine.busy_us, abs=12)
+    assert sum(found.values()) == pytest.approx(driver.engine.device_time.busy_us, abs=12)
     assert sum(found.values()) >= driver.runner.busy_s * 1e6
-    assert driver.engine.status().busy_us == int(driver.engine.busy_us)
+    assert driver.engine.status().busy_us == int(driver.engine.device_time.busy_us)
 
 
 def test_a_step_is_shared_as_its_tokens_are():
@@ -58,7 +58,7 @@ def test_a_step_is_shared_as_its_tokens_are():
     assert found[long] == pytest.approx(4 * found[short], rel=0.01)
 
 
-def test_preempted_and_aborted_sequences_keep_what_they_had():
+def test_preempted_and_aborted_sequences_keep_their_device_time():
     driver = Driver(SlowRunner(num_blocks=12), max_step_tokens=32)
     ids = [driver.add(prompt_of(40, number), max_tokens=60, ignore_eos=True) for number in range(4)]
     for _ in range(8):
@@ -66,10 +66,10 @@ def test_preempted_and_aborted_sequences_keep_what_they_had():
     driver.abort(ids[3])
     found = charged_us(driver)
     assert driver.engine.scheduler.num_preemptions > 0
-    assert sum(found.values()) == pytest.approx(driver.engine.busy_us, rel=0.001)
+    assert sum(found.values()) == pytest.approx(driver.engine.device_time.busy_us, rel=0.001)
 
 
-def test_nobody_is_charged_for_time_in_which_there_was_nothing_to_do():
+def test_idle_time_is_not_charged():
     driver = Driver()
     worked_s = 0.0
     for _ in range(3):
@@ -78,13 +78,13 @@ def test_nobody_is_charged_for_time_in_which_there_was_nothing_to_do():
         charged_us(driver)
         worked_s += time.perf_counter() - started_s
         time.sleep(0.05)
-    assert driver.engine.busy_us <= worked_s * 1e6
+    assert driver.engine.device_time.busy_us <= worked_s * 1e6
 
 
 def test_the_share_crosses_to_the_replica():
     ids = np.array([1, 2], np.int64)
     report = StepReport(ids, ids.astype(np.int32), ids.astype(np.uint8), ids.astype(np.int32), device_us=ids * 10**12)
     frame = wire.encode_report(report, EngineStatus())
-    stepped = wire.decode_news(frame[4:])
+    stepped = wire.decode_rank_message(frame[4:])
     assert isinstance(stepped, wire.Stepped)
     assert wire.decode_report(stepped).device_us.tolist() == [10**12, 2 * 10**12]  # type: ignore[union-attr]

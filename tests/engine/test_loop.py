@@ -1,4 +1,4 @@
-"""Engine: what every sequence may rely on, over a runner whose KV cache tells when it is read wrongly."""
+"""The engine over a fake runner that detects wrong KV reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.scheduling.scheduler import MAX_PREEMPTIONS
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
@@ -21,7 +21,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 # ── endings ──
 
 
-def test_a_sequence_ends_with_length_at_max_tokens():
+def test_sequence_ends_with_length_at_max_tokens():
     driver = Driver()
     sequence_id = driver.add(prompt_of(20), max_tokens=7, ignore_eos=True)
     driver.run()
@@ -30,7 +30,7 @@ def test_a_sequence_ends_with_length_at_max_tokens():
 
 
 def first_prompt_that_draws(token_id: int, after: int) -> list[int]:
-    """A prompt whose answer has `token_id` first at index `after`."""
+    """Return a prompt whose completion has `token_id` first at index `after`."""
     for seed in range(20_000):
         prompt = prompt_of(5, seed)
         drawn = answer(prompt, after + 1, ignore_end=True)
@@ -39,7 +39,7 @@ def first_prompt_that_draws(token_id: int, after: int) -> list[int]:
     raise AssertionError("none found")
 
 
-def test_an_end_token_stops_the_sequence_and_is_its_last_token():
+def test_end_token_stops_the_sequence_and_is_its_last_token():
     prompt = first_prompt_that_draws(END_TOKEN, after=3)
     driver = Driver()
     stopped, ignoring = driver.add(prompt, max_tokens=30), driver.add(prompt, max_tokens=30, ignore_eos=True)
@@ -50,7 +50,7 @@ def test_an_end_token_stops_the_sequence_and_is_its_last_token():
     assert (driver.finishes[ignoring], len(driver.tokens[ignoring])) == ("length", 30)
 
 
-def test_a_request_s_own_stop_tokens_count_even_when_end_tokens_are_ignored():
+def test_stop_token_ids_apply_with_ignore_eos():
     drawn = answer(prompt_of(9), 12, ignore_end=True)
     stops = (5_000, 5_001, 5_002, drawn[4])
     driver = Driver()
@@ -62,7 +62,7 @@ def test_a_request_s_own_stop_tokens_count_even_when_end_tokens_are_ignored():
     assert driver.tokens[other] == drawn
 
 
-def test_the_context_bounds_prompt_and_completion_together():
+def test_max_model_len_limits_prompt_and_completion_together():
     driver = Driver(FakeRunner(num_blocks=64, max_model_len=50))
     sequence_id = driver.add(prompt_of(40), max_tokens=1000, ignore_eos=True)
     driver.run()
@@ -70,7 +70,7 @@ def test_the_context_bounds_prompt_and_completion_together():
     assert driver.finishes[sequence_id] == "length"
 
 
-def test_what_cannot_fit_the_pool_alone_is_capped_by_the_context_so_nothing_waits_forever():
+def test_context_is_limited_to_the_kv_pool_so_that_every_sequence_can_run():
     driver = Driver(FakeRunner(num_blocks=4, max_model_len=512))
     assert driver.engine.info.max_model_len == 64
     fits, too_long = driver.add(prompt_of(63), max_tokens=100), driver.add(prompt_of(64), max_tokens=1)
@@ -106,7 +106,7 @@ def test_what_cannot_fit_the_pool_alone_is_capped_by_the_context_so_nothing_wait
         {"prompt": [997]},
     ],
 )
-def test_a_bad_request_ends_with_an_error_and_harms_nobody(change: dict):
+def test_invalid_request_ends_with_an_error_and_does_not_affect_others(change: dict):
     driver = Driver()
     good = driver.add(prompt_of(20), max_tokens=5, ignore_eos=True)
     change = {"max_tokens": 5, "prompt": prompt_of(5)} | change
@@ -116,7 +116,7 @@ def test_a_bad_request_ends_with_an_error_and_harms_nobody(change: dict):
     assert driver.tokens[good] == answer(prompt_of(20), 5, ignore_end=True)
 
 
-def test_an_id_in_use_is_refused_without_touching_its_owner():
+def test_duplicate_sequence_id_is_rejected_and_the_first_sequence_continues():
     driver = Driver()
     request = SequenceRequest(1, np.array(prompt_of(20), np.int32), Sampling(max_tokens=5), NAMESPACE, 1)
     assert driver.add(prompt_of(20), max_tokens=5) == 1
@@ -125,7 +125,7 @@ def test_an_id_in_use_is_refused_without_touching_its_owner():
     assert sorted(report.finishes.tolist()) == [0, 6]
 
 
-def test_any_seed_is_taken():
+def test_seed_may_be_any_integer():
     driver = Driver()
     for seed in (None, 0, -1, 2**63, 2**64 + 5):
         driver.add(prompt_of(3), max_tokens=2, seed=seed)
@@ -134,7 +134,7 @@ def test_any_seed_is_taken():
     assert len(driver.finishes) == 5
 
 
-def test_a_row_that_the_device_cannot_answer_ends_with_an_error_alone():
+def test_row_with_non_finite_logits_ends_only_its_own_sequence():
     driver = Driver()
     good, bad = (driver.add(prompt_of(20, seed), max_tokens=9, ignore_eos=True) for seed in (1, 2))
     driver.step()
@@ -144,8 +144,8 @@ def test_a_row_that_the_device_cannot_answer_ends_with_an_error_alone():
     assert len(driver.tokens[bad]) == 1
 
 
-def test_nobody_is_given_blocks_of_a_sequence_that_the_device_could_not_answer():
-    """Its KV may be what is broken; kept in the prefix cache it would fail every call that begins the same."""
+def test_blocks_of_a_failed_sequence_are_not_found_in_the_prefix_cache():
+    """A failed sequence's KV may be broken: cached, it would fail every request with the same prefix."""
     driver = Driver()
     prompt = prompt_of(40)
     bad = driver.add(prompt, max_tokens=2)
@@ -157,14 +157,14 @@ def test_nobody_is_given_blocks_of_a_sequence_that_the_device_could_not_answer()
     assert (driver.num_cached[again], driver.tokens[again]) == (0, answer(prompt, 2))
 
 
-def test_with_no_queue_at_all_free_slots_are_still_given():
+def test_max_waiting_zero_still_uses_free_slots():
     driver = Driver(max_sequences=2, max_waiting=0)
     ids = [driver.add(prompt_of(10, seed), max_tokens=2) for seed in range(3)]
     driver.run()
     assert [driver.finishes[each] == "out_of_capacity" for each in ids] == [False, False, True]
 
 
-def test_logprobs_reach_those_who_asked_and_only_those():
+def test_logprobs_are_reported_only_for_rows_that_want_them():
     driver = Driver()
     asking, silent = driver.add(prompt_of(4), logprobs=2), driver.add(prompt_of(5))
     report = driver.step()
@@ -176,7 +176,7 @@ def test_logprobs_reach_those_who_asked_and_only_those():
     assert report.top_ids[rows[silent]].tolist() == [-1, -1]
 
 
-def test_logprobs_stay_beside_their_rows_when_others_end_in_the_same_report():
+def test_logprobs_stay_aligned_when_other_sequences_end_in_the_same_report():
     driver = Driver()
     asking, leaving = driver.add(prompt_of(4), logprobs=1), driver.add(prompt_of(5))
     driver.abort(leaving)
@@ -200,14 +200,14 @@ def test_output_is_the_same_for_any_chunk_size_with_and_without_the_prefix_cache
     assert (driver.engine.blocks.num_cached > 0) == is_cached
 
 
-def test_a_pool_of_a_quarter_of_the_demand_slows_but_changes_nothing():
+def test_small_kv_pool_preempts_but_changes_no_token():
     prompts = [prompt_of(40, seed) for seed in range(16)]
     driver = Driver(num_blocks=16 * 6 // 4)  # each needs 6 blocks in the end
     ids = [driver.add(prompt, max_tokens=50, ignore_eos=True) for prompt in prompts]
     most = 0
     while driver.engine.has_work:
         driver.step()
-        most = max([most, *(each.num_preemptions for each in driver.engine._sequences.values())])
+        most = max([most, *(each.num_preemptions for each in driver.engine.sequences)])
     assert [driver.tokens[each] for each in ids] == [answer(prompt, 50, ignore_end=True) for prompt in prompts]
     assert set(driver.finishes.values()) == {"length"}
     assert driver.engine.status().num_preemptions > 0
@@ -217,7 +217,7 @@ def test_a_pool_of_a_quarter_of_the_demand_slows_but_changes_nothing():
 # ── the prefix cache ──
 
 
-def test_a_warm_call_computes_fewer_than_two_blocks_of_its_prompt():
+def test_cached_prompt_computes_fewer_than_two_blocks():
     for length in (320, 321, 335):
         driver = Driver()
         prompt = prompt_of(length)
@@ -230,7 +230,7 @@ def test_a_warm_call_computes_fewer_than_two_blocks_of_its_prompt():
         assert driver.num_cached[warm] == (length - 1) // 16 * 16
 
 
-def test_a_second_turn_finds_the_first_turn_s_answer_too():
+def test_second_turn_finds_prompt_and_completion_of_the_first_in_the_cache():
     driver = Driver()
     prompt = prompt_of(50)
     first = driver.add(prompt, max_tokens=60, ignore_eos=True)
@@ -240,7 +240,7 @@ def test_a_second_turn_finds_the_first_turn_s_answer_too():
     assert driver.num_cached[second] == (50 + 60 - 1) // 16 * 16  # the last token drawn was never computed
 
 
-def test_namespaces_share_nothing_while_one_namespace_does():
+def test_only_equal_namespaces_share_blocks():
     driver = Driver()
     prompt = prompt_of(100)
     first = driver.add(prompt, max_tokens=1)
@@ -251,7 +251,7 @@ def test_namespaces_share_nothing_while_one_namespace_does():
     assert driver.runner.forward_tokens_of[other] == 100
 
 
-def test_equal_prompts_of_two_namespaces_at_once_each_do_their_own_work():
+def test_equal_prompts_of_two_namespaces_are_computed_separately():
     driver = Driver()
     prompt = prompt_of(100)
     ids = [driver.add(prompt, max_tokens=3, namespace=each) for each in (NAMESPACE, OTHER_NAMESPACE)]
@@ -271,7 +271,7 @@ def test_equal_prompts_arriving_together_are_computed_once():
     assert all(driver.tokens[each] == answer(prompt, 4) for each in ids)
 
 
-def test_whoever_waits_for_a_prefix_computes_it_when_its_owner_leaves():
+def test_sequence_waiting_for_a_prefix_computes_it_when_the_other_is_aborted():
     driver = Driver(max_step_tokens=16)
     prompt = prompt_of(100)
     owner, heir = driver.add(prompt, max_tokens=4), driver.add(prompt, max_tokens=4)
@@ -284,7 +284,7 @@ def test_whoever_waits_for_a_prefix_computes_it_when_its_owner_leaves():
     assert driver.num_cached[heir] == 32
 
 
-def test_a_pool_holds_eight_times_the_sequences_when_they_share_two_thousand_tokens():
+def test_shared_prefix_allows_eight_times_the_sequences():
     shared = prompt_of(2000)
 
     def most_at_once(is_cached: bool) -> int:
@@ -298,7 +298,7 @@ def test_a_pool_holds_eight_times_the_sequences_when_they_share_two_thousand_tok
     assert most_at_once(True) >= 8 * most_at_once(False) > 0
 
 
-def test_with_the_prefix_cache_off_nothing_stays_behind():
+def test_disabled_prefix_cache_keeps_no_blocks():
     driver = Driver(is_prefix_cache_enabled=False)
     driver.add(prompt_of(100), max_tokens=20)
     driver.run()
@@ -308,14 +308,14 @@ def test_with_the_prefix_cache_off_nothing_stays_behind():
 # ── leaving ──
 
 
-def test_an_aborted_sequence_is_given_to_no_forward_pass_and_its_blocks_are_free_before_the_next():
+def test_aborted_sequence_is_in_no_further_step_and_its_blocks_are_free():
     driver = Driver(max_step_tokens=16)
     in_prefill, decoding = driver.add(prompt_of(100), max_tokens=50), driver.add([3], max_tokens=50, tenant=2)
     driver.step()
-    held = driver.engine.blocks.num_held
+    held = driver.engine.blocks.num_in_use
     before = dict(driver.runner.forward_tokens_of)
     driver.abort(in_prefill)
-    assert driver.engine.blocks.num_held < held
+    assert driver.engine.blocks.num_in_use < held
     driver.step()
     assert driver.runner.forward_tokens_of[in_prefill] == before[in_prefill]
     assert driver.finishes == {in_prefill: "aborted"}
@@ -323,12 +323,12 @@ def test_an_aborted_sequence_is_given_to_no_forward_pass_and_its_blocks_are_free
     assert driver.tokens[decoding] == answer([3], 50)
 
 
-def test_an_abort_works_in_every_state_and_twice():
+def test_abort_works_in_every_state_and_is_idempotent():
     driver = Driver(num_blocks=12, max_sequences=4)
     ids = [driver.add(prompt_of(60, seed), max_tokens=100, ignore_eos=True) for seed in range(8)]
-    while not driver.engine.scheduler._preempted:
+    while not driver.engine.scheduler.preempted:
         driver.step()
-    preempted = next(iter(driver.engine.scheduler._preempted))
+    preempted = next(iter(driver.engine.scheduler.preempted))
     waiting, running = ids[-1], int(driver.engine.table.sequence_id[driver.engine.scheduler.running[0]])
     for each in (preempted, waiting, running, running, 12345):
         driver.abort(each)
@@ -338,7 +338,7 @@ def test_an_abort_works_in_every_state_and_twice():
     assert len(driver.finishes) == 8
 
 
-def test_an_abort_alone_is_work_enough_for_a_step():
+def test_abort_is_reported_by_a_step_without_rows():
     driver = Driver()
     sequence_id = driver.add(prompt_of(10))
     driver.abort(sequence_id)
@@ -348,14 +348,14 @@ def test_an_abort_alone_is_work_enough_for_a_step():
     assert driver.runner.num_forward_tokens == 0
 
 
-def test_a_full_queue_refuses_with_out_of_capacity():
+def test_full_queue_rejects_with_out_of_capacity():
     driver = Driver(max_sequences=2, max_waiting=1)
     ids = [driver.add(prompt_of(10, seed), max_tokens=2) for seed in range(5)]
     driver.run()
     assert [driver.finishes[each] == "out_of_capacity" for each in ids] == [False, False, False, True, True]
 
 
-def test_numbers_return_to_zero_and_queued_tokens_never_lie():
+def test_status_returns_to_zero_and_queued_tokens_match_the_open_sequences():
     driver = Driver(num_blocks=16)
     for seed in range(6):
         driver.add(prompt_of(50, seed), max_tokens=30, ignore_eos=True)

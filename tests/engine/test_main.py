@@ -1,4 +1,4 @@
-"""engine/__main__.py: what the processes of models are given of a node's environment."""
+"""The environment of model processes."""
 
 from engine.__main__ import environ_of_children
 from engine.node.settings import NodeSettings
@@ -6,7 +6,7 @@ from gateway.settings import GatewaySettings
 from telemetry.settings import describe
 
 
-def test_no_secret_that_one_file_of_variables_may_hold_reaches_the_processes_of_models():
+def test_model_processes_get_no_secrets_from_the_environment():
     declared = [info for settings in (GatewaySettings, NodeSettings) for info in describe(settings)]
     secrets = {info.env for info in declared if info.is_secret}
     stores = {"DATABASE_URL", "REDIS_URL", "OBJECTS_URL"}

@@ -1,4 +1,4 @@
-"""Runner: what it loads and refuses, and that no sequence can hurt another through weights, KV or logits."""
+"""The runner: loading, rejected models, and isolation of sequences."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def changed(folder: Path, target: Path, **fields: object) -> Path:
-    """A copy of the checkpoint whose config says something else."""
+    """Copy the checkpoint with changes to its config."""
     config = json.loads((folder / "config.json").read_text()) | fields
     (target / "config.json").write_text(json.dumps(config))
     (target / "model.safetensors").symlink_to(folder / "model.safetensors")
@@ -47,7 +47,7 @@ def stored_as(folder: Path, target: Path, dtype: torch.dtype) -> Path:
 # ── loading ──
 
 
-def test_the_facts_of_a_loaded_model(folder: Path) -> None:
+def test_runner_reports_the_properties_of_the_model(folder: Path) -> None:
     runner = runner_of(folder, num_blocks=20, block_size=8)
     assert (runner.vocab_size, runner.num_blocks, runner.block_size) == (199, 20, 8)
     assert runner.max_model_len == 160  # what the pool holds; the model's context is 256
@@ -59,9 +59,9 @@ def test_the_facts_of_a_loaded_model(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("free_bytes", "message"),
-    [(100_000, "the weights take .* GiB more than are free"), (1 << 20, "kv_memory_bytes: the KV cache takes 1.0 GiB")],
+    [(100_000, "the weights in .* need .* GiB more"), (1 << 20, "kv_memory_bytes: the KV cache needs 1.0 GiB")],
 )
-def test_what_does_not_fit_in_memory_is_refused_before_any_is_taken(
+def test_model_that_does_not_fit_in_memory_is_rejected_before_allocation(
     folder: Path, free_bytes: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.runner.free_memory_bytes", lambda _device: free_bytes)
@@ -70,7 +70,7 @@ def test_what_does_not_fit_in_memory_is_refused_before_any_is_taken(
         runner_of(folder, num_blocks=0, kv_memory_bytes=1 << 30)
 
 
-def test_memory_for_kv_decides_the_number_of_blocks(folder: Path) -> None:
+def test_kv_memory_determines_the_number_of_blocks(folder: Path) -> None:
     token_bytes = 3 * 2 * 2 * 8 * 4  # layers, keys and values, KV heads, head size, float32
     runner = runner_of(folder, num_blocks=0, kv_memory_bytes=token_bytes * 16 * 10 + 5)
     assert runner.num_blocks == 10
@@ -80,17 +80,17 @@ def test_memory_for_kv_decides_the_number_of_blocks(folder: Path) -> None:
     ("settings", "message"),
     [
         ({"num_blocks": 0, "kv_memory_bytes": 100}, "kv_memory_bytes=100"),
-        ({"max_model_len": 257}, "max_model_len=257"),
+        ({"max_model_len": 257}, "max_model_len must be at most 256"),
         ({"dtype": "float16"}, "float16"),
         ({"device": "cuda"}, "cuda"),
     ],
 )
-def test_settings_that_cannot_work_are_named(folder: Path, settings: dict[str, object], message: str) -> None:
+def test_invalid_settings_are_named(folder: Path, settings: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         runner_of(folder, **settings)
 
 
-def test_auto_keeps_float32_and_gives_16_bit_checkpoints_what_is_fast(
+def test_auto_dtype_keeps_float32_and_chooses_the_faster_type_for_16_bit_checkpoints(
     folder: Path, tmp_path: Path, monkeypatch
 ) -> None:
     assert runner_of(folder, dtype="auto").dtype == torch.float32
@@ -121,22 +121,22 @@ def test_bfloat16_chunks_and_whole_prompts_agree_within_bfloat16(folder: Path) -
         assert torch.nn.functional.cosine_similarity(logits, whole, 0) > 0.999
 
 
-def test_a_config_that_lies_about_the_weights_is_refused_before_memory_is_taken(folder: Path, tmp_path: Path) -> None:
+def test_config_that_does_not_match_the_weights_is_rejected_before_allocation(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="has shape"):
         runner_of(changed(folder, tmp_path, intermediate_size=1 << 20, vocab_size=1 << 24))
 
 
-def test_a_config_of_more_layers_than_there_are_weights_is_refused(folder: Path, tmp_path: Path) -> None:
+def test_config_with_more_layers_than_weights_is_rejected(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match=r"layers\.3\..* missing"):
         runner_of(changed(folder, tmp_path, num_hidden_layers=4))
 
 
-def test_a_config_of_fewer_layers_is_refused_too(folder: Path, tmp_path: Path) -> None:
+def test_config_with_fewer_layers_than_weights_is_rejected(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(WeightsError, match="without a place in this architecture"):
         runner_of(changed(folder, tmp_path, num_hidden_layers=2))
 
 
-def test_an_architecture_we_do_not_have_is_named(folder: Path, tmp_path: Path) -> None:
+def test_unsupported_architecture_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedModel, match="FalconForCausalLM"):
         runner_of(changed(folder, tmp_path, architectures=["FalconForCausalLM"]))
 
@@ -155,8 +155,8 @@ def test_loading_imports_neither_transformers_nor_a_pickle_reader(folder: Path) 
 # ── running ──
 
 
-def test_no_sequence_reads_kv_that_it_did_not_write(folder: Path) -> None:
-    """A pool full of NaN gives the same tokens, in a crowd that shares, leaves and is preempted."""
+def test_sequences_read_only_kv_that_was_written(folder: Path) -> None:
+    """A pool filled with NaN gives the same tokens for sequences that share blocks, end and are preempted."""
     rng = np.random.default_rng(0)
     prompts = [rng.integers(0, 199, int(rng.integers(1, 50))).tolist() for _ in range(12)]
     prompts[5] = prompts[4][:20] + prompts[5]
@@ -175,7 +175,7 @@ def test_no_sequence_reads_kv_that_it_did_not_write(folder: Path) -> None:
     assert run(True) == run(False)
 
 
-def test_a_sequence_whose_logits_are_not_finite_ends_with_an_error_and_harms_nobody(folder: Path) -> None:
+def test_sequence_with_non_finite_logits_ends_with_an_error_alone(folder: Path) -> None:
     def run(is_hurt: bool) -> Driver:
         runner = runner_of(folder)
         driver = Driver(runner)
@@ -197,7 +197,7 @@ def test_a_sequence_whose_logits_are_not_finite_ends_with_an_error_and_harms_nob
     assert [hurt.tokens[index] for index in (1, 2, 3)] == [healthy.tokens[index] for index in (1, 2, 3)]
 
 
-def test_every_token_given_to_forward_is_counted(folder: Path) -> None:
+def test_runner_counts_forward_tokens(folder: Path) -> None:
     runner = runner_of(folder)
     driver = Driver(runner)
     driver.add([5] * 20, max_tokens=4, temperature=0.0, ignore_eos=True)
@@ -206,7 +206,7 @@ def test_every_token_given_to_forward_is_counted(folder: Path) -> None:
     assert runner.num_forward_tokens == driver.engine.num_computed_tokens
 
 
-def test_a_seeded_sequence_draws_the_same_alone_and_in_a_crowd(folder: Path) -> None:
+def test_seeded_sequence_samples_the_same_alone_and_in_a_batch(folder: Path) -> None:
     runner = runner_of(folder, num_blocks=256)
     alone, crowd = Driver(runner), Driver(runner)
     settings = {"max_tokens": 40, "temperature": 1.0, "top_p": 0.95, "seed": 11, "ignore_eos": True}
@@ -219,8 +219,8 @@ def test_a_seeded_sequence_draws_the_same_alone_and_in_a_crowd(folder: Path) -> 
     assert crowd.tokens[same] == alone.tokens[first]
 
 
-def test_two_engines_may_follow_each_other_on_one_runner(folder: Path) -> None:
-    """Sequence ids start over; nothing of the first engine's sequences may be taken for the second's."""
+def test_runner_can_be_reused_by_another_engine(folder: Path) -> None:
+    """Sequence ids repeat, and nothing cached for the first engine's sequences may be used for the second's."""
     runner = runner_of(folder)
     runs = []
     for prompt in ([3] * 17, [9] * 17, [3] * 17):
@@ -231,5 +231,5 @@ def test_two_engines_may_follow_each_other_on_one_runner(folder: Path) -> None:
     assert runs[0] == runs[2] != runs[1]
 
 
-def test_a_runner_needs_nothing_but_its_config(folder: Path) -> None:
+def test_runner_needs_only_its_config(folder: Path) -> None:
     assert Runner(EngineConfig(model_dir=folder)).num_blocks > 0

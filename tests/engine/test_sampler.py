@@ -1,9 +1,9 @@
-"""The sampler: the distribution that was asked for, the same for a row in any batch, failures kept apart."""
+"""The sampler: requested distribution, batch independence, isolated failures."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from engine.inputs import LogitBias, SamplingInputs, TokenHistory
 from engine.kernels.native.library import find_library
-from engine.sampler import _likeliest, sample, uniform
+from engine.sampler import sample
+from engine.sampling.draw import _likeliest
+from engine.sampling.random_numbers import uniform
 from tests.engine import one_thread  # noqa: F401
 
 VOCAB = 300
@@ -42,14 +44,14 @@ def inputs_of(rows: list[dict[str, Any]], histories: tuple[TokenHistory, ...] = 
 
 
 def draw_many(logits: torch.Tensor, num_draws: int, **parameters: Any) -> np.ndarray:
-    """Token counts [V] over `num_draws` rows that differ only in position."""
+    """Return token counts [V] over `num_draws` rows that differ only in position."""
     rows = [parameters | {"seeds": 5, "positions": position} for position in range(num_draws)]
     tokens = sample(logits.expand(num_draws, -1).clone(), inputs_of(rows)).token_ids
     return np.bincount(tokens, minlength=logits.shape[-1])
 
 
 def expected_probabilities(logits: torch.Tensor, **parameters: Any) -> np.ndarray:
-    """The law, written plainly over the sorted vocabulary in float64."""
+    """Reference implementation over the sorted vocabulary in float64."""
     settings = OFF | parameters
     probabilities = torch.softmax(logits.double() / settings["temperature"], -1).numpy()
     order = np.argsort(-probabilities, kind="stable")
@@ -65,7 +67,7 @@ def expected_probabilities(logits: torch.Tensor, **parameters: Any) -> np.ndarra
 
 
 def assert_distributed(counts: np.ndarray, expected: np.ndarray) -> None:
-    """Pearson's chi-square over cells of at least 5 expected draws, within 5 standard deviations; nothing forbidden."""
+    """Check Pearson's chi-square over cells with at least 5 expected draws, and that no forbidden token is drawn."""
     assert counts[expected == 0].sum() == 0
     expected_counts = expected * counts.sum()
     is_large = expected_counts >= 5
@@ -102,7 +104,7 @@ DISTRIBUTIONS: dict[str, tuple[float, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_draws_follow_the_distribution_that_was_asked_for(name: str) -> None:
+def test_sampling_follows_the_requested_distribution(name: str) -> None:
     spread, parameters = DISTRIBUTIONS[name]
     logits = logits_of(spread)
     assert_distributed(draw_many(logits, 8_000, **parameters), expected_probabilities(logits, **parameters))
@@ -111,12 +113,12 @@ def test_draws_follow_the_distribution_that_was_asked_for(name: str) -> None:
 @pytest.mark.parametrize(
     "parameters", [{}, {"top_k": 1500, "temperature": 2.0}, {"top_k": 500}, {"top_p": 0.95, "min_p": 0.001}]
 )
-def test_the_same_over_a_vocabulary_of_thousands(parameters: dict[str, Any]) -> None:
+def test_sampling_follows_the_requested_distribution_over_a_large_vocabulary(parameters: dict[str, Any]) -> None:
     logits = logits_of(1.0, vocab=5_000)
     assert_distributed(draw_many(logits, 4_000, **parameters), expected_probabilities(logits, **parameters))
 
 
-def test_the_likeliest_of_a_large_vocabulary_are_found_without_reading_it_all() -> None:
+def test_likeliest_tokens_of_a_large_vocabulary_are_found_in_few_spans() -> None:
     weights = torch.rand(3, 40_001, generator=torch.Generator().manual_seed(0))
     weights[1, 128:192] += 1  # all in one span
     expected, expected_ids = weights.topk(64)
@@ -125,7 +127,7 @@ def test_the_likeliest_of_a_large_vocabulary_are_found_without_reading_it_all() 
     assert torch.equal(found_ids, expected_ids)
 
 
-def test_greedy_takes_the_likeliest() -> None:
+def test_greedy_sampling_takes_the_most_likely_token() -> None:
     logits = torch.stack([logits_of(1.0, seed=seed) for seed in range(4)])
     expected = logits.argmax(-1).tolist()
     rows = [{"temperature": 0.0, "top_k": 5, "top_p": 0.5, "positions": row} for row in range(4)]
@@ -148,8 +150,8 @@ PARAMETERS = st.fixed_dictionaries(
 
 
 @given(rows=st.lists(PARAMETERS, min_size=2, max_size=6), spread=st.sampled_from([0.3, 3.0]), coarse=st.booleans())
-def test_a_row_draws_the_same_token_alone_and_in_any_batch(rows: list[dict[str, Any]], spread: float, coarse: bool):
-    """Bit for bit, also where rounding makes many logits equal."""
+def test_row_samples_the_same_token_alone_and_in_any_batch(rows: list[dict[str, Any]], spread: float, coarse: bool):
+    """Tokens are equal bit for bit, even where rounding makes many logits equal."""
     logits = torch.stack([logits_of(spread, seed=index) for index in range(len(rows))])
     if coarse:
         logits = logits.bfloat16().float()
@@ -167,7 +169,7 @@ def test_a_row_draws_the_same_token_alone_and_in_any_batch(rows: list[dict[str, 
             assert alone.logprobs[0] == together.logprobs[index]
 
 
-def test_a_seed_reproduces_and_another_seed_or_position_does_not() -> None:
+def test_sampling_depends_on_seed_and_position_only() -> None:
     logits = logits_of(0.1).expand(50, -1)
 
     def run(seed: int, first: int) -> list[int]:
@@ -179,7 +181,7 @@ def test_a_seed_reproduces_and_another_seed_or_position_does_not() -> None:
     assert len({tuple(run(seed, 0)) for seed in range(20)}) == 20
 
 
-def test_the_random_numbers_are_uniform_over_positions_and_over_neighbouring_seeds() -> None:
+def test_random_numbers_are_uniform_over_positions_and_seeds() -> None:
     many = np.arange(20_000)
     for numbers in (
         uniform(np.full(20_000, 42, np.uint64), many),
@@ -202,19 +204,19 @@ def penalised(logits: list[float], seen: list[int], num_prompt: int, **penalties
     return row[0].tolist()
 
 
-def test_repetition_counts_prompt_and_completion_and_moves_towards_unlikely() -> None:
+def test_repetition_penalty_covers_prompt_and_completion() -> None:
     found = penalised([2.0, -2.0, 1.0, 4.0], seen=[0, 1, 1, 3], num_prompt=2, repetition_penalty=2.0)
     assert found == [1.0, -4.0, 1.0, 2.0]
 
 
-def test_presence_and_frequency_count_the_completion_only() -> None:
+def test_presence_and_frequency_penalties_cover_the_completion_only() -> None:
     seen = [0, 1, 2, 2, 3]  # 0 and 1 are the prompt
     assert penalised([0.0] * 5, seen, 2, presence_penalty=0.5) == [0, 0, -0.5, -0.5, 0]
     assert penalised([0.0] * 5, seen, 2, frequency_penalty=0.25) == [0, 0, -0.5, -0.25, 0]
     assert penalised([0.0] * 5, seen, 5, presence_penalty=1.0, frequency_penalty=1.0) == [0.0] * 5
 
 
-def test_a_bias_is_added_before_anything_is_chosen_and_to_its_own_row_only() -> None:
+def test_logit_bias_is_added_to_its_own_row_before_sampling() -> None:
     logits = torch.tensor([[1.0, 2.0, 0.5, -1.0]])
     bias = LogitBias(1, np.array([3, 1], np.int32), np.array([4.0, -100.0], np.float32))
     rows = [{"temperature": 0.0, "num_logprobs": 0}] * 3
@@ -229,7 +231,7 @@ def test_a_bias_is_added_before_anything_is_chosen_and_to_its_own_row_only() -> 
     assert_distributed(np.bincount(tokens, minlength=4), expected_probabilities(changed[0]))
 
 
-def test_a_penalty_touches_no_other_row() -> None:
+def test_penalties_change_no_other_row() -> None:
     logits = torch.tensor([[1.0, 0.9], [1.0, 0.9]])
     history = TokenHistory(1, np.array([0], np.int32), 0)
     rows = [{"temperature": 0.0}, {"temperature": 0.0, "presence_penalty": 1.0}]
@@ -259,7 +261,7 @@ def test_logprobs_are_of_the_distribution_before_temperature_and_penalties() -> 
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_a_row_that_is_not_finite_is_marked_and_leaves_its_mates_alone(bad: float) -> None:
+def test_non_finite_row_is_marked_and_changes_no_other_row(bad: float) -> None:
     logits = torch.stack([logits_of(1.0, seed=seed) for seed in range(3)])
     rows = [{"temperature": 1.0, "seeds": 3}, {"temperature": 1.0}, {"temperature": 0.0}]
     healthy = sample(logits.clone(), inputs_of(rows))
@@ -270,13 +272,13 @@ def test_a_row_that_is_not_finite_is_marked_and_leaves_its_mates_alone(bad: floa
     assert output.token_ids[[0, 2]].tolist() == healthy.token_ids[[0, 2]].tolist()
 
 
-def test_no_rows_give_no_tokens() -> None:
+def test_no_rows_return_no_tokens() -> None:
     assert len(sample(torch.empty(0, VOCAB), inputs_of([])).token_ids) == 0
 
 
 @pytest.mark.parametrize("parameters", [{"top_p": 0.0}, {"top_p": -1.0, "min_p": 5.0}, {"min_p": 2.0, "top_k": 3}])
 @pytest.mark.parametrize("vocab_size", [VOCAB, 40_000])
-def test_filters_that_leave_nothing_leave_the_likeliest(parameters: dict[str, float], vocab_size: int) -> None:
+def test_filters_always_keep_the_most_likely_token(parameters: dict[str, float], vocab_size: int) -> None:
     logits = torch.randn(2, vocab_size, generator=torch.Generator().manual_seed(1))
     expected = logits.argmax(-1).tolist()
     assert sample(logits, inputs_of([parameters, parameters])).token_ids.tolist() == expected
@@ -286,11 +288,8 @@ def test_filters_that_leave_nothing_leave_the_likeliest(parameters: dict[str, fl
 
 
 class Allowing:
-    """Constrained rows that may draw `allowed`, from the first draw on if they are `closed`; hears what was drawn, and
-    may put `instead` in its place."""
-
-    unending: ClassVar[list[int]] = []
-    end_ids: ClassVar[tuple[int, ...]] = ()
+    """Constrained rows that may sample `allowed`; with `is_closed` under a mask from the start. Records the accepted
+    tokens."""
 
     def __init__(
         self, rows: list[int], allowed: list[set[int]], instead: int | None = None, *, is_closed: bool = False
@@ -301,21 +300,21 @@ class Allowing:
         self._instead = instead
         self._is_closed = is_closed
 
-    def allowed(self, is_filtered: np.ndarray) -> tuple[list[int], np.ndarray]:
+    def initial_masks(self, is_filtered: np.ndarray) -> tuple[list[int], np.ndarray]:
         rows = [row for row in self._allowed if is_filtered[row] or self._is_closed]
         return rows, self._masks(rows)
 
-    def settle(self, token_ids: np.ndarray, is_failed: np.ndarray) -> list[int]:
+    def accept(self, token_ids: np.ndarray, is_failed: np.ndarray) -> list[int]:
         drawn = token_ids.tolist()
         self.refused = [row for row in self._allowed if drawn[row] not in self._allowed[row] and not is_failed[row]]
         if not self.refused:
-            self.settle_again(token_ids, is_failed)
+            self.accept_resampled(token_ids, is_failed)
         return self.refused
 
-    def allowed_again(self) -> np.ndarray:
+    def rejected_masks(self) -> np.ndarray:
         return self._masks(self.refused)
 
-    def settle_again(self, token_ids: np.ndarray, is_failed: np.ndarray) -> None:
+    def accept_resampled(self, token_ids: np.ndarray, is_failed: np.ndarray) -> None:
         self.heard = token_ids.tolist()
         if self._instead is not None:
             token_ids[list(self._allowed)] = self._instead
@@ -333,7 +332,7 @@ FILTERS: list[dict[str, Any]] = [{}, {"temperature": 0.0}, {"top_k": 2}, {"top_p
 
 @pytest.mark.parametrize("is_closed", [False, True])
 @pytest.mark.parametrize("filters", FILTERS)
-def test_a_constrained_row_draws_from_what_is_allowed_and_the_others_as_ever(filters: dict[str, Any], is_closed: bool):
+def test_constrained_rows_sample_allowed_tokens_and_others_are_unchanged(filters: dict[str, Any], is_closed: bool):
     logits = torch.randn(40, VOCAB, generator=torch.Generator().manual_seed(3)) * 4
     rows = [filters | {"seeds": 9, "positions": position} for position in range(40)]
     allowed = {7, 100, 101, 299}
@@ -347,8 +346,8 @@ def test_a_constrained_row_draws_from_what_is_allowed_and_the_others_as_ever(fil
 
 @pytest.mark.parametrize("filters", [{}, {"temperature": 0.7}, {"top_p": 0.9, "min_p": 0.01}, {"top_k": 3}])
 @pytest.mark.parametrize("is_closed", [False, True])
-def test_a_token_comes_as_often_as_it_is_likely_among_those_allowed(filters: dict[str, Any], is_closed: bool):
-    """Whether it is drawn under the mask, or first without and then again: chi-square."""
+def test_constrained_sampling_follows_the_distribution_over_allowed_tokens(filters: dict[str, Any], is_closed: bool):
+    """Chi-square test for rows sampled under the mask at once, and for rows that sample again."""
     num_rows, allowed = 6_000, [2, 3, 5, 250, 280]
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(8)) * 1.5
     logits[0, allowed] += 4  # about half of the draws are allowed
@@ -369,36 +368,36 @@ def test_a_token_comes_as_often_as_it_is_likely_among_those_allowed(filters: dic
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_a_second_draw_is_the_same_among_few_tokens_as_over_the_vocabulary(
+def test_second_draw_is_the_same_for_few_tokens_and_the_whole_vocabulary(
     temperature: float, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("engine.sampler.find_library", lambda: None)
+    monkeypatch.setattr("engine.sampling.constraints.find_library", lambda: None)
     logits = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(5)) * 2
     drawn = []
     for most_chosen in (8192, 0):
-        monkeypatch.setattr("engine.sampler._MOST_CHOSEN", most_chosen)
+        monkeypatch.setattr("engine.sampling.constraints._MAX_ALLOWED", most_chosen)
         drawn.append(drawn_again(logits, [{2, 3, 77, 150, 299}] * 300, temperature))
     assert np.array_equal(*drawn)
 
 
 @pytest.mark.skipif(find_library() is None, reason="no kernels were compiled")
 @pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
-def test_a_second_draw_is_the_same_with_compiled_kernels(temperature: float, monkeypatch: pytest.MonkeyPatch):
-    """Of one token, of few and of all but one; where the likeliest is ruled out by a bias; with an odd vocabulary."""
+def test_second_draw_is_the_same_with_compiled_kernels(temperature: float, monkeypatch: pytest.MonkeyPatch):
+    """One allowed token, few, and all but one; with a bias on the most likely token and an odd vocabulary size."""
     for vocab_size in (VOCAB, VOCAB - 3):
         logits = torch.randn(300, vocab_size, generator=torch.Generator().manual_seed(6)) * 3
         biases = tuple(LogitBias(row, np.array([5, 77]), np.full(2, -np.inf, np.float32)) for row in range(0, 300, 9))
         allowed = [{5}, {2, 3, 77, 150, 290}, set(range(1, vocab_size)), {0, 7, 8, vocab_size - 1}] * 75
         natively = drawn_again(logits, allowed, temperature, biases)
         with monkeypatch.context() as patch:
-            patch.setattr("engine.sampler.find_library", lambda: None)
+            patch.setattr("engine.sampling.constraints.find_library", lambda: None)
             assert np.array_equal(natively, drawn_again(logits, allowed, temperature, biases))
 
 
 def drawn_again(
     logits: torch.Tensor, allowed: list[set[int]], temperature: float, biases: tuple[LogitBias, ...] = ()
 ) -> np.ndarray:
-    """Of rows [K, V], what each draws whose likeliest tokens are not allowed."""
+    """Return the tokens sampled for rows [K, V] whose most likely tokens are not allowed."""
     seeds = np.random.default_rng(1).integers(0, 2**63, len(allowed)).tolist()
     rows = [{"temperature": temperature, "seeds": seed, "positions": place} for place, seed in enumerate(seeds)]
     held = Allowing(list(range(len(allowed))), allowed)
@@ -408,7 +407,7 @@ def drawn_again(
     return tokens
 
 
-def test_penalties_and_filters_see_only_what_is_allowed():
+def test_penalties_and_filters_apply_to_allowed_tokens_only():
     logits = torch.zeros(1, VOCAB)
     logits[0, :5] = torch.tensor([9.0, 4.0, 3.0, 2.0, 8.0])
     history = (TokenHistory(0, np.array([1, 1], np.int32), 0),)
@@ -418,17 +417,7 @@ def test_penalties_and_filters_see_only_what_is_allowed():
         assert sample(logits.clone(), dataclasses.replace(inputs, constrained=held)).token_ids.tolist() == [expected]
 
 
-@pytest.mark.parametrize("unending", [[1], [0, 1, 2]])
-def test_a_row_that_cannot_end_draws_no_end_even_at_first(unending: list[int]):
-    logits = torch.zeros(3, VOCAB)
-    logits[:, [5, 9]] = 50.0
-    held = Allowing(unending, [set(range(VOCAB))] * len(unending))
-    held.unending, held.end_ids = unending, (5, 9, VOCAB + 3)  # type: ignore[misc]
-    tokens = sample(logits, dataclasses.replace(inputs_of([{}, {}, {"temperature": 0.0}]), constrained=held)).token_ids
-    assert [row for row in range(3) if tokens[row] in (5, 9)] == [row for row in range(3) if row not in unending]
-
-
-def test_log_probabilities_of_a_constrained_row_are_the_model_s_and_of_the_token_that_stands():
+def test_logprobs_of_a_constrained_row_are_the_models_for_the_final_token():
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(1))
     inputs = inputs_of([{"num_logprobs": 2, "temperature": 0.0}] * 2)
     held = Allowing([1], [{5, 6}], instead=6)
@@ -441,7 +430,7 @@ def test_log_probabilities_of_a_constrained_row_are_the_model_s_and_of_the_token
     assert output.top_ids[1, 0] == expected[1].argmax()
 
 
-def test_a_constrained_row_that_is_not_finite_fails_alone():
+def test_non_finite_constrained_row_fails_alone():
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(1))
     logits[0, 3] = float("nan")
     held = Allowing([0, 1], [{5}, {6}])

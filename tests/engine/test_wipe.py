@@ -1,4 +1,4 @@
-"""Of ephemeral sequences nothing stays: not in the KV pool, beside it, or under any name; and nobody else notices."""
+"""Ephemeral sequences leave nothing in the KV pool, in copies of it, or in the prefix cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def new_runner(folder: Path, kernels: str, **settings: object) -> Runner:
 
 
 def left_in(runner: Runner) -> set[int]:
-    """Blocks in which anything is written."""
+    """Return the blocks that contain any nonzero value."""
     blocks = runner._pool.data.unflatten(1, (runner.num_blocks, runner.block_size))
     return set(torch.nonzero(blocks.abs().amax((0, 2, 3))).flatten().tolist())
 
@@ -56,7 +56,7 @@ def prompts(count: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_nothing_is_left_of_a_crowd_that_was_preempted_and_aborted(folder: Path, kernels: str) -> None:
+def test_preempted_and_aborted_ephemeral_sequences_leave_no_kv(folder: Path, kernels: str) -> None:
     driver = Driver(new_runner(folder, kernels, num_blocks=20))
     ids = [driver.add(each, max_tokens=30, ignore_eos=True, is_ephemeral=True) for each in prompts(10)]
     driver.add(prompts(10)[-1], max_tokens=5, ignore_eos=True, is_ephemeral=True)
@@ -72,7 +72,7 @@ def test_nothing_is_left_of_a_crowd_that_was_preempted_and_aborted(folder: Path,
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_what_one_leaves_is_gone_at_once_and_its_mates_answers_stay_the_same(folder: Path, kernels: str) -> None:
+def test_ephemeral_kv_is_wiped_at_once_without_changing_other_tokens(folder: Path, kernels: str) -> None:
     def run(is_ephemeral: bool) -> tuple[Driver, Runner]:
         runner = new_runner(folder, kernels, num_blocks=64)
         driver = Driver(runner)
@@ -102,8 +102,8 @@ def test_what_one_leaves_is_gone_at_once_and_its_mates_answers_stay_the_same(fol
     assert len(left_in(runner)) > 0  # the others' stay, as they should
 
 
-def test_what_is_not_ephemeral_is_found_again(folder: Path) -> None:
-    """The same prompt twice: cached, unless the first was to leave nothing."""
+def test_only_non_ephemeral_prompts_are_cached(folder: Path) -> None:
+    """The same prompt twice is cached, unless the first request was ephemeral."""
     for is_ephemeral, num_cached in ((False, 32), (True, 0)):
         driver = Driver(new_runner(folder, "torch"))
         for _ in range(2):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from engine.protocol.tasks import Constraint
-from engine.structured.compile import ConstraintRefused
+from engine.protocol.output_format import Constraint
+from engine.structured.refusal import ConstraintRefused
 
 
 class FakeChecker:

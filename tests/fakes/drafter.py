@@ -12,7 +12,7 @@ from tests.fakes.runner import VOCAB_SIZE, draw
 
 
 class Oracle:
-    """Guess number n of a sequence is right for as many tokens as `pattern` says at that place; then it is wrong."""
+    """Proposal number n of a sequence is right for as many tokens as `pattern` says at that index; then it is wrong."""
 
     def __init__(self, pattern: Sequence[int] = (15, 0, 3, 1, 7)) -> None:
         self._pattern = pattern
@@ -25,8 +25,8 @@ class Oracle:
         number = self._num_asked.get(requests.sequence_id, 0)
         self._num_asked[requests.sequence_id] = number + 1
         num_accepted = self._pattern[number % len(self._pattern)]
-        context = np.concatenate([requests.token_ids, np.zeros(requests.most, dtype=np.int32)])
+        context = np.concatenate([requests.token_ids, np.zeros(requests.max_tokens, dtype=np.int32)])
         for place in range(len(requests.token_ids), len(context)):
             right = draw(context[:place])
             context[place] = right if place - len(requests.token_ids) < num_accepted else (right + 1) % VOCAB_SIZE
-        return context[len(requests.token_ids) :][: requests.most - number % 2]
+        return context[len(requests.token_ids) :][: requests.max_tokens - number % 2]

@@ -14,9 +14,10 @@ import numpy as np
 from engine.loop import Engine
 from engine.processes.frames import FrameReader
 from engine.protocol.events import Event, Failed, Finished, Started, Token, Usage
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.ranks import rank, wire
-from engine.ranks.replica import Replica, SequenceOutput
+from engine.ranks.output import SequenceOutput
+from engine.ranks.replica import Replica
 from engine.report import EngineStatus
 from engine.scheduling.sequence import SequenceRequest
 from engine.serving.model_store import LocalModel
@@ -165,7 +166,7 @@ class TokenRun:
             end = Finished(output.finish, self._usage())
         elif output.finish is not None:
             failed = _FAILURES[output.finish]
-            end = Failed(failed.reason, failed.message, failed.is_retryable, self._usage(), failed.num_deaths)
+            end = Failed(failed.reason, failed.message, failed.is_retryable, self._usage(), failed.num_crashes)
         if end is not None:
             self._is_over = True
             self._emit(end)

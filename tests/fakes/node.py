@@ -19,7 +19,8 @@ import msgspec
 
 from engine.protocol import events, wire
 from engine.protocol.status import NodeStatus, ReplicaState, ReplicaStatus
-from engine.protocol.tasks import TaskInput, TextEmbeddings
+from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.text_embeddings import Embeddings, TextEmbeddings
 from service_identity.service_identity import ServiceIdentity
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
@@ -228,7 +229,7 @@ class NodeSide(asyncio.Protocol):
     def _handle(self, message: wire.Message) -> None:
         if isinstance(message, wire.Hello):
             nonces, identity = (self._nonce, message.nonce), self._node.identity
-            gateway = identity.judge(message.token, {"gateway"}, nonces)
+            gateway = identity.verify_token(message.token, {"gateway"}, nonces)
             if gateway is None:
                 self.transport.abort()
                 return
@@ -267,10 +268,10 @@ class NodeSide(asyncio.Protocol):
                 )
                 return
             await asyncio.sleep(script.first_s)
-            if execute.num_deaths < script.deaths:
-                num_deaths = execute.num_deaths + 1
+            if execute.num_crashes < script.deaths:
+                num_crashes = execute.num_crashes + 1
                 usage = events.Usage(prompt_tokens=prompt_tokens, completion_tokens=7)
-                failed = events.Failed("internal", "it died", num_deaths < 2, usage, num_deaths)
+                failed = events.Failed("internal", "it died", num_crashes < 2, usage, num_crashes)
                 self.send(wire.Reply(call_id, failed))
                 return
             num_choices = execute.task.num_choices
@@ -363,5 +364,5 @@ def embedded(task: TextEmbeddings) -> list[events.Event]:
     rows = [[float(len(text)), *(0.25 * i for i in range(1, DIMENSIONS))] for text in task.texts]
     data = b"".join(struct.pack(f"<{DIMENSIONS}f", *row) for row in rows)
     usage = events.Usage(prompt_tokens=count_prompt(task))
-    value = events.Embeddings((len(rows), DIMENSIONS), data, task.pooling or "mean")
-    return [events.Started(usage.prompt_tokens), events.Result(value), events.Finished("stop", usage)]
+    embeddings = Embeddings((len(rows), DIMENSIONS), data, task.pooling or "mean")
+    return [events.Started(usage.prompt_tokens), embeddings.to_result(), events.Finished("stop", usage)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.ranks.replica import SequenceOutput, Sink, TokenIdLogprob
+from engine.ranks.output import SequenceOutput, TokenIdLogprob
+from engine.ranks.replica import Sink
 from engine.report import EngineInfo, EngineStatus, Finish
 from engine.scheduling.sequence import SequenceRequest
 

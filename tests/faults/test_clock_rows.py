@@ -21,7 +21,7 @@ from tenants import accounts
 from tenants.credentials import user_tokens
 from tenants.credentials.policies import Policy
 from tenants.credentials.scopes import find_group
-from tenants.credentials.user_tokens import Holder, TokenSpec
+from tenants.credentials.user_tokens import TokenOwner, TokenSpec
 from tests.faults.conftest import errors_in
 from tests.gateway.inference.test_text_generation import events_of, script
 from tests.gateway.process import PARROT, PEPPER
@@ -104,7 +104,7 @@ async def new_tokens(site: Site, plan: str) -> Tokens:
             await user_tokens.create(
                 database,
                 PEPPER,
-                Holder("account", account_id),
+                TokenOwner("account", account_id),
                 TokenSpec("x", (policy,), not_before=since, expires_at=until),
                 who="test",
             )
@@ -115,7 +115,7 @@ async def new_tokens(site: Site, plan: str) -> Tokens:
         await database.close()
 
 
-def test_no_token_comes_early_or_late(clocked: Clocked):
+def test_token_validity_does_not_shift_with_the_clock(clocked: Clocked):
     for wrong_by_s in (0, *JUMPS_S):
         tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
         secrets = (tokens.always, tokens.for_half_an_hour, tokens.from_half_an_hour_on, tokens.over)
@@ -128,7 +128,7 @@ def test_no_token_comes_early_or_late(clocked: Clocked):
     )
 
 
-def test_no_quota_is_refilled_and_no_window_begins_anew(clocked: Clocked):
+def test_clock_jump_refills_no_quota_and_restarts_no_window(clocked: Clocked):
     wait_for_a_day_that_lasts(60)
     free = asyncio.run(new_tokens(clocked.running.site, "free"))
     paid = asyncio.run(new_tokens(clocked.running.site, "paid"))
@@ -150,7 +150,7 @@ def test_no_quota_is_refilled_and_no_window_begins_anew(clocked: Clocked):
 
 
 @pytest.mark.parametrize("wrong_by_s", JUMPS_S)
-def test_a_call_under_way_ends_as_it_would_have_and_its_row_is_true(clocked: Clocked, wrong_by_s: int):
+def test_running_call_finishes_with_a_correct_usage_row_after_a_clock_jump(clocked: Clocked, wrong_by_s: int):
     tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
     body = {"prompt": script(tokens=["x"] * 20, gap_s=0.02), "stream": True}
     answers: list[httpx.Response] = []
@@ -172,7 +172,7 @@ def test_a_call_under_way_ends_as_it_would_have_and_its_row_is_true(clocked: Clo
 
 
 @pytest.mark.parametrize("wrong_by_s", JUMPS_S)
-def test_what_is_held_under_a_key_stays_held(clocked: Clocked, wrong_by_s: int):
+def test_idempotent_responses_survive_a_clock_jump(clocked: Clocked, wrong_by_s: int):
     """Neither does its lease end while it runs, nor is the answer forgotten."""
     tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
     marker = f"once {wrong_by_s} "
@@ -198,7 +198,7 @@ def test_what_is_held_under_a_key_stays_held(clocked: Clocked, wrong_by_s: int):
     assert sum(marker in str(execute) for execute in node.executes) == 1
 
 
-def test_who_watches_is_told(clocked: Clocked):
+def test_clock_jump_is_reported(clocked: Clocked):
     gateway = clocked.running.gateway
     for wrong_by_s in (HOUR_S, -HOUR_S, 0):
         clocked.set_clock(wrong_by_s)
@@ -207,7 +207,7 @@ def test_who_watches_is_told(clocked: Clocked):
     assert told
 
 
-def test_no_timer_sticks(clocked: Clocked):
+def test_timers_work_after_a_clock_jump(clocked: Clocked):
     tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
     for wrong_by_s in (HOUR_S, -DAY_S, 40 * DAY_S):
         clocked.set_clock(wrong_by_s)

@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from bench import figures
 from tests.end_to_end.platform import Platform, wait_for
 from tests.faults.test_platform_faults import num_held_blocks, num_running, wait_until_whole
 
@@ -154,7 +155,7 @@ def is_ready(platform: Platform) -> bool:
 
 
 @pytest.mark.parametrize("kill", [kill_nodes, kill_ranks, kill_gateway])
-def test_clients_and_ledger_agree_whatever_is_killed(campaign: Platform, kill, tmp_path: Path):
+def test_ledger_matches_clients_after_killing_processes(campaign: Platform, kill, tmp_path: Path):
     is_over = threading.Event()
     clients = [Client(campaign, number, is_over) for number in range(NUM_CLIENTS)]
     threads = [threading.Thread(target=client.run) for client in clients]
@@ -172,6 +173,21 @@ def test_clients_and_ledger_agree_whatever_is_killed(campaign: Platform, kill, t
     check_what_clients_saw(seen, is_gateway_killed=kill is kill_gateway)
     check_who_was_unlucky(campaign, seen, most=2 if kill is kill_ranks else 0)
     check_ledger(campaign, seen)
+    record_figures(kill.__name__.replace("_", " "), seen)
+
+
+def record_figures(fault: str, seen: list[Seen]) -> None:
+    source = f"pytest {Path(__file__).name}"
+    whole = [one for one in seen if not one.is_stream and not one.is_cut]
+    num_answered = sum(one.status == 200 for one in whole)
+    figures.record("P1", f"{fault}: {num_answered} of {len(whole)} calls without streaming answered", source)
+    streams = [one for one in seen if one.is_stream and not one.is_cut and one.status == 200]
+    num_ended = sum(one.error_code is not None for one in streams)
+    figures.record(
+        "P2", f"{fault}: {num_ended} of {len(streams)} streams interrupted, each with one error event", source
+    )
+    num_rows = sum(not one.is_cut for one in seen)
+    figures.record("P6", f"{fault}: {num_rows} of {num_rows} calls in the ledger, one row each", source)
 
 
 def check_what_clients_saw(seen: list[Seen], *, is_gateway_killed: bool) -> None:

@@ -85,7 +85,7 @@ def far(far_site: Far) -> Far:
 
 
 @pytest.mark.parametrize("how", ["part", "vanish", "reset", "half_close"])
-def test_a_call_goes_to_the_other_node_and_later_ones_do_not_try_the_lost_one(far: Far, how: str):
+def test_lost_node_is_not_tried_by_later_calls(far: Far, how: str):
     if how == "reset":
         far.proxy.refuses = True
     getattr(far.proxy, how)()
@@ -102,7 +102,7 @@ def test_a_call_goes_to_the_other_node_and_later_ones_do_not_try_the_lost_one(fa
 
 
 @pytest.mark.parametrize("how", ["part", "vanish", "reset"])
-def test_a_stream_that_has_begun_ends_with_one_error(far: Far, how: str):
+def test_started_stream_ends_with_one_error(far: Far, how: str):
     with far.client.stream(
         "POST",
         f"{far.running.account_url}/ai/run/@cf/test/parrot",
@@ -124,7 +124,7 @@ def test_a_stream_that_has_begun_ends_with_one_error(far: Far, how: str):
 
 
 @pytest.mark.parametrize("num_bytes", [1, 3, 40, 90])
-def test_one_that_is_cut_in_the_middle_of_a_message_is_done_by_the_other(far: Far, num_bytes: int):
+def test_call_with_a_truncated_message_is_retried_on_the_other_node(far: Far, num_bytes: int):
     far.proxy.to_client.cut_after = num_bytes
     answer = far.ask()
     assert answer.status_code == 200, answer.text
@@ -133,7 +133,7 @@ def test_one_that_is_cut_in_the_middle_of_a_message_is_done_by_the_other(far: Fa
 
 
 @pytest.mark.parametrize("flip_after", [0, 2, 5, 9, 30, 60])
-def test_garbled_messages_cost_no_gateway(far: Far, flip_after: int):
+def test_invalid_messages_do_not_crash_the_gateway(far: Far, flip_after: int):
     far.proxy.to_client.flip_after = flip_after
     answer = far.ask()
     assert answer.status_code in (200, 408), answer.text
@@ -143,7 +143,7 @@ def test_garbled_messages_cost_no_gateway(far: Far, flip_after: int):
     assert far.ask().status_code == 200
 
 
-def test_a_way_that_is_slow_or_comes_in_single_bytes_changes_nothing_but_the_time(far: Far):
+def test_slow_connection_only_delays_the_response(far: Far):
     far.proxy.to_client.piece_bytes = far.proxy.to_server.piece_bytes = 1
     answer = far.ask()
     assert (answer.json()["result"]["response"], far.row(answer)["attempts"]) == (TEXT, 1)

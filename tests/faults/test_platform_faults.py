@@ -96,7 +96,7 @@ def until_cut(platform: Platform, cut: Callable[[], tuple[str, list[str]]]) -> t
     raise AssertionError(f"{TRIES} streams were over before they could be cut")
 
 
-def test_a_client_that_leaves_frees_its_blocks_and_is_still_metered(fragile: Platform):
+def test_disconnect_frees_blocks_and_is_metered(fragile: Platform):
     url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
 
     def is_left_underway() -> bool:
@@ -133,7 +133,7 @@ def ranks_that_stand_still(platform: Platform) -> Iterator[None]:
 
 
 @pytest.mark.full
-def test_wherever_a_client_leaves_it_pays_for_what_was_generated_and_the_work_stops(fragile: Platform):
+def test_disconnect_at_any_point_charges_generated_tokens_and_stops_the_work(fragile: Platform):
     """Ten streams, each left at some token. What the model computed is what is charged, but for a step under way."""
     url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
     before, took_s, charged, num_left_underway = num_computed(fragile), [], 0, 0
@@ -183,7 +183,7 @@ def is_working(platform: Platform) -> bool:
     return any(replica.num_running for node in live_statuses(platform) for replica in node.replicas)
 
 
-def test_an_unstreamed_call_whose_client_leaves_is_cancelled(fragile: Platform):
+def test_disconnect_cancels_a_call_without_streaming(fragile: Platform):
     with fragile.client() as client, pytest.raises(httpx.ReadTimeout):
         client.post(
             f"{fragile.ai_url()}/run/{fragile.chat_model}",
@@ -193,7 +193,7 @@ def test_an_unstreamed_call_whose_client_leaves_is_cancelled(fragile: Platform):
     wait_for("every block is free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0)
 
 
-def test_a_node_killed_before_the_first_token_goes_unnoticed(fragile: Platform):
+def test_node_killed_before_the_first_token_is_replaced(fragile: Platform):
     node_id = node_that_serves(fragile, "before")
     pid = fragile.node_pid(node_id)
     os.kill(pid, signal.SIGSTOP)
@@ -217,7 +217,7 @@ def test_a_node_killed_before_the_first_token_goes_unnoticed(fragile: Platform):
     wait_until_whole(fragile)
 
 
-def test_a_node_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Platform):
+def test_node_killed_during_a_stream_ends_it_with_an_error_and_no_done(fragile: Platform):
     url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
 
     def kill_its_node() -> tuple[str, list[str]]:
@@ -240,7 +240,7 @@ def test_a_node_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Pla
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_rank_that_dies_or_hangs_costs_an_unstreamed_call_nothing_but_time(fragile: Platform, number: signal.Signals):
+def test_dead_or_hanging_rank_only_delays_a_call_without_streaming(fragile: Platform, number: signal.Signals):
     affinity = f"rank {number.name}".replace(" ", "-")
     node_id = node_that_serves(fragile, affinity)
     ranks = fragile.rank_pids(node_id)
@@ -264,7 +264,7 @@ def test_a_rank_that_dies_or_hangs_costs_an_unstreamed_call_nothing_but_time(fra
     wait_for("both are hot", lambda: fragile.num_hot == 2)
 
 
-def test_a_rank_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Platform):
+def test_rank_killed_during_a_stream_ends_it_with_an_error_and_no_done(fragile: Platform):
     url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
     sticky = {"x-session-affinity": "mid-stream"}
 
@@ -283,7 +283,7 @@ def test_a_rank_killed_mid_stream_ends_it_with_an_error_and_no_done(fragile: Pla
     wait_for("both are hot", lambda: fragile.num_hot == 2)
 
 
-def test_a_gateway_that_is_killed_comes_back_and_loses_no_usage(fragile: Platform):
+def test_killed_gateway_is_restarted_and_loses_no_usage(fragile: Platform):
     with fragile.client() as client:
         url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
         answers_before = [client.post(url, json={"prompt": "Hello", "max_tokens": 2}) for _ in range(5)]
@@ -303,7 +303,7 @@ def test_a_gateway_that_is_killed_comes_back_and_loses_no_usage(fragile: Platfor
         assert len(wait_for("the usage row", lambda wanted=request_id: fragile.usage_rows(wanted))) == 1
 
 
-def test_started_twice_it_says_so_and_harms_nothing(fragile: Platform):
+def test_second_start_fails_without_side_effects(fragile: Platform):
     second = fragile.run_up("--port", str(free_port()))
     assert second.returncode == 1
     assert str(fragile.dev["pid"]) in second.stderr

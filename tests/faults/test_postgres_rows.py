@@ -116,7 +116,7 @@ def behind(new_site: Callable[..., Site]) -> Iterator[Behind]:
 
 
 @pytest.mark.parametrize("how", ["refusing", "parted", "slow"])
-def test_known_tokens_go_on_unknown_ones_wait_and_nothing_is_lost(behind: Behind, how: str):
+def test_known_tokens_work_during_a_database_outage_and_no_usage_is_lost(behind: Behind, how: str):
     ids = behind.begin()
     new = asyncio.run(behind.new_secret())
     if how == "refusing":
@@ -146,7 +146,7 @@ def test_known_tokens_go_on_unknown_ones_wait_and_nothing_is_lost(behind: Behind
     figures.record("P7", told, f"pytest {Path(__file__).name}")
 
 
-def test_a_commit_whose_answer_is_lost_is_one_row(behind: Behind):
+def test_commit_with_a_lost_reply_is_one_row(behind: Behind):
     ids = behind.begin()
     before = behind.proxy.num_answers_lost
     for number in range(before + 1, before + 4):
@@ -158,7 +158,7 @@ def test_a_commit_whose_answer_is_lost_is_one_row(behind: Behind):
     assert behind.rows() == sorted(ids)
 
 
-def test_an_older_copy_that_takes_over_is_told_again(behind: Behind):
+def test_usage_is_sent_again_to_an_older_database_copy(behind: Behind):
     """The ledger as it was before the last calls takes its place, as a replica that lagged does."""
     ids = behind.begin() + behind.ids(10)
     behind.wait_told(ids)

@@ -66,7 +66,7 @@ def heard(client: socket.socket, size: int) -> bytes:
     return found
 
 
-def test_without_faults_bytes_pass_and_so_does_their_end(client: socket.socket, proxy: FaultProxy):
+def test_proxy_without_faults_forwards_bytes_and_eof(client: socket.socket, proxy: FaultProxy):
     data = bytes(range(256)) * 1000
     assert said(client, data) == data
     client.shutdown(socket.SHUT_WR)
@@ -74,7 +74,7 @@ def test_without_faults_bytes_pass_and_so_does_their_end(client: socket.socket, 
     wait_until_blocking(lambda: proxy.num_links == 0)
 
 
-def test_what_is_parted_is_kept_and_comes_once_it_is_healed(client: socket.socket, proxy: FaultProxy):
+def test_partitioned_bytes_are_delivered_after_healing(client: socket.socket, proxy: FaultProxy):
     assert said(client, b"one") == b"one"
     proxy.part()
     client.sendall(b"two")
@@ -86,7 +86,7 @@ def test_what_is_parted_is_kept_and_comes_once_it_is_healed(client: socket.socke
     assert heard(client, 3) == b"two"
 
 
-def test_what_vanished_stays_lost_and_nobody_is_told(client: socket.socket, proxy: FaultProxy):
+def test_black_hole_drops_bytes_silently(client: socket.socket, proxy: FaultProxy):
     proxy.vanish()
     client.sendall(b"one")
     wait_until_blocking(lambda: proxy.to_server.num_lost == 3)
@@ -98,7 +98,7 @@ def test_what_vanished_stays_lost_and_nobody_is_told(client: socket.socket, prox
     assert said(client, b"two") == b"two"
 
 
-def test_a_cut_comes_in_the_middle_and_is_a_reset(client: socket.socket, proxy: FaultProxy):
+def test_cut_resets_the_connection_mid_message(client: socket.socket, proxy: FaultProxy):
     proxy.to_client.cut_after = 5
     client.sendall(b"0123456789")
     found = b""
@@ -109,7 +109,7 @@ def test_a_cut_comes_in_the_middle_and_is_a_reset(client: socket.socket, proxy: 
     assert proxy.to_client.num_bytes == 5
 
 
-def test_the_answer_alone_is_lost(client: socket.socket, proxy: FaultProxy):
+def test_only_the_reply_is_lost(client: socket.socket, proxy: FaultProxy):
     proxy.lose_answer(lambda data: b"write" in data)
     assert said(client, b"read") == b"read"
     client.sendall(b"write")
@@ -120,7 +120,7 @@ def test_the_answer_alone_is_lost(client: socket.socket, proxy: FaultProxy):
         assert said(second, b"write") == b"write", "once"
 
 
-def test_delay_rate_pieces_and_a_flipped_byte(client: socket.socket, proxy: FaultProxy):
+def test_delay_rate_chunking_and_corruption(client: socket.socket, proxy: FaultProxy):
     proxy.slow(0.05, 0.01)
     began_s = time.monotonic()
     assert said(client, b"x") == b"x"
@@ -136,7 +136,7 @@ def test_delay_rate_pieces_and_a_flipped_byte(client: socket.socket, proxy: Faul
     assert said(client, b"abc") == b"abc"
 
 
-def test_resets_refusals_and_half_open_connections(client: socket.socket, proxy: FaultProxy):
+def test_resets_refused_and_half_open_connections(client: socket.socket, proxy: FaultProxy):
     assert said(client, b"one") == b"one"
     proxy.half_close()
     assert client.recv(1) == b""
@@ -154,7 +154,7 @@ def test_resets_refusals_and_half_open_connections(client: socket.socket, proxy:
             third.recv(1)
 
 
-def test_unix_sockets_are_passed_on_likewise(echo: tuple[str, int], short_tmp_path: Path):
+def test_unix_sockets_are_forwarded(echo: tuple[str, int], short_tmp_path: Path):
     path = short_tmp_path / "door.sock"
     with FaultProxy(echo, path) as first, FaultProxy(path) as second:
         with socket.create_connection(("127.0.0.1", second.port), timeout=60) as client:

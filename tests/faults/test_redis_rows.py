@@ -104,7 +104,7 @@ def is_counted(parted: Parted) -> bool:
     return parted.num_let_in_alone == before
 
 
-def test_a_flush_begins_no_window_anew(parted: Parted):
+def test_flush_restarts_no_quota_window(parted: Parted):
     assert [parted.ask().status_code for _ in range(30)] == [200] * 30
     parted.redis.flushall()
     parted.redis.script_flush()
@@ -116,7 +116,7 @@ def test_a_flush_begins_no_window_anew(parted: Parted):
     assert set(later) == {429}
 
 
-def test_a_flush_gives_back_nothing_that_was_spent(parted: Parted):
+def test_flush_refunds_no_budget(parted: Parted):
     wait_for_a_day_that_lasts(60)
     asyncio.run(parted.begin("free"))
     most: dict[str, object] = {"prompt": script(tokens=["x"] * 600), "max_tokens": 600}  # 0.6 of the day's one neuron
@@ -131,7 +131,7 @@ def test_a_flush_gives_back_nothing_that_was_spent(parted: Parted):
         assert int(parted.redis.hget(key, "u") or 0) == spent > 500_000, "what Redis counts is the ledger's word"  # type: ignore[arg-type]
 
 
-def test_a_restart_that_forgets_everything_begins_no_window_anew(parted: Parted):
+def test_restart_without_data_restarts_no_quota_window(parted: Parted):
     site = parted.running.site
     assert [parted.ask().status_code for _ in range(25)] == [200] * 25
     site.redis.stop()
@@ -149,7 +149,7 @@ def test_a_restart_that_forgets_everything_begins_no_window_anew(parted: Parted)
     assert parted.counted() == LIMIT
 
 
-def test_whoever_changes_something_through_a_gateway_is_answered_by_it_at_once_though_no_news_passes(parted: Parted):
+def test_gateway_applies_its_own_changes_without_redis(parted: Parted):
     site, base_url = parted.running.site, parted.running.gateway.base_url
     user = parted.running.headers("global key")
     policies = [{"effect": "allow", "permission_groups": [{"id": READ_ID}], "resources": {EVERYWHERE: "*"}}]
@@ -187,7 +187,7 @@ def test_whoever_changes_something_through_a_gateway_is_answered_by_it_at_once_t
 
 
 @pytest.mark.parametrize("how", ["parted", "vanished", "slow", "refusing"])
-def test_one_that_does_not_answer_costs_a_call_its_timeout_once_and_the_count_is_right_after(parted: Parted, how: str):
+def test_silent_redis_costs_one_timeout_and_counters_are_correct_afterwards(parted: Parted, how: str):
     healthy, alone = [timed(parted) for _ in range(10)], parted.num_let_in_alone
     if how == "parted":
         parted.proxy.part()
@@ -219,7 +219,7 @@ def timed(parted: Parted) -> tuple[int, float]:
     return parted.ask().status_code, time.monotonic() - began_s
 
 
-def test_the_same_call_told_again_is_the_same_call(parted: Parted):
+def test_repeated_report_of_a_call_is_counted_once(parted: Parted):
     """Its answer is lost, the gateway lets it in by its share and tells of it afterwards: one request, not two."""
     assert parted.ask().status_code == 200
     before, lost = parted.counted(), parted.proxy.num_answers_lost
@@ -229,7 +229,7 @@ def test_the_same_call_told_again_is_the_same_call(parted: Parted):
     assert parted.counted() == before + 1
 
 
-def test_a_full_redis_counts_as_away(parted: Parted):
+def test_full_redis_is_treated_as_unavailable(parted: Parted):
     assert parted.ask().status_code == 200
     alone = parted.num_let_in_alone
     parted.redis.config_set("maxmemory", 1)
@@ -241,7 +241,7 @@ def test_a_full_redis_counts_as_away(parted: Parted):
     wait_until_blocking(lambda: parted.counted() >= 6)
 
 
-def test_a_stream_never_waits_for_redis(parted: Parted):
+def test_stream_never_waits_for_redis(parted: Parted):
     answers: list[httpx.Response] = []
     body = {"prompt": script(tokens=["x"] * 30, gap_s=0.02), "stream": True}
     thread = threading.Thread(target=lambda: answers.append(parted.ask(body)))

@@ -79,7 +79,7 @@ def three(new_site: Callable[..., Site]) -> Iterator[Three]:
         assert gateway.stop() == 0
 
 
-def test_a_window_admits_no_more_at_its_edge_and_says_truly_when_it_ends(three: Three):
+def test_quota_is_exact_at_the_window_boundary_with_a_correct_retry_after(three: Three):
     """Six clients ask without a pause through three gateways, over the ends of several windows."""
     assert any(all_are_let_in_in_time(three) for _ in range(3)), "who waits as long as was said is let in"
 
@@ -123,7 +123,7 @@ def all_are_let_in_in_time(three: Three) -> bool:
     )
 
 
-def test_while_redis_is_away_all_together_let_in_no_more_and_when_it_is_back_neither(three: Three):
+def test_gateways_together_enforce_the_limit_during_and_after_a_redis_outage(three: Three):
     account = three.new_account()
     assert three.ask_at_once(6, account) == [200] * 6
     three.site.redis.stop()

@@ -1,11 +1,11 @@
-"""Admission: a bounded number of calls in flight, none while draining, and room that no account takes from others."""
+"""Admission: limits on calls in flight, in total and per account, and draining."""
 
 import asyncio
 import contextlib
 
 import pytest
 
-from gateway.admission import Admission, Place
+from gateway.admission import Admission, ConcurrencySlot
 from gateway.errors import Reason, Refusal
 
 
@@ -15,16 +15,16 @@ def refused(admission: Admission, account_id: str = "a") -> Refusal:
     return caught.value
 
 
-def fill(admission: Admission, account_id: str) -> list[Place]:
-    """Places of one account until it is refused one."""
-    places: list[Place] = []
+def fill(admission: Admission, account_id: str) -> list[ConcurrencySlot]:
+    """Take slots for one account until a slot is refused."""
+    slots: list[ConcurrencySlot] = []
     with contextlib.suppress(Refusal):
         while True:
-            places.append(admission.enter(account_id))
-    return places
+            slots.append(admission.enter(account_id))
+    return slots
 
 
-async def test_places_are_bounded_and_given_back_even_after_an_error():
+async def test_slots_are_limited_and_released_after_errors():
     admission = Admission(2)
     with admission.enter("a"), admission.enter("a"):
         assert refused(admission).reason is Reason.OUT_OF_CAPACITY
@@ -34,7 +34,7 @@ async def test_places_are_bounded_and_given_back_even_after_an_error():
         assert refused(admission).reason is Reason.OUT_OF_CAPACITY
 
 
-async def test_an_account_takes_two_thirds_and_leaves_the_rest_to_others():
+async def test_one_account_holds_at_most_two_thirds_of_the_slots():
     admission = Admission(90)
     flood = fill(admission, "a")
     assert len(flood) == 60
@@ -44,15 +44,15 @@ async def test_an_account_takes_two_thirds_and_leaves_the_rest_to_others():
     third = fill(admission, "c")
     assert len(third) == 7, "and so on: somebody new always finds room"
     for place in flood[:30]:
-        admission.leave(place)
-        admission.leave(place)  # is left once, however often it is said
+        admission.release(place)
+        admission.release(place)  # is left once, however often it is said
     assert len(fill(admission, "a")) == 12, "30 were left: with 12 of them it holds twice the 21 that are free"
     for place in (*second, *third):
-        admission.leave(place)
+        admission.release(place)
     assert len(fill(admission, "a")) == 18
 
 
-async def test_whoever_is_refused_is_told_how_long_places_are_held(monkeypatch: pytest.MonkeyPatch):
+async def test_refusal_has_the_expected_wait_for_a_slot(monkeypatch: pytest.MonkeyPatch):
     now_s = 1000.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
     admission = Admission(3)
@@ -61,17 +61,17 @@ async def test_whoever_is_refused_is_told_how_long_places_are_held(monkeypatch: 
     for _ in range(50):
         place = admission.enter("b")
         now_s += 20.0
-        admission.leave(place)
+        admission.release(place)
     held = fill(admission, "b")
     assert refused(admission, "b").reason is Reason.OUT_OF_CAPACITY
     assert len(held) == 1
-    for place in list(admission._places):
-        admission.leave(place)
+    for place in list(admission._slots):
+        admission.release(place)
     assert len(fill(admission, "b")) == 2
     assert 9 <= (refused(admission, "b").retry_after_s or 0) <= 11, "two places of 20 s each"
 
 
-async def test_draining_lets_nothing_in_and_is_over_when_the_last_call_ends():
+async def test_drain_refuses_new_calls_and_ends_with_the_last_call():
     admission = Admission(2)
     with admission.enter("a"):
         admission.drain()

@@ -1,4 +1,4 @@
-"""Every management route that changes something leaves an entry in the audit; a new one has to say what it leaves."""
+"""Every management route that changes something writes an audit entry; a new route must be classified here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from gateway.app import ACCOUNT, BASE, ROUTES
-from gateway.call import Door
+from gateway.call import Endpoint
 from gateway.routing import Access
 from tests.catalog.adapters import config_bytes
 from tests.gateway.process import HANDY
@@ -30,11 +30,11 @@ TELLS = {
 }
 
 
-def test_every_changing_route_is_known_to_act_or_to_tell():
+def test_every_changing_route_is_classified():
     changing = {
         (route.method, route.path)
         for route in ROUTES
-        if route.method != "GET" and not isinstance(route.endpoint, Door)
+        if route.method != "GET" and not isinstance(route.endpoint, Endpoint)
     }  # fmt: skip
     assert not any(route.access is Access.PUBLIC for route in ROUTES if route.method != "GET"), "nobody would be `who`"
     assert sorted(changing) == sorted([*TELLS, *((method, path) for method, path, *_ in ACTS)])
@@ -97,7 +97,7 @@ def entries(running: Running) -> list[tuple[str, str]]:
         return list(connection.execute("SELECT who, action FROM audit_entries ORDER BY sequence"))
 
 
-def test_every_route_that_acts_leaves_an_entry_with_who_did_it(running: Running):
+def test_every_changing_route_writes_an_audit_entry_with_its_actor(running: Running):
     with httpx.Client(headers=running.headers("global key"), timeout=60) as client:
 
         def result(method: str, path: str, **sent: Any) -> Any:
@@ -124,7 +124,7 @@ def test_every_route_that_acts_leaves_an_entry_with_who_did_it(running: Running)
                 told[name] = answered["id"]
 
 
-def test_what_is_refused_leaves_none(running: Running):
+def test_refused_call_has_no_usage_entry(running: Running):
     before = entries(running)
     with httpx.Client(headers=running.headers("good"), timeout=60) as client:
         for method, path, sent, *_ in ACTS:

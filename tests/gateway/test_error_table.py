@@ -1,4 +1,4 @@
-"""Every code that the contract lists and these routes can give, each produced by a real request, with its words."""
+"""Every error code of the contract that these routes can return, produced by a real request."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_row_of_the_contract(running: Running, code: int, status: int, message
     assert not {row[0] for row in ROWS} & ELSEWHERE.keys()
 
 
-def test_an_old_binding_is_told_so_in_its_own_words(running: Running):
+def test_old_binding_version_is_refused_in_the_bindings_format(running: Running):
     answer = by_an_old_binding(running)
     told = answer.json()
     assert (answer.status_code, told["internalCode"], told["errors"][0]["code"]) == (405, 5019, 5019)
@@ -185,7 +185,7 @@ def test_the_daily_allocation_of_the_free_plan_is_told_to_be_used(running: Runni
     assert int(refused.headers["retry-after"]) > 0
 
 
-def test_limits_are_told_and_refuse_with_their_own_codes(running: Running, limited: GatewayProcess):
+def test_limits_are_reported_in_headers_and_have_their_own_error_codes(running: Running, limited: GatewayProcess):
     def ask(token: str, task: str) -> httpx.Response:
         path, body = {
             "text": (f"run/{PARROT}", {"prompt": "x"}),
@@ -232,7 +232,7 @@ def test_a_token_s_own_limit_and_models_hold_for_it_alone(running: Running, limi
 
 
 @pytest.mark.full
-def test_two_hundred_calls_through_three_gateways_find_room_for_fifty(running: Running):
+def test_concurrency_limit_holds_across_three_gateways(running: Running):
     rules = "account=50/86400"
     beside = contextlib.ExitStack()
     settings = {"HEARTH_RATE_LIMITS": rules, "HEARTH_QUOTA_TIMEOUT_S": "30"}

@@ -1,4 +1,4 @@
-"""Fair share at the door: an account that floods is refused what it may not have, and others do not notice."""
+"""Fairness between accounts: a flood of one account is refused and does not affect others."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_flood_is_refused_above_its_calls_at_once_and_another_account_passes(r
 
 
 @pytest.mark.full
-def test_calls_without_output_are_bounded_apart_from_those_that_stream(new_site: Callable[..., Site]):
+def test_waiting_calls_have_their_own_limit(new_site: Callable[..., Site]):
     site = new_site()
     site.add_node("n1")
     running = Running(site, site.gateway(HEARTH_RATE_LIMITS="account.waiting=1").start())
@@ -137,7 +137,7 @@ def half_sent(running: Running, gateway: GatewayProcess, count: int) -> Iterator
 
 
 @pytest.mark.full
-def test_bodies_that_do_not_come_leave_places_to_others(new_site: Callable[..., Site]):
+def test_slow_bodies_leave_slots_for_other_accounts(new_site: Callable[..., Site]):
     """No limit is set: the share that an account may hold of a gateway's places is its own."""
     site = new_site()
     site.add_node("n1")

@@ -1,4 +1,4 @@
-"""How the process starts, refuses to start, drains and ends; and what it does while its stores are away."""
+"""The process: startup, startup errors, draining, exit, and behavior while stores are unavailable."""
 
 import json
 import socket
@@ -6,10 +6,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
 
+from bench import figures
 from gateway.settings import GatewaySettings
 from telemetry.settings import SettingError, read_settings
 from tests.gateway.inference.test_text_generation import events_of, run, script
@@ -34,7 +36,7 @@ def in_background(job: Callable[[], httpx.Response]) -> tuple[threading.Thread, 
     return thread, answers
 
 
-def test_sigterm_lets_calls_finish_refuses_new_ones_and_ends_well(site: Site):
+def test_sigterm_drains_calls_and_exits_with_zero(site: Site):
     running = Running(site, site.gateway().start())
     with httpx.Client(headers=running.headers(), timeout=60) as client, httpx.Client(timeout=60) as probe:
         assert probe.get(f"{running.gateway.url}/readyz").status_code == 200
@@ -52,6 +54,7 @@ def test_sigterm_lets_calls_finish_refuses_new_ones_and_ends_well(site: Site):
     assert running.gateway.wait() == 0
     assert events_of(answers[0])[-1] == "[DONE]"
     assert len(site.usage_rows(answers[0].headers["cf-ai-req-id"])) == 1
+    figures.record("P14", "1 of 1 running streams finished, with one usage row", f"pytest {Path(__file__).name}")
 
 
 @pytest.mark.parametrize("why", ["timeout", "second signal"])
@@ -89,19 +92,19 @@ def test_usage_survives_a_kill(site: Site):
         assert site.usage_row(request_id)["status"] == "stop"
 
 
-def test_while_redis_is_away_nodes_last_known_serve_on(new_site: Callable[..., Site]):
+def test_known_nodes_serve_while_redis_is_unavailable(new_site: Callable[..., Site]):
     site = new_site()
     site.add_node("n1")
     running = Running(site, site.gateway().start())
     site.redis.stop()
-    wait_until_blocking(lambda: "presence cannot be read" in running.gateway.log_text())
+    wait_until_blocking(lambda: "presence was not read" in running.gateway.log_text())
     with httpx.Client(headers=running.headers(), timeout=60) as client:
         for _ in range(3):
             assert run(client, running, {"prompt": "x"}).status_code == 200
     assert running.gateway.is_ready()
 
 
-def test_while_the_database_is_away_known_tokens_go_on_and_unknown_ones_wait(
+def test_known_tokens_work_while_the_database_is_unavailable_and_unknown_ones_get_503(
     new_site: Callable[..., Site], own_postgres: PostgresServer
 ):
     site = new_site(own_postgres.url)
@@ -137,7 +140,7 @@ signal.pause()
 """
 
 
-def test_a_process_that_lost_its_parent_ends(site: Site):
+def test_process_ends_when_its_parent_dies(site: Site):
     gateway = site.gateway()
     gateway.folder.mkdir()
     with gateway.log_file.open("wb") as log:
@@ -164,7 +167,7 @@ GOOD_ENVIRON = {
 }
 
 
-def test_good_settings_have_good_defaults():
+def test_required_settings_suffice():
     settings = read_settings(GatewaySettings, GOOD_ENVIRON)
     assert (settings.host, settings.port, settings.pop) == ("127.0.0.1", 8787, "local")
     assert (settings.call_timeout_s, settings.max_body_bytes) == (120, 10 * 1024 * 1024)
@@ -188,7 +191,7 @@ def test_good_settings_have_good_defaults():
         ({"HEARTH_SPOOL_DIR": ""}, "HEARTH_SPOOL_DIR"),
     ],
 )
-def test_a_setting_that_cannot_work_is_named_and_a_secret_is_not_shown(environ: dict[str, str], named: str):
+def test_invalid_setting_is_named_without_its_secret_value(environ: dict[str, str], named: str):
     with pytest.raises(SettingError, match=named) as caught:
         read_settings(GatewaySettings, GOOD_ENVIRON | environ)
     assert "not hex" not in str(caught.value)
@@ -203,7 +206,7 @@ def test_a_setting_that_cannot_work_is_named_and_a_secret_is_not_shown(environ: 
         ({"HEARTH_SPOOL_DIR": "/proc/nothing/here"}, "/proc/nothing"),
     ],
 )
-def test_what_cannot_work_ends_the_process_with_one_line(site: Site, environ: dict[str, str], named: str):
+def test_invalid_setting_ends_the_process_with_one_line(site: Site, environ: dict[str, str], named: str):
     gateway = site.gateway(**environ)
     gateway.launch()
     assert gateway.wait() == 2
@@ -212,7 +215,7 @@ def test_what_cannot_work_ends_the_process_with_one_line(site: Site, environ: di
     assert named in line
 
 
-def test_a_port_that_is_taken_is_one_line_too(site: Site):
+def test_port_in_use_is_reported_in_one_line(site: Site):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

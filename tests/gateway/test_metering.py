@@ -1,4 +1,4 @@
-"""Metering: one entry for each call that reached a node, however it ends, and never an answer before its entry."""
+"""Metering: one usage entry for each call that reached a node, however it ends, durable before the response ends."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -9,11 +9,11 @@ import pytest
 
 from catalog.card import Prices
 from engine.protocol.events import Event, Failed, Finished, Started, Token, ToolCallDelta, Usage
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.call import Call
 from gateway.errors import ClientLeft, Reason, Refusal
 from gateway.metering import MeteredEvents
-from gateway.retry_tracker import UsefulReplies
+from gateway.retry_tracker import RetryTracker
 from storage.errors import StoreUnavailable
 from telemetry.clock import SYSTEM_CLOCK
 from tenants.credentials.principal import Principal
@@ -24,7 +24,7 @@ CALL = Call(
     request_id="r1",
     principal=Principal("a" * 32, "t" * 32, frozenset()),
     card=next(card for card in cards() if card.name == PARROT),
-    shown_model=PARROT,
+    requested_model=PARROT,
     task=TextGeneration(prompt="x"),
     is_stream=True,
     namespace=b"n" * 32,
@@ -40,12 +40,12 @@ CALL = Call(
 class Source:
     """Gives what it was told, then raises or ends; remembers what it was asked."""
 
-    def __init__(self, *batches: list[Event] | Exception, last_words: list[Event] | None = None) -> None:
+    def __init__(self, *batches: list[Event] | Exception, final_events: list[Event] | None = None) -> None:
         self.node_id = "n1"
         self.num_attempts = 1
         self.is_cancelled = self.is_closed = False
         self._batches = list(batches)
-        self._last_words = last_words or []
+        self._final_events = final_events or []
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:
         batch = self._batches.pop(0)
@@ -56,8 +56,8 @@ class Source:
     def cancel(self) -> None:
         self.is_cancelled = True
 
-    async def last_words(self, timeout_s: float) -> list[Event]:
-        return self._last_words
+    async def final_events(self, timeout_s: float) -> list[Event]:
+        return self._final_events
 
     def close(self) -> None:
         self.is_closed = True
@@ -92,7 +92,7 @@ async def drain(events: MeteredEvents) -> None:
 USAGE = Usage(prompt_tokens=10, cached_tokens=4, completion_tokens=3)
 
 
-async def test_a_call_that_ends_is_entered_once_with_the_nodes_count():
+async def test_finished_call_has_one_usage_entry_with_the_nodes_counts():
     source, ledger = Source([Started(10, 4)], [Token("a"), Finished("stop", USAGE)]), Ledger()
     await drain(metered(source, ledger))
     (entry,) = ledger.entries
@@ -102,7 +102,7 @@ async def test_a_call_that_ends_is_entered_once_with_the_nodes_count():
     assert not source.is_cancelled
 
 
-async def test_the_last_event_is_not_given_before_the_entry_is_durable():
+async def test_last_event_waits_for_the_durable_usage_entry():
     events = metered(Source([Finished("stop", USAGE)]), Ledger(is_away=True))
     with pytest.raises(StoreUnavailable):
         await events.take()
@@ -117,9 +117,9 @@ async def test_the_last_event_is_not_given_before_the_entry_is_durable():
         (Refusal(Reason.ABORTED), "aborted"),
     ],
 )
-async def test_a_call_cut_short_is_cancelled_and_pays_for_what_the_node_says_was_done(error: Exception, status: str):
-    last_words = [Token("b"), Failed("aborted", usage=USAGE)]
-    source, ledger = Source([Started(10, 4), Token("a")], error, last_words=last_words), Ledger()
+async def test_abandoned_call_is_cancelled_and_charged_for_the_nodes_reported_usage(error: Exception, status: str):
+    final_events = [Token("b"), Failed("aborted", usage=USAGE)]
+    source, ledger = Source([Started(10, 4), Token("a")], error, final_events=final_events), Ledger()
     with pytest.raises(type(error)):
         await drain(metered(source, ledger))
     assert source.is_cancelled
@@ -127,8 +127,8 @@ async def test_a_call_cut_short_is_cancelled_and_pays_for_what_the_node_says_was
     assert (entry.status, entry.completion_tokens) == (status, 3)
 
 
-async def test_of_a_node_that_died_we_count_ourselves():
-    source = Source([Started(10, 4), Token("a"), Token("bc", 2)], Refusal(Reason.ABORTED), last_words=[Token("d")])
+async def test_usage_of_a_dead_node_is_counted_by_the_gateway():
+    source = Source([Started(10, 4), Token("a"), Token("bc", 2)], Refusal(Reason.ABORTED), final_events=[Token("d")])
     ledger = Ledger()
     with pytest.raises(Refusal):
         await drain(metered(source, ledger))
@@ -136,7 +136,7 @@ async def test_of_a_node_that_died_we_count_ourselves():
     assert (entry.prompt_tokens, entry.cached_tokens, entry.completion_tokens) == (10, 4, 4)
 
 
-async def test_a_call_that_never_reached_a_node_leaves_no_entry():
+async def test_call_that_reached_no_node_has_no_usage_entry():
     source, ledger = Source(Refusal(Reason.OUT_OF_CAPACITY)), Ledger()
     source.num_attempts = 0
     with pytest.raises(Refusal):
@@ -149,7 +149,7 @@ def called(**changes: object) -> Call:
     return msgspec.structs.replace(CALL, deadline_s=asyncio.get_running_loop().time() + 60, **changes)
 
 
-async def entry_of(call: Call, *batches: list[Event], useful: UsefulReplies | None = None) -> UsageEntry:
+async def entry_of(call: Call, *batches: list[Event], useful: RetryTracker | None = None) -> UsageEntry:
     ledger = Ledger()
     events = MeteredEvents(call, Source(*batches), ledger, "lis", SYSTEM_CLOCK, useful)  # type: ignore[arg-type]
     await drain(events)
@@ -157,7 +157,7 @@ async def entry_of(call: Call, *batches: list[Event], useful: UsefulReplies | No
     return entry
 
 
-async def test_an_entry_says_what_the_call_cost_the_platform():
+async def test_usage_entry_has_device_time_and_bytes():
     usage = Usage(prompt_tokens=10, completion_tokens=3, device_us=4321)
     pieces = [Token("né"), ToolCallDelta(index=0, id="c1", name="f"), ToolCallDelta(index=0, arguments='{"a":1}')]
     entry = await entry_of(called(num_bytes_in=77), [Started(10), *pieces, Finished("tool_calls", usage)])
@@ -165,15 +165,15 @@ async def test_an_entry_says_what_the_call_cost_the_platform():
     assert entry.is_useful
 
 
-async def test_a_reply_is_useful_if_it_finished_in_time_held_to_its_format():
+async def test_response_is_useful_if_it_finished_in_time_and_in_its_format():
     late = msgspec.structs.replace(CALL, deadline_s=asyncio.get_running_loop().time() - 1)
     assert not (await entry_of(late, [Finished("stop", USAGE)])).is_useful
     assert not (await entry_of(called(), [Failed("constraint_failed", usage=USAGE)])).is_useful
     assert (await entry_of(called(), [Finished("length", USAGE)])).is_useful
 
 
-async def test_a_useful_reply_that_its_client_asks_for_again_was_not_once():
-    useful = UsefulReplies(SYSTEM_CLOCK)
+async def test_retried_response_is_reported_once_as_not_useful():
+    useful = RetryTracker(SYSTEM_CLOCK)
     told = []
     for changes in (
         {"body_hash": 1},
@@ -185,14 +185,14 @@ async def test_a_useful_reply_that_its_client_asks_for_again_was_not_once():
     assert told == [0, 0, 1, 0]
 
 
-async def test_a_call_of_a_batch_costs_less():
+async def test_batch_calls_have_the_batch_price():
     card = msgspec.structs.replace(CALL.card, prices=Prices(Decimal(4), batch_discount=Decimal("0.5")))
     alone = await entry_of(called(card=card), [Finished("stop", USAGE)])
     batched = await entry_of(called(card=card, is_batch=True), [Finished("stop", USAGE)])
     assert (alone.micro_neurons, batched.micro_neurons, batched.is_batch) == (40, 20, True)
 
 
-async def test_closing_again_enters_nothing_more():
+async def test_closing_twice_records_one_entry():
     source, ledger = Source([Finished("length", USAGE)]), Ledger()
     events = metered(source, ledger)
     await drain(events)

@@ -60,17 +60,17 @@ def run_url(running: Running, model: str = PARROT, account_id: str | None = None
         ({"cookie": "token=cfut_abc"}, (400, 9106)),
     ],
 )
-def test_credentials_that_are_none(running: Running, headers: dict, expected: tuple):
+def test_malformed_credentials_are_rejected(running: Running, headers: dict, expected: tuple):
     assert code_of(httpx.post(run_url(running), json=GOOD_BODY, headers=headers)) == expected
 
 
-def test_a_token_in_the_query_is_not_looked_at(running: Running):
+def test_token_in_the_query_is_ignored(running: Running):
     secret = running.tenants.secrets["good"]
     url = run_url(running) + f"?token={secret}&access_token={secret}&api_token={secret}"
     assert code_of(httpx.post(url, json=GOOD_BODY)) == (400, 9106)
 
 
-def test_two_credentials_are_none(running: Running):
+def test_two_credentials_are_rejected(running: Running):
     good = running.headers()["Authorization"]
     headers = [("authorization", good), ("authorization", good)]
     assert code_of(httpx.post(run_url(running), json=GOOD_BODY, headers=headers)) == (400, 3003)
@@ -102,7 +102,7 @@ def test_read_and_write_and_both_kinds_of_token_run_models(running: Running, tok
     assert httpx.post(run_url(running), json=GOOD_BODY, headers=running.headers(token)).status_code == 200
 
 
-def test_a_foreign_and_an_unknown_account_look_the_same(client: httpx.Client, running: Running):
+def test_foreign_and_unknown_accounts_give_the_same_error(client: httpx.Client, running: Running):
     foreign = client.post(run_url(running, account_id=running.tenants.other_account_id), json=GOOD_BODY)
     unknown = client.post(run_url(running, account_id=UNKNOWN_ACCOUNT), json=GOOD_BODY)
     assert code_of(foreign) == code_of(unknown) == (403, 10000)
@@ -119,7 +119,7 @@ def test_a_blocked_account_is_told_so_on_its_own_path_only(running: Running):
 
 
 @pytest.mark.parametrize("account", ["", "no id at all"])
-def test_spoofed_headers_change_nothing(client: httpx.Client, running: Running, account: str):
+def test_spoofed_headers_have_no_effect(client: httpx.Client, running: Running, account: str):
     other = account or running.tenants.other_account_id
     headers = {"x-forwarded-for": "127.0.0.1", "x-account-id": other, "x-hearth-account": other, "forwarded": "for=::1"}
     assert client.get(f"{running.gateway.base_url}/user", headers=headers).json()["result"]["id"] != other
@@ -131,13 +131,13 @@ def test_spoofed_headers_change_nothing(client: httpx.Client, running: Running, 
     "path",
     ["/", "/client/v4", "/client/v4/nothing", "/client/v4/accounts/{a}/ai/nothing", "/client/v4/accounts/{a}/ai/run/"],
 )
-def test_no_such_route_is_said_before_anything_else(running: Running, path: str):
+def test_unknown_route_is_reported_before_the_credential(running: Running, path: str):
     answer = httpx.post(running.gateway.url + path.format(a=running.tenants.account_id), content=b"x")
     assert code_of(answer) == (400, 7000)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_a_wrong_method_is_told_the_right_one(running: Running, method: str):
+def test_wrong_method_gets_an_allow_header(running: Running, method: str):
     answer = httpx.request(method, run_url(running))
     assert code_of(answer) == (405, 7001)
     assert answer.headers["allow"] == "POST"
@@ -184,7 +184,7 @@ def test_a_model_id_against_the_grammar_is_invalid(client: httpx.Client, running
     assert code_of(client.post(f"{running.account_url}/ai/v1/chat/completions", json=chat)) == (404, 3042)
 
 
-def test_a_model_that_is_not_there_is_named(client: httpx.Client, running: Running):
+def test_unknown_model_is_named_in_the_error(client: httpx.Client, running: Running):
     answer = client.post(run_url(running, "@cf/no/thing"), json=GOOD_BODY)
     assert code_of(answer) == (400, 5007)
     assert answer.json()["errors"][0]["message"] == "No such model @cf/no/thing or task"
@@ -194,7 +194,7 @@ def test_a_model_that_is_not_there_is_named(client: httpx.Client, running: Runni
 # Order
 
 
-def test_each_check_comes_before_the_next(running: Running):
+def test_checks_run_in_the_documented_order(running: Running):
     """Framing, route, credential, account, scope, size, model, body: what is wrong first is what is said."""
     bad_body = b"{"
     too_large = {"content-length": str(11 * 1024 * 1024)}
@@ -350,12 +350,12 @@ def test_messages_of_refusals_never_repeat_a_value(client: httpx.Client, running
         assert marker not in client.post(run_url(running), json=body).text
 
 
-def test_lora_is_refused_where_there_is_none(client: httpx.Client, running: Running):
+def test_lora_is_rejected_for_models_without_lora(client: httpx.Client, running: Running):
     assert code_of(client.post(run_url(running), json=GOOD_BODY | {"lora": "my-lora"})) == (405, 5005)
     assert code_of(client.post(run_url(running), json=GOOD_BODY | {"lora": "../my-lora"})) == (400, 5006)
 
 
-def test_size_is_refused_by_what_is_declared_and_by_what_arrives(client: httpx.Client, running: Running):
+def test_body_size_is_limited_as_declared_and_as_received(client: httpx.Client, running: Running):
     big = b'{"prompt": "' + b"x" * (10 * 1024 * 1024) + b'"}'
     declared = client.post(run_url(running), content=big)
     assert code_of(declared) == (413, 3006)
@@ -373,7 +373,7 @@ def test_a_compressed_body_is_refused_and_an_old_mislabel_is_not(client: httpx.C
         assert answer.status_code == 200
 
 
-def test_a_body_that_comes_too_slowly_is_given_up(running: Running):
+def test_slow_body_is_rejected_with_408(running: Running):
     head = f"POST {httpx.URL(run_url(running)).path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
     head += f"Authorization: {running.headers()['Authorization']}\r\n\r\n"
     assert raw_request(running, head.encode() + b'{"prompt":')[:2] == (408, 3007)
@@ -389,7 +389,7 @@ def test_a_body_cut_short_does_no_work(running: Running):
     assert running.site.num_executes == before
 
 
-def test_a_model_that_no_node_holds_is_out_of_capacity(client: httpx.Client, running: Running):
+def test_model_without_a_node_gives_out_of_capacity(client: httpx.Client, running: Running):
     answer = client.post(run_url(running, NOWHERE), json=GOOD_BODY)
     assert code_of(answer) == (429, 3040)
     assert answer.headers["x-should-retry"] == "true"
@@ -407,7 +407,7 @@ def test_a_model_that_no_node_holds_is_out_of_capacity(client: httpx.Client, run
     ],
 )
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_what_only_a_node_can_refuse_is_a_plain_answer(
+def test_refusal_by_a_node_is_an_error_response(
     client: httpx.Client, running: Running, reason: str, expected: tuple, is_stream: bool
 ):
     prompt = "!" + json.dumps({"tokens": [], "end": reason, "message": "'/prompt' is odd"})
@@ -448,7 +448,7 @@ def test_verify_says_how_a_token_stands_to_its_own_kind_of_route(running: Runnin
         assert answer.json()["messages"] == [{"code": 10000, "message": "This API Token is valid and active"}]
 
 
-def test_verify_knows_no_signed_token(running: Running):
+def test_verify_rejects_signed_tokens(running: Running):
     headers = {"authorization": "Bearer eyJhbGciOiJub25lIn0.eyJzdWIiOiJhIn0."}
     for path in ("/user/tokens/verify", f"/accounts/{running.tenants.account_id}/tokens/verify"):
         assert code_of(httpx.get(running.gateway.base_url + path, headers=headers)) == (401, 1000)

@@ -61,7 +61,7 @@ def make(api: Api, account: str) -> dict[str, dict[str, Any]]:
     return made
 
 
-def test_what_was_made_is_there_after_a_restart_and_gone_once_deleted(new_site: Callable[..., Site]):
+def test_objects_survive_a_restart_until_deleted(new_site: Callable[..., Site]):
     site = new_site()
     site.add_node("n1")
     headers = {"X-Auth-Email": "ada@example.com", "X-Auth-Key": site.tenants.secrets["global key"]}

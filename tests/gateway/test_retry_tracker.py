@@ -1,4 +1,4 @@
-"""A reply that is asked for again was useless, whichever gateway gave it; found out without anybody waiting for it."""
+"""Client retries mark the earlier response as not useful, whichever gateway sent it, without delaying calls."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 import msgspec
 import pytest
 
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.call import Call
-from gateway.retry_tracker import UsefulReplies, body_hash
+from gateway.retry_tracker import RetryTracker, body_hash
 from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral
 from telemetry.clock import SYSTEM_CLOCK
@@ -26,7 +26,7 @@ CARD = next(card for card in cards() if card.name == PARROT)
 def call(raw: bytes = b"body", header: bytes | None = b"0", token: str = "t") -> Call:
     now = datetime.now(UTC)
     return Call(
-        request_id="r", principal=Principal("a", token, frozenset({"ai:run"})), card=CARD, shown_model=PARROT,
+        request_id="r", principal=Principal("a", token, frozenset({"ai:run"})), card=CARD, requested_model=PARROT,
         task=TextGeneration(prompt="x"), is_stream=False, namespace=bytes(32), tenant=1, affinity=b"",
         num_estimated_tokens=1, started_at=now, started_s=0.0, deadline_s=60.0,
         body_hash=body_hash(SECRET, header, raw), is_retry=header not in (None, b"0"),
@@ -47,12 +47,12 @@ async def quotas(redis_url: str, redis_server: EmbeddedRedis) -> AsyncIterator[l
     await asyncio.sleep(0)  # for the transports to be closed
 
 
-async def retried(replies: UsefulReplies, again: Call) -> int:
-    return await replies.num_retried(again, replies.ask(again))
+async def retried(replies: RetryTracker, again: Call) -> int:
+    return await replies.num_retried(again, replies.look_up(again))
 
 
-async def test_another_gateway_knows_and_tells_it_once(quotas: list[Quota]):
-    one, two = (UsefulReplies(SYSTEM_CLOCK, quota) for quota in quotas)
+async def test_another_gateway_reports_a_retry_once(quotas: list[Quota]):
+    one, two = (RetryTracker(SYSTEM_CLOCK, quota) for quota in quotas)
     one.add(call())
     quotas[0]._flush()
     assert await retried(one, call(b"other", b"1")) == 0
@@ -62,23 +62,25 @@ async def test_another_gateway_knows_and_tells_it_once(quotas: list[Quota]):
     assert [await retried(each, call(header=b"2")) for each in (one, two)] == [0, 0]
 
 
-async def test_what_may_not_be_kept_is_one_gateway_s_own(quotas: list[Quota], redis_server: EmbeddedRedis):
-    one, two = (UsefulReplies(SYSTEM_CLOCK, quota, lambda _: False) for quota in quotas)
+async def test_zero_retention_calls_are_remembered_by_one_gateway_only(
+    quotas: list[Quota], redis_server: EmbeddedRedis
+):
+    one, two = (RetryTracker(SYSTEM_CLOCK, quota, lambda _: False) for quota in quotas)
     one.add(call())
     quotas[0]._flush()
     assert await retried(two, call(header=b"1")) == 0
     assert await retried(one, call(header=b"1")) == 1
 
 
-async def test_while_redis_is_away_it_is_one_gateway_s_own(quotas: list[Quota]):
+async def test_retries_are_remembered_per_gateway_while_redis_is_unavailable(quotas: list[Quota]):
     for quota in quotas:
         quota._link.drop("by the test")
-    one, two = (UsefulReplies(SYSTEM_CLOCK, quota) for quota in quotas)
+    one, two = (RetryTracker(SYSTEM_CLOCK, quota) for quota in quotas)
     one.add(call())
     assert (await retried(two, call(header=b"1")), await retried(one, call(header=b"1"))) == (0, 1)
 
 
-def test_who_says_nothing_of_retries_costs_nothing_and_a_hash_is_everywhere_the_same():
+def test_requests_without_retry_header_are_not_hashed():
     assert body_hash(SECRET, None, b"x") == 0
     assert body_hash(SECRET, b"0", b"x") == body_hash(SECRET, b"3", b"x") != body_hash(SECRET, b"0", b"y")
     assert body_hash(SECRET, b"0", b"x") != body_hash(b"another secret", b"0", b"x")

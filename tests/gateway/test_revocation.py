@@ -117,7 +117,7 @@ def test_it_is_refused_by_every_gateway_within_five_seconds(gateways: Gateways):
     figures.record("T4", told, f"pytest {Path(__file__).name}")
 
 
-def test_an_account_that_is_blocked_is_told_so_by_every_gateway_within_five_seconds_and_let_in_again(
+def test_blocked_account_is_refused_by_every_gateway_within_five_seconds_and_readmitted(
     gateways: Gateways,
 ):
     """By an operator whose command cannot reach Redis."""

@@ -1,4 +1,4 @@
-"""Routes are decided on the raw path; only what was matched is decoded, once."""
+"""Routes are matched on the raw path; only parameters are decoded, once."""
 
 import pytest
 
@@ -39,7 +39,7 @@ def test_every_way_to_write_a_model_id_is_the_same_id(written: str):
     )
 
 
-def test_what_was_encoded_twice_is_decoded_once():
+def test_double_encoding_is_decoded_once():
     assert match("POST", f"/v/accounts/{ACCOUNT}/ai/run/%2540cf%252Fx%252Fy")[1]["model"] == "%40cf%2Fx%2Fy"
 
 
@@ -47,7 +47,7 @@ def test_bytes_that_are_no_text_become_no_model():
     assert match("POST", f"/v/accounts/{ACCOUNT}/ai/run/@cf/%ff/x")[1]["model"] == "@cf/�/x"
 
 
-def test_a_literal_route_wins_over_the_rest_of_a_path():
+def test_literal_segment_takes_precedence_over_the_rest_parameter():
     assert match("GET", f"/v/accounts/{ACCOUNT}/ai/v1/models")[0] == "list"
     assert match("GET", f"/v/accounts/{ACCOUNT}/ai/v1/models/@cf%2Fx%2Fy")[0] == "get"
 
@@ -55,7 +55,7 @@ def test_a_literal_route_wins_over_the_rest_of_a_path():
 @pytest.mark.parametrize("path", ["/", "", "/nothing", "/v", f"/v/accounts/{ACCOUNT}", f"/v/accounts/{ACCOUNT}/ai/run",
                                   f"/v/accounts/{ACCOUNT}/ai/run/", "/healthz/", "//healthz", "/v/accounts//ai/run/x",
                                   f"/v/accounts/{ACCOUNT}%2Fai/run/x", "/%68ealthz"])  # fmt: skip
-def test_a_path_that_is_in_no_line_of_the_table_is_no_route(path: str):
+def test_unknown_path_has_no_route(path: str):
     assert refusal_of("POST", path).reason is Reason.NO_ROUTE
 
 
@@ -66,7 +66,7 @@ def test_an_account_id_is_32_lowercase_hex(account: str):
     assert refusal_of("GET", f"/v/accounts/{account}/ai/models/search").reason is Reason.ACCOUNT_ID_MALFORMED
 
 
-def test_a_wrong_method_is_told_the_right_ones():
+def test_wrong_method_gets_all_allowed_methods():
     refusal = refusal_of("DELETE", "/healthz")
     assert refusal.reason is Reason.METHOD_NOT_ALLOWED
     assert (b"allow", b"GET, HEAD") in refusal.headers()

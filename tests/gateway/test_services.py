@@ -1,4 +1,4 @@
-"""The gateway's background jobs: which end, and which are started again."""
+"""Background jobs of the gateway: which end, and which are restarted."""
 
 import asyncio
 
@@ -8,7 +8,7 @@ from gateway import services
 from gateway.services import keep_running
 
 
-async def test_a_job_that_fails_or_is_cancelled_by_nobody_is_started_again(monkeypatch: pytest.MonkeyPatch):
+async def test_failed_background_job_is_restarted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(services, "RESTART_PAUSE_S", 0)
     ends: list[BaseException] = [asyncio.CancelledError(), ValueError("x"), asyncio.CancelledError()]
 
@@ -22,7 +22,7 @@ async def test_a_job_that_fails_or_is_cancelled_by_nobody_is_started_again(monke
 
 
 @pytest.mark.parametrize("last_words", [asyncio.CancelledError, ValueError])
-async def test_a_job_that_is_cancelled_ends_whatever_it_says(last_words: type[BaseException]):
+async def test_cancelled_background_job_ends(last_words: type[BaseException]):
     has_begun = asyncio.Event()
 
     async def job() -> None:

@@ -18,20 +18,20 @@ PRIVATE_KEY = b"-----BEGIN PRIVATE " + b"KEY-----\nMIIEvQIBADANBgkqhkiG9w0BAQEFA
         (b"0" * (MAX_BYTES + 1) + b"\n", f"x: {MAX_BYTES + 2} bytes, more than {MAX_BYTES}"),
     ],
 )
-def test_what_must_not_be_committed_is_named_with_its_place(content: bytes, problem: str):
+def test_forbidden_content_is_reported_with_file_and_line(content: bytes, problem: str):
     assert list(problems_of("x", content)) == [problem]
 
 
 @pytest.mark.parametrize("content", [b"", b"text\n", b"\0binary \n", b"cfut_" + b"x" * 46 + b"\n"])
-def test_ordinary_files_pass(content: bytes):
+def test_ordinary_files_are_accepted(content: bytes):
     assert list(problems_of("x", content)) == []
 
 
-def test_the_built_in_model_may_be_large_and_nothing_else():
+def test_only_the_built_in_model_may_be_large():
     weights = b"\0" * (MAX_BYTES + 1)
     assert list(problems_of("catalog/builtin/spark/model.safetensors", weights)) == []
     assert list(problems_of("catalog/model.safetensors", weights)) != []
 
 
-def test_everything_in_this_repository_is_clean():
+def test_repository_has_no_forbidden_content():
     assert check(tracked_files()) == []

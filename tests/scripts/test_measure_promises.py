@@ -1,4 +1,4 @@
-"""`make figures`: what tests note becomes each promise's one line, and only while they pass."""
+"""scripts/measure_promises.py: recorded figures become one line per promise, only if all of its tests pass."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from pathlib import Path
 import pytest
 
 from scripts import measure_promises
-from scripts.measure_promises import summed_up
+from scripts.measure_promises import summarize
 
 PROMISE = {"id": "P6", "tests": ["tests/a.py", "tests/b.py"]}
-NOTED = [{"promise": id_, "figure": figure} for id_, figure in (("P6", "0 lost"), ("T4", "1 s"), ("P6", "0 double"))]
-GOOD = {"tests/a.py": "3 passed, 0 failed, 1 skipped", "tests/b.py": "2 passed, 0 failed, 0 skipped"}
+RECORDED = [
+    {"promise": id_, "figure": figure} for id_, figure in (("P6", "0 lost"), ("T4", "1 s"), ("P6", "0 duplicates"))
+]
+PASSED = {"tests/a.py": "3 passed, 0 failed, 1 skipped", "tests/b.py": "2 passed, 0 failed, 0 skipped"}
 
 
-def test_what_was_noted_of_a_promise_is_one_line_with_how_many_tests_passed():
-    line = summed_up(PROMISE, [*NOTED, NOTED[0]], GOOD)
+def test_recorded_figures_of_a_promise_become_one_line():
+    line = summarize(PROMISE, [*RECORDED, RECORDED[0]], PASSED)
     assert line is not None
-    assert (line["promise"], line["figure"]) == ("P6", "0 lost; 0 double; 5 tests passed")
+    assert (line["promise"], line["figure"]) == ("P6", "0 lost; 0 duplicates")
     assert line.keys() == {"promise", "figure", "command", "at", "commit"}
 
 
@@ -27,22 +29,32 @@ def test_what_was_noted_of_a_promise_is_one_line_with_how_many_tests_passed():
     [
         {},
         {"tests/a.py": "3 passed, 0 failed, 0 skipped"},
-        GOOD | {"tests/b.py": "2 passed, 1 failed, 0 skipped"},
-        dict.fromkeys(GOOD, "0 passed, 0 failed, 2 skipped"),
+        PASSED | {"tests/b.py": "2 passed, 1 failed, 0 skipped"},
+        dict.fromkeys(PASSED, "0 passed, 0 failed, 2 skipped"),
     ],
 )
-def test_of_a_promise_that_was_not_proven_nothing_is_noted(runs: dict[str, str]):
-    assert summed_up(PROMISE, NOTED, runs) is None
+def test_promise_without_proof_gets_no_figure(runs: dict[str, str]):
+    assert summarize(PROMISE, RECORDED, runs) is None
 
 
-def test_the_newest_line_of_a_promise_takes_the_place_of_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+def test_promise_whose_tests_record_nothing_gets_no_figure():
+    assert summarize(PROMISE, RECORDED[1:2], PASSED) is None
+
+
+def test_passed_test_cases_are_counted_if_the_promise_says_what_they_are():
+    line = summarize(PROMISE | {"counted": "cases: 0 lost"}, RECORDED[1:2], PASSED)
+    assert line is not None
+    assert line["figure"] == "5 cases: 0 lost"
+
+
+def test_newest_figure_of_a_promise_replaces_older_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "figures.jsonl"
-    gone = {"promise": "P0", "figure": "1", "command": "", "at": "", "commit": ""}
-    path.write_text(json.dumps(gone) + "\n")
+    removed = {"promise": "P0", "figure": "1", "command": "", "at": "", "commit": ""}
+    path.write_text(json.dumps(removed) + "\n")
     for id_, figure in (("T4", "2 s"), ("P1", "500 of 500"), ("T4", "1 s")):
         assert measure_promises.main([id_, "--note", figure, "--command", "x", "--into", str(path)]) == 0
-    kept = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [(line["promise"], line["figure"]) for line in kept] == [("P1", "500 of 500"), ("T4", "1 s")]
+    stored = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(line["promise"], line["figure"]) for line in stored] == [("P1", "500 of 500"), ("T4", "1 s")]
     with pytest.raises(SystemExit):
         measure_promises.main(["P99"])
     assert "no promise P99" in capsys.readouterr().err

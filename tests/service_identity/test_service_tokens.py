@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from service_identity import key_ring as service_ring
 from service_identity import service_tokens
-from service_identity.key_ring import Unsafe
+from service_identity.key_ring import UnsafeKeyFile
 from service_identity.service_identity import ServiceIdentity
 from service_identity.service_tokens import Forged, KnownKeys, PublicKey, Ring, Service
 from tests.tenants.hand_clock import HandClock
@@ -70,7 +70,7 @@ def head(**changed: Any) -> dict[str, Any]:
 
 def judged(token: str, ring: Ring = RING, now_s: float = NOW_S, binding: str = "here", kind: Any = "node") -> Any:
     known = KnownKeys(ring)
-    return known.judge(token, audience="gateway/g", kinds={kind}, now_s=now_s, binding=binding)
+    return known.verify_token(token, audience="gateway/g", kinds={kind}, now_s=now_s, binding=binding)
 
 
 GOOD = forged()
@@ -240,7 +240,7 @@ def test_keys_count_from_their_beginning_to_their_end():
 def test_what_is_revoked_is_refused_though_the_token_was_good_before():
     """By key, by subject and by its own id; and what was proven with it does not hold any more."""
     found = judged(GOOD)
-    assert KnownKeys(RING).still_holds(found, NOW_S + 9999)
+    assert KnownKeys(RING).is_still_valid(found, NOW_S + 9999)
     changes = (
         (service_ring.with_key_revoked(RING, KEY.kid, now_s=NOW_S), "key"),
         (service_ring.with_subject_revoked(RING, "node/n1", now_s=NOW_S), "key"),
@@ -250,11 +250,11 @@ def test_what_is_revoked_is_refused_though_the_token_was_good_before():
     )
     for ring, reason in changes:
         assert judged(GOOD, ring) == Forged(reason)  # type: ignore[arg-type]
-        assert not KnownKeys(ring).still_holds(found, NOW_S)
+        assert not KnownKeys(ring).is_still_valid(found, NOW_S)
     revoked = service_ring.with_subject_revoked(RING, "node/n1", now_s=NOW_S)
     with pytest.raises(ValueError, match="revoked"):
         service_ring.with_key(revoked, row(STRANGER, "node/n1"))
-    back = service_ring.with_key(service_ring.with_subject_back(revoked, "node/n1"), row(STRANGER, "node/n1"))
+    back = service_ring.with_key(service_ring.with_subject_reinstated(revoked, "node/n1"), row(STRANGER, "node/n1"))
     assert judged(GOOD, back) == Forged("key")
     assert isinstance(judged(forged(head(kid=service_ring.key_id(STRANGER)), sign=STRANGER.sign), back), Service)
 
@@ -312,33 +312,33 @@ def test_a_rotation_needs_no_restart_and_leaves_no_gap(desk: Desk):
     """The new key is used from when it starts; what the old one signed counts until the overlap is over."""
     gateway, node = desk.identity("gateway/g"), desk.identity("node/n1")
     before = node.sign("gateway/g", NONCES)
-    first = gateway.judge(before, {"node"}, NONCES)
+    first = gateway.verify_token(before, {"node"}, NONCES)
     assert first is not None
     new = desk.new_key("node/n1", "fra", start_s=100)
     desk.change(service_ring.rotated, new, overlap_s=3600)
     desk.pass_time()
-    still_old = gateway.judge(node.sign("gateway/g", NONCES), {"node"}, NONCES)
+    still_old = gateway.verify_token(node.sign("gateway/g", NONCES), {"node"}, NONCES)
     assert still_old is not None
     assert still_old.kid == first.kid
     desk.pass_time(100)
-    second = gateway.judge(node.sign("gateway/g", NONCES), {"node"}, NONCES)
+    second = gateway.verify_token(node.sign("gateway/g", NONCES), {"node"}, NONCES)
     assert second is not None
     assert second.kid == new.kid
-    assert gateway.still_holds(first)
+    assert gateway.is_still_valid(first)
     desk.pass_time(3600)
-    assert not gateway.still_holds(first)
-    assert gateway.still_holds(second)
+    assert not gateway.is_still_valid(first)
+    assert gateway.is_still_valid(second)
 
 
 def test_a_revocation_is_seen_within_a_second(desk: Desk):
     gateway, node = desk.identity("gateway/g"), desk.identity("node/n1")
     token = node.sign("gateway/g", NONCES)
-    found = gateway.judge(token, {"node"}, NONCES)
+    found = gateway.verify_token(token, {"node"}, NONCES)
     assert found is not None
     desk.change(service_ring.with_key_revoked, found.kid, now_s=desk.now_s)
     desk.pass_time()
-    assert gateway.judge(token, {"node"}, NONCES) is None
-    assert not gateway.still_holds(found)
+    assert gateway.verify_token(token, {"node"}, NONCES) is None
+    assert not gateway.is_still_valid(found)
     assert node.sign("gateway/g", NONCES) == ""
 
 
@@ -346,21 +346,21 @@ def test_a_revocation_is_seen_within_a_second(desk: Desk):
 def test_a_clock_that_jumps_breaks_nothing_that_was_proven(desk: Desk, jump_s: float):
     """Neither what is open nor, on the machine that jumped, what is proven next."""
     gateway, node = desk.identity("gateway/g"), desk.identity("node/n1")
-    found = gateway.judge(node.sign("gateway/g", NONCES), {"node"}, NONCES)
+    found = gateway.verify_token(node.sign("gateway/g", NONCES), {"node"}, NONCES)
     assert found is not None
     desk.clock.jump_wall(jump_s)
     desk.pass_time()
-    assert gateway.still_holds(found)
-    assert gateway.judge(node.sign("gateway/g", NONCES), {"node"}, NONCES) is not None
+    assert gateway.is_still_valid(found)
+    assert gateway.verify_token(node.sign("gateway/g", NONCES), {"node"}, NONCES) is not None
 
 
 def test_a_token_of_no_connection_is_good_once(desk: Desk):
     gateway, node = desk.identity("gateway/g"), desk.identity("node/n1")
     token = gateway.sign("node/n1")
-    assert node.judge_once(token, {"gateway"}) is not None
-    assert node.judge_once(token, {"gateway"}) is None
-    assert node.judge_once(gateway.sign("node/n1", NONCES), {"gateway"}) is None, "bound to a connection"
-    assert node.judge_once(gateway.sign("node/n2"), {"gateway"}) is None, "for another node"
+    assert node.verify_once(token, {"gateway"}) is not None
+    assert node.verify_once(token, {"gateway"}) is None
+    assert node.verify_once(gateway.sign("node/n1", NONCES), {"gateway"}) is None, "bound to a connection"
+    assert node.verify_once(gateway.sign("node/n2"), {"gateway"}) is None, "for another node"
 
 
 def test_a_ring_that_cannot_be_read_is_trusted_no_longer_than_a_quarter_of_an_hour(desk: Desk):
@@ -369,17 +369,17 @@ def test_a_ring_that_cannot_be_read_is_trusted_no_longer_than_a_quarter_of_an_ho
     for damage in (b"{", b"[]"):
         desk.ring.write_bytes(damage)
         desk.pass_time()
-        assert gateway.judge(node.sign("gateway/g", NONCES), {"node"}, NONCES) is not None
+        assert gateway.verify_token(node.sign("gateway/g", NONCES), {"node"}, NONCES) is not None
     desk.ring.unlink()
     desk.pass_time()
-    found = gateway.judge(node.sign("gateway/g", NONCES), {"node"}, NONCES)
+    found = gateway.verify_token(node.sign("gateway/g", NONCES), {"node"}, NONCES)
     assert found is not None
     desk.pass_time(901)
-    assert not gateway.still_holds(found)
-    assert gateway.judge(node.sign("gateway/g", NONCES), {"node"}, NONCES) is None
+    assert not gateway.is_still_valid(found)
+    assert gateway.verify_token(node.sign("gateway/g", NONCES), {"node"}, NONCES) is None
     desk.ring.write_bytes(content)
     desk.pass_time()
-    assert gateway.judge(node.sign("gateway/g", NONCES), {"node"}, NONCES) is not None
+    assert gateway.verify_token(node.sign("gateway/g", NONCES), {"node"}, NONCES) is not None
 
 
 def test_files_that_others_could_read_or_change_are_refused(desk: Desk):
@@ -389,19 +389,19 @@ def test_files_that_others_could_read_or_change_are_refused(desk: Desk):
     for path, mode, says in ((private, 0o640, "600"), (private, 0o604, "600"), (desk.ring, 0o664, "644")):
         kept = path.stat().st_mode & 0o777
         path.chmod(mode)
-        with pytest.raises(Unsafe, match=says):
+        with pytest.raises(UnsafeKeyFile, match=says):
             desk.identity("node/n1")
         path.chmod(kept)
     for content in (b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", _rsa_pem()):
         kept_bytes = private.read_bytes()
         private.write_bytes(content)
-        with pytest.raises(Unsafe) as told:
+        with pytest.raises(UnsafeKeyFile) as told:
             desk.identity("node/n1")
         assert "AAAA" not in str(told.value)
         private.write_bytes(kept_bytes)
-    with pytest.raises(Unsafe, match="gateway"):
+    with pytest.raises(UnsafeKeyFile, match="gateway"):
         ServiceIdentity(desk.ring, service_ring.folder_of(desk.keys, "node/n1"), "gateway")
-    with pytest.raises(Unsafe, match="of 0"):
+    with pytest.raises(UnsafeKeyFile, match="found 0"):
         ServiceIdentity(desk.ring, desk.keys, "node")
 
 
@@ -412,7 +412,7 @@ def test_no_key_is_written_to_a_log(desk: Desk, caplog: pytest.LogCaptureFixture
     secret = "".join(private.read_text().splitlines()[1:-1])
     desk.clock.pass_time(timedelta(days=360).total_seconds())
     token = node.sign("gateway/g")
-    node.judge(token, {"gateway"})
+    node.verify_token(token, {"gateway"})
     desk.pass_time(timedelta(days=10).total_seconds())
     assert node.sign("gateway/g") == ""
     logged = "".join(str(record.__dict__) for record in caplog.records)

@@ -84,8 +84,8 @@ async def test_what_a_process_publishes_it_hears_at_once_whether_redis_is_there_
     away = Ephemeral.connect(f"unix://{tmp_path / 'nobody'}")
     for store in (ephemeral, away):
         heard: list[bytes] = []
-        store.hear_own("news", heard.append)
-        store.hear_own("news", heard.append)
+        store.subscribe_local("news", heard.append)
+        store.subscribe_local("news", heard.append)
         with contextlib.nullcontext() if store is ephemeral else pytest.raises(StoreUnavailable):
             await store.publish("news", b"one")
         assert heard == [b"one", b"one"]

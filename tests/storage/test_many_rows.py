@@ -15,10 +15,10 @@ from storage.database import Database, uuid7
 from storage.errors import Conflict
 from storage.many_rows import MAX_ROWS, ManyRows
 from tenants.tables import usage_entries
-from tenants.usage.usage_entries import _COLUMNS, _row
+from tenants.usage.usage_entries import _FIELDS, _row
 from tests.tenants.usage.made_entries import entry
 
-ROWS = ManyRows(usage_entries, _COLUMNS, key="request_id")
+ROWS = ManyRows(usage_entries, _FIELDS, key="request_id")
 
 
 async def _insert(database: Database, rows: list[Any]) -> list[str]:
@@ -37,7 +37,7 @@ async def test_each_row_is_there_once_whatever_their_number(database: Database, 
     assert await _insert(database, rows) == [row[0] for row in rows]
     assert await _insert(database, rows) == []
     found = await _found(database)
-    assert [tuple(found[row[0]][name] for name in _COLUMNS) for row in rows] == rows
+    assert [tuple(found[row[0]][name] for name in _FIELDS) for row in rows] == rows
 
 
 async def test_of_rows_with_one_key_the_first_counts_and_those_there_are_left_alone(database: Database) -> None:
@@ -73,7 +73,7 @@ def test_a_time_is_the_text_that_its_column_makes_of_it(at: datetime) -> None:
 
 
 async def test_a_row_that_no_column_takes_is_refused_with_all_others(database: Database) -> None:
-    bad = [None if name == "status" else value for name, value in zip(_COLUMNS, _row(entry("bad")), strict=True)]
+    bad = [None if name == "status" else value for name, value in zip(_FIELDS, _row(entry("bad")), strict=True)]
     with pytest.raises((Conflict, DBAPIError)):
         await _insert(database, [_row(entry("good")), tuple(bad)])
     assert await _found(database) == {}

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from telemetry.child_process import Child, die_with_parent, how_it_ended
+from telemetry.child_process import Child, describe_exit, die_with_parent
 from tests.processes import is_running
 from tests.waiting import wait_until_blocking
 
@@ -57,8 +57,8 @@ def test_what_ps_shows_is_cut_to_what_the_kernel_keeps():
 
 
 def test_an_end_in_words():
-    assert how_it_ended(-9) == "was killed by signal 9"
-    assert how_it_ended(3) == "ended with exit code 3"
+    assert describe_exit(-9) == "was killed by signal 9"
+    assert describe_exit(3) == "ended with exit code 3"
 
 
 async def test_a_child_that_does_not_leave_is_killed():

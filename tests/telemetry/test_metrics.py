@@ -20,14 +20,14 @@ def test_what_is_counted_is_rendered_in_the_text_format():
     assert 'hearth_calls_total{model="@cf/test/metrics",outcome="finished"} 3.0' in lines
 
 
-def test_a_tally_is_told_whenever_metrics_are_asked_for():
-    tally = metrics.Tally(metrics.CALLS.labels("@cf/test/tally", "finished"))
+def test_buffered_counter_is_flushed_when_metrics_are_rendered():
+    counter = metrics.BufferedCounter(metrics.CALLS.labels("@cf/test/tally", "finished"))
     line = 'hearth_calls_total{model="@cf/test/tally",outcome="finished"} '
-    for told in ("0.0", "3.0", "3.0"):
-        assert f"{line}{told}" in metrics.render().decode().splitlines()
-        if told == "0.0":
-            tally.add()
-            tally.add(2)
+    for value in ("0.0", "3.0", "3.0"):
+        assert f"{line}{value}" in metrics.render().decode().splitlines()
+        if value == "0.0":
+            counter.add()
+            counter.add(2)
 
 
 def test_only_this_project_s_metrics_are_exported():

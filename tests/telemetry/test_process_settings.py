@@ -7,7 +7,7 @@ import pytest
 from engine.node.settings import NodeSettings
 from gateway.settings import GatewaySettings
 from telemetry.process_settings import ProcessSettings
-from telemetry.settings import SettingError, describe, read_given, read_settings
+from telemetry.settings import SettingError, describe, parse_environment, read_settings
 
 
 def test_a_variable_that_both_read_is_of_one_kind_with_one_default():
@@ -22,7 +22,7 @@ def test_a_variable_that_both_read_is_of_one_kind_with_one_default():
 def test_a_place_that_no_node_could_have_is_refused_by_gateways_too():
     for cls in (GatewaySettings, NodeSettings):
         with pytest.raises(SettingError, match="HEARTH_POP='a b': must be 1 to 64"):
-            read_given(cls, {"HEARTH_POP": "a b"})
+            parse_environment(cls, {"HEARTH_POP": "a b"})
 
 
 def test_tls_files_must_be_set_together_and_exist(tmp_path: Path):

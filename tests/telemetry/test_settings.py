@@ -10,7 +10,7 @@ from telemetry.settings import (
     parsed_by,
     read_settings,
     setting,
-    settings_of_a_part,
+    settings_group,
     starts_with,
 )
 
@@ -114,7 +114,7 @@ class Part:
 @dataclass(frozen=True)
 class Whole:
     url: str = setting("EX_URL", "where the store is")
-    part: Part = settings_of_a_part(Part)
+    part: Part = settings_group(Part)
     port: int = setting("EX_PORT", "where to listen", default=80)
 
 

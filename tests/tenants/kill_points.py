@@ -271,7 +271,7 @@ def run_life(
     try:
         Disk(folder / "spool", journal, reach).install(syncs=without != "fsync")
         if without == "conflict":
-            usage._ledger_rows = WithoutConflictClause(usage_entries, usage._COLUMNS, key="request_id")
+            usage._ledger_rows = WithoutConflictClause(usage_entries, usage._FIELDS, key="request_id")
         asyncio.run(live(url, folder, life, reach, keep_s=keep_s, forgets=forgets))
     except BaseException as error:
         os.write(2, f"life {life}: {error!r}\n".encode())

@@ -15,7 +15,7 @@ from tenants.credentials import api_tokens, user_tokens
 from tenants.credentials.policies import Policy
 from tenants.credentials.principal import Principal
 from tenants.credentials.token_verifier import TokenVerifier
-from tenants.credentials.user_tokens import Holder, TokenSpec
+from tenants.credentials.user_tokens import TokenOwner, TokenSpec
 from tenants.residency import (
     ANYWHERE,
     NOWHERE,
@@ -91,7 +91,7 @@ async def test_a_principal_is_held_to_its_accounts_rules_and_its_tokens(database
     created = await api_tokens.create(database, PEPPER, account_id, "t", ["Workers AI Read"])
     policy = Policy("p", "allow", ("a92d2450e05d4e7bb7d0a64968f83d11",), (f"com.cloudflare.api.account.{account_id}",))
     spec = TokenSpec("narrow", (policy,), region=parse_rule("DE"))
-    narrow = await user_tokens.create(database, PEPPER, Holder("account", account_id), spec, who="me")
+    narrow = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), spec, who="me")
     assert narrow.token.region == parse_rule("DE")
     await accounts.set_region(database, account_id, parse_rule("eu"), who="me")
     await accounts.set_retention(database, account_id, "zero", who="me")

@@ -1,7 +1,7 @@
 // Tokens drawn from what a mask allows, where that is few: the second draws of rows that a constraint refused.
 //
 // Compiled together with kernels.cpp, under its rules: optional, over raw memory, every row's result its own. Its twin in
-// Python is `_draw_few` of engine/sampler.py.
+// Python is `_draw_allowed` of engine/sampling/constraints.py.
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace {
 
-constexpr int MOST_CHOSEN = 8192;  // as in engine/sampler.py
+constexpr int MOST_CHOSEN = 8192;  // as `_MAX_ALLOWED` in engine/sampling/constraints.py
 
 uint64_t mix(uint64_t state) {
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9ULL;
@@ -19,7 +19,7 @@ uint64_t mix(uint64_t state) {
     return state ^ (state >> 31);
 }
 
-// `uniform` of engine/sampler.py
+// `uniform` of engine/sampling/random_numbers.py
 double uniform(uint64_t seed, int64_t position) {
     constexpr uint64_t STEP = 0x9E3779B97F4A7C15ULL;
     return double(mix(mix(seed + STEP) + (uint64_t(position) + 1) * STEP) >> 11) * 0x1p-53;

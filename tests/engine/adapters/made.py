@@ -17,7 +17,7 @@ Matrices = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def random_matrices(sites: Mapping[str, tuple[int, int]], rank: int = 4, seed: int = 0, size: float = 0.3) -> Matrices:
-    """Module -> A [rank, in], B [out, rank], large enough to change what a model says."""
+    """Return module -> (A [rank, in], B [out, rank]), large enough to change sampled tokens."""
     generator = torch.Generator().manual_seed(seed)
     made = {}
     for module, (num_in, num_out) in sorted(sites.items()):
@@ -27,7 +27,7 @@ def random_matrices(sites: Mapping[str, tuple[int, int]], rank: int = 4, seed: i
 
 
 def named(sites: Mapping[str, tuple[int, int]], targets: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Those whose last part is among `targets`."""
+    """Return the modules whose last name part is among `targets`."""
     return {module: shape for module, shape in sites.items() if module.rpartition(".")[2] in targets}
 
 
@@ -41,7 +41,7 @@ def config_of(matrices: Matrices, **changes: Any) -> dict[str, Any]:
 
 
 def save_adapter(folder: Path, matrices: Matrices, dtype: torch.dtype = torch.float32, **changes: Any) -> LocalAdapter:
-    """Write both files; `changes` go into the config. The digest is the folder's path: these never change."""
+    """Write both files of an adapter; `changes` go into its config. The digest is the folder's path."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(config_of(matrices, **changes)))
     tensors = {}
@@ -53,7 +53,7 @@ def save_adapter(folder: Path, matrices: Matrices, dtype: torch.dtype = torch.fl
 
 
 def save_merged(model_dir: Path, folder: Path, matrices: Matrices, scale: float) -> Path:
-    """A copy of a checkpoint with scale × B A added to its weights."""
+    """Copy a checkpoint with scale × B A added to its weights."""
     shutil.copytree(model_dir, folder)
     weights = load_file(model_dir / "model.safetensors")
     for module, (a, b) in matrices.items():

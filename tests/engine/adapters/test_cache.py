@@ -1,5 +1,4 @@
-"""Which adapters a rank holds: those in use, and idle ones while they fit; and what happens to sequences whose adapter
-cannot be had."""
+"""The adapter cache keeps adapters in use and idle ones while they fit; unusable adapters end only their sequences."""
 
 from __future__ import annotations
 
@@ -49,115 +48,115 @@ def matrices_of(
     return random_matrices(named(runner.adapters.sites, targets), rank, seed)
 
 
-def bank_for(runner: Runner, num_adapters: int, kernels: Kernels | None = None) -> AdapterCache:
-    """With room for so many of rank 4 on queries and values, which are padded to 8."""
+def cache_for(runner: Runner, num_adapters: int, kernels: Kernels | None = None) -> AdapterCache:
+    """Return a cache for `num_adapters` of rank 4 (padded to 8) on queries and values."""
     sites = named(runner.adapters.sites, ["q_proj", "v_proj"])
     size_bytes = sum(8 * (num_in + num_out) * 4 for num_in, num_out in sites.values())
-    bank = AdapterCache(runner._model, torch.float32, num_adapters * size_bytes, kernels)
-    runner.adapters = bank
-    return bank
+    cache = AdapterCache(runner._model, torch.float32, num_adapters * size_bytes, kernels)
+    runner.adapters = cache
+    return cache
 
 
-def take(bank: AdapterCache, adapter: LocalAdapter) -> tuple[int, int]:
-    """The handle, held once more, and the code."""
+def take(cache: AdapterCache, adapter: LocalAdapter) -> tuple[int, int]:
+    """Load and acquire an adapter; return its handle and the result code."""
     code = RUNNING
-    if not bank.hold(adapter.digest):
-        code = bank.read(adapter).result(20).code  # held by the reading
-    handle = bank.hold(adapter.digest)
+    if not cache.acquire(adapter.digest):
+        code = cache.load(adapter).result(20).code  # held by the reading
+    handle = cache.acquire(adapter.digest)
     if handle:
-        bank.release(adapter.digest)
+        cache.release(adapter.digest)
     return handle, code
 
 
-def num_holds(bank: AdapterCache) -> int:
-    return sum(each.num_holds for each in bank._residents.values())
+def num_references(cache: AdapterCache) -> int:
+    return sum(each.num_references for each in cache._cached.values())
 
 
-def test_the_least_recently_used_idle_adapter_leaves_and_one_in_use_never_does(runner: Runner, tmp_path: Path):
-    bank = bank_for(runner, 2)
+def test_least_recently_used_idle_adapter_is_evicted_and_a_referenced_one_never(runner: Runner, tmp_path: Path):
+    cache = cache_for(runner, 2)
     adapters = [save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(4)]
-    first, _ = take(bank, adapters[0])
-    take(bank, adapters[1])
-    assert take(bank, adapters[2]) == (0, OUT_OF_CAPACITY)
-    assert bank.release(adapters[1].digest)
-    third, code = take(bank, adapters[2])
-    assert (code, bank.hold(adapters[0].digest)) == (RUNNING, first), "the one in use has stayed"
-    assert [bank.release(adapters[number].digest) for number in (0, 2, 0)] == [False, True, True]
-    take(bank, adapters[3])
-    assert bank.hold(adapters[0].digest) == first, "0 was used after 2"
-    assert bank.hold(adapters[2].digest) == 0, "2 left"
-    assert third not in bank._step.places
-    assert bank.used_bytes == bank._budget_bytes
+    first, _ = take(cache, adapters[0])
+    take(cache, adapters[1])
+    assert take(cache, adapters[2]) == (0, OUT_OF_CAPACITY)
+    assert cache.release(adapters[1].digest)
+    third, code = take(cache, adapters[2])
+    assert (code, cache.acquire(adapters[0].digest)) == (RUNNING, first), "the one in use has stayed"
+    assert [cache.release(adapters[number].digest) for number in (0, 2, 0)] == [False, True, True]
+    take(cache, adapters[3])
+    assert cache.acquire(adapters[0].digest) == first, "0 was used after 2"
+    assert cache.acquire(adapters[2].digest) == 0, "2 left"
+    assert third not in cache._step.adapter_slots
+    assert cache.used_bytes == cache._budget_bytes
 
 
-def test_memory_of_one_kind_serves_another_once_it_is_idle(runner: Runner, tmp_path: Path):
-    bank = bank_for(runner, 2)
+def test_memory_of_idle_adapters_is_reused_for_another_shape(runner: Runner, tmp_path: Path):
+    cache = cache_for(runner, 2)
     pair = [save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(2)]
-    handles = [take(bank, each)[0] for each in pair]
+    handles = [take(cache, each)[0] for each in pair]
     small = save_adapter(tmp_path / "small", matrices_of(runner, 5, ("v_proj",)))
-    assert take(bank, small)[1] == OUT_OF_CAPACITY
-    bank.release(pair[1].digest)
+    assert take(cache, small)[1] == OUT_OF_CAPACITY
+    cache.release(pair[1].digest)
     large = save_adapter(tmp_path / "large", matrices_of(runner, 6, rank=16))
-    assert take(bank, large)[1] == OUT_OF_CAPACITY
-    assert set(bank._step.places) == set(handles), "nobody leaves for one that does not fit then either"
-    bank.release(pair[0].digest)
-    assert take(bank, small)[1] == RUNNING
-    assert sum(shelf.num_used for shelf in bank._shelves.values()) == len(bank._residents)
-    assert bank.used_bytes == sum(shelf.num_used * shelf.slot_bytes for shelf in bank._shelves.values())
+    assert take(cache, large)[1] == OUT_OF_CAPACITY
+    assert set(cache._step.adapter_slots) == set(handles), "nobody leaves for one that does not fit then either"
+    cache.release(pair[0].digest)
+    assert take(cache, small)[1] == RUNNING
+    assert sum(pool.num_used for pool in cache._pools.values()) == len(cache._cached)
+    assert cache.used_bytes == sum(pool.num_used * pool.slot_bytes for pool in cache._pools.values())
 
 
-def test_what_is_only_looked_at_takes_no_place_and_says_what_it_needs(runner: Runner, tmp_path: Path):
-    bank = bank_for(runner, 2)
+def test_load_without_placing_returns_the_needed_size(runner: Runner, tmp_path: Path):
+    cache = cache_for(runner, 2)
     one, two = (save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(2))
     large = save_adapter(tmp_path / "large", matrices_of(runner, 2, rank=16))
-    looked = [bank.read(each, may_place=False).result(20) for each in (one, large)]
-    needs = [each.need for each in looked if each.need is not None]
+    looked = [cache.load(each, may_place=False).result(20) for each in (one, large)]
+    sizes = [each.size for each in looked if each.size is not None]
     assert [each.code for each in looked] == [OUT_OF_CAPACITY] * 2
-    assert not bank.used_bytes
-    assert [each.size_bytes for each in needs] == [bank._budget_bytes // 2, bank._budget_bytes]
-    take(bank, one)
-    take(bank, two)
-    bank.release(one.digest)
-    assert [bank.has_room(needs[:1]), bank.has_room(needs[:1] * 2), bank.has_room(needs[1:])] == [True, False, False]
-    assert bank.evictions_for(needs[:1]) == {one.digest}
-    assert bank.evictions_for(needs[1:]) == {one.digest, two.digest}
+    assert not cache.used_bytes
+    assert [each.num_bytes for each in sizes] == [cache._budget_bytes // 2, cache._budget_bytes]
+    take(cache, one)
+    take(cache, two)
+    cache.release(one.digest)
+    assert [cache.has_room(sizes[:1]), cache.has_room(sizes[:1] * 2), cache.has_room(sizes[1:])] == [True, False, False]
+    assert cache.evictions_for(sizes[:1]) == {one.digest}
+    assert cache.evictions_for(sizes[1:]) == {one.digest, two.digest}
 
 
 @BY_KERNELS
-def test_a_slot_taken_again_holds_nothing_of_the_one_before(kernels: Kernels, runner: Runner, tmp_path: Path):
-    bank = bank_for(runner, 1, kernels)
+def test_reused_slot_contains_nothing_of_the_previous_adapter(kernels: Kernels, runner: Runner, tmp_path: Path):
+    cache = cache_for(runner, 1, kernels)
     before = save_adapter(tmp_path / "a", matrices_of(runner, 1, rank=8))
-    take(bank, before)
-    bank.release(before.digest)
+    take(cache, before)
+    cache.release(before.digest)
     small = save_adapter(tmp_path / "b", matrices_of(runner, 2, rank=3))
-    handle, _ = take(bank, small)
-    fresh = bank_for(runner, 1, kernels)
+    handle, _ = take(cache, small)
+    fresh = cache_for(runner, 1, kernels)
     fresh_handle, _ = take(fresh, small)
-    shelf, slot = bank._step.places[handle]
-    seen = [numbers_of(*each._step.places[number]) for each, number in ((bank, handle), (fresh, fresh_handle))]
+    pool, slot = cache._step.adapter_slots[handle]
+    seen = [numbers_of(*each._step.adapter_slots[number]) for each, number in ((cache, handle), (fresh, fresh_handle))]
     assert all(torch.equal(one, two) for one, two in zip(*seen, strict=True))
-    assert sum(int(each.count_nonzero()) for each in seen[0]) == 3 * shelf.slot_bytes // shelf.itemsize // 8
-    shelf.give(slot)
-    assert not any(each.count_nonzero() for each in numbers_of(shelf, slot))
+    assert sum(int(each.count_nonzero()) for each in seen[0]) == 3 * pool.slot_bytes // pool.itemsize // 8
+    pool.free(slot)
+    assert not any(each.count_nonzero() for each in numbers_of(pool, slot))
 
 
-def numbers_of(shelf: SlotPool, slot: int) -> list[torch.Tensor]:
-    """All that a shelf keeps of one adapter."""
-    if shelf.packed:
-        return [shelf._memory.slot(slot)]
-    tables = [each for site in shelf.tables.values() for each in (site.inputs, *(run.table for run in site.runs))]
+def numbers_of(pool: SlotPool, slot: int) -> list[torch.Tensor]:
+    """Return all values that a pool stores for one slot."""
+    if pool.packed:
+        return [pool._memory.slot(slot)]
+    tables = [each for site in pool.tables.values() for each in (site.inputs, *(run.table for run in site.runs))]
     return [table.slot(slot) for table in tables]
 
 
-def test_an_adapter_that_fits_nowhere_is_refused(runner: Runner, tmp_path: Path):
-    bank = bank_for(runner, 1)
+def test_adapter_larger_than_the_budget_is_rejected(runner: Runner, tmp_path: Path):
+    cache = cache_for(runner, 1)
     large = save_adapter(tmp_path / "large", matrices_of(runner, 0, rank=20))
-    assert take(bank, large) == (0, BAD_ADAPTER)
+    assert take(cache, large) == (0, BAD_ADAPTER)
     assert not AdapterCache(runner._model, torch.float32, 0).sites
 
 
 def save_bad(harm: str, folder: Path, matrices: Matrices) -> LocalAdapter:
-    """An adapter that cannot be served, for one reason."""
+    """Return an invalid adapter."""
     if harm == "shape":
         matrices = {module: (a[:, :-1], b) for module, (a, b) in matrices.items()}
     adapter = save_adapter(folder, matrices, **({"use_dora": True} if harm == "config" else {}))
@@ -174,7 +173,7 @@ def save_bad(harm: str, folder: Path, matrices: Matrices) -> LocalAdapter:
     return adapter
 
 
-def test_a_bad_adapter_ends_its_own_sequences_and_batch_mates_hear_nothing(base: Path, tmp_path: Path):
+def test_bad_adapter_ends_only_its_own_sequences(base: Path, tmp_path: Path):
     runner = runner_of(base)
     fine = save_adapter(tmp_path / "fine", matrices_of(runner, 1))
     harms = ("nan", "infinity", "truncated", "missing", "shape", "config", "overflow")
@@ -186,14 +185,14 @@ def test_a_bad_adapter_ends_its_own_sequences_and_batch_mates_hear_nothing(base:
         ended = [driver.add(PROMPT, adapter=each, **GREEDY) for each in others for _ in range(2)]
         driver.run()
         assert {driver.finishes[each] for each in ended} <= {"bad_adapter"}
-        assert not num_holds(driver.runner.adapters)
+        assert not num_references(driver.runner.adapters)
         assert not driver.engine.status().num_waiting
         return [driver.tokens[each] for each in good]
 
     assert run(bad) == run([])
 
 
-def test_sequences_are_aborted_while_they_wait_and_others_go_on(base: Path, tmp_path: Path):
+def test_sequences_waiting_for_an_adapter_can_be_aborted(base: Path, tmp_path: Path):
     runner = runner_of(base)
     adapter = save_adapter(tmp_path / "a", matrices_of(runner, 1))
     driver = Driver(runner)
@@ -203,28 +202,28 @@ def test_sequences_are_aborted_while_they_wait_and_others_go_on(base: Path, tmp_
     assert (driver.finishes[aborted], driver.finishes[kept]) == ("aborted", "length")
     driver.abort(driver.add(PROMPT, adapter=adapter, **GREEDY))
     driver.run()
-    assert not num_holds(runner.adapters)
+    assert not num_references(runner.adapters)
 
 
-def test_a_long_queue_for_one_adapter_lets_another_tenant_s_pass(
+def test_long_queue_for_one_adapter_does_not_delay_another_tenant(
     base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """There is one place, and nobody has patience: those that wait for a slot give their adapter back."""
-    monkeypatch.setattr(queue, "PATIENCE_S", 0.0)
+    """With one slot and no waiting time, sequences queued for a slot yield their adapter."""
+    monkeypatch.setattr(queue, "MAX_WAIT_S", 0.0)
     runner = runner_of(base)
-    bank_for(runner, 1)
+    cache_for(runner, 1)
     one, other = (save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in (1, 2))
     driver = Driver(runner, max_sequences=2)
     many = [driver.add(PROMPT[number:], adapter=one, **GREEDY) for number in range(10)]
     while not driver.tokens[many[1]]:
         driver.step()
-    assert num_holds(runner.adapters) == len(many)
+    assert num_references(runner.adapters) == len(many)
     asked = driver.add(PROMPT, adapter=other, tenant=2, **GREEDY)
     runner.adapters._reader.submit(int).result(20)  # after it was looked at
     driver.run()
     assert {driver.finishes[each] for each in (*many, asked)} == {"length"}
     assert list(driver.finishes).index(asked) <= 4, "those that had begun end before"
-    assert not num_holds(runner.adapters)
+    assert not num_references(runner.adapters)
     monkeypatch.undo()
     alone = Driver(runner_of(base))
     again = [alone.add(PROMPT[number:], adapter=one, **GREEDY) for number in range(10)]
@@ -232,8 +231,8 @@ def test_a_long_queue_for_one_adapter_lets_another_tenant_s_pass(
     assert [driver.tokens[each] for each in many] == [alone.tokens[each] for each in again]
 
 
-def test_cached_prefixes_are_an_adapters_own(base: Path, tmp_path: Path):
-    """Neither the base nor another adapter finds them, nor does another namespace; the same adapter does."""
+def test_prefix_cache_is_separate_for_each_adapter(base: Path, tmp_path: Path):
+    """Cached blocks are found by the same adapter, but not by the base model, another adapter or another namespace."""
     runner = runner_of(base)
     one, two = (save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in (1, 2))
     driver = Driver(runner)
@@ -248,7 +247,7 @@ def test_cached_prefixes_are_an_adapters_own(base: Path, tmp_path: Path):
     assert cached(one, namespace=OTHER_NAMESPACE) == 0
 
 
-def test_steps_go_on_while_an_adapter_is_read(base: Path, tmp_path: Path):
+def test_steps_continue_while_an_adapter_is_read(base: Path, tmp_path: Path):
     runner = runner_of(base)
     adapter = save_adapter(tmp_path / "a", matrices_of(runner, 1))
     driver = Driver(runner)

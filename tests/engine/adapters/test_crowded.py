@@ -1,5 +1,4 @@
-"""Many adapters, places for few of them, callers who come and leave: everybody gets what a rank with room for all of
-them says, or leaves, and nothing is held in the end."""
+"""Many adapters with room for few: every sequence gets the same tokens as with room for all, and no reference leaks."""
 
 from __future__ import annotations
 
@@ -14,12 +13,12 @@ import pytest
 from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.adapters.made import named, random_matrices, save_adapter
-from tests.engine.heard import heard, token_ids_of
-from tests.engine.structured.speaker import NAMESPACE, SPARK
+from tests.engine.caller import collect_outputs, token_ids_of
+from tests.engine.structured.spark_engine import NAMESPACE, SPARK
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -31,20 +30,20 @@ GREEDY = Sampling(max_tokens=16, temperature=0.0, ignore_eos=True)
 
 
 class Callers:
-    """Of one replica."""
+    """Runs sequences on one replica."""
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
         self._next_id = 0
 
     async def ask(
-        self, number: int, adapter: LocalAdapter, patience_s: float | None = None
+        self, number: int, adapter: LocalAdapter, abort_after_s: float | None = None
     ) -> tuple[list[int], str | None]:
-        """The tokens and how it ended; it is aborted if that takes longer than `patience_s`."""
+        """Return tokens and finish; the sequence is aborted after `abort_after_s`."""
         self._next_id += 1
         prompt = PROMPTS[number % len(PROMPTS)]
         request = SequenceRequest(self._next_id, prompt, GREEDY, NAMESPACE, number % 3, adapter=adapter)
-        outputs = await heard(self._replica, request, timeout_s=100, patience_s=patience_s)
+        outputs = await collect_outputs(self._replica, request, timeout_s=100, abort_after_s=abort_after_s)
         return token_ids_of(outputs), outputs[-1].finish
 
 
@@ -71,11 +70,11 @@ async def test_forty_adapters_and_room_for_three(zygote: Zygote, tmp_path: Path)
     async def call(number: int, adapter: int) -> None:
         nonlocal most_waiting
         async with places:
-            patience_s = rng.random() * 0.3 if rng.random() < 0.25 else None
-            tokens, finish = await callers.ask(number, adapters[adapter], patience_s)
+            abort_after_s = rng.random() * 0.3 if rng.random() < 0.25 else None
+            tokens, finish = await callers.ask(number, adapters[adapter], abort_after_s)
             most_waiting = max(most_waiting, crowded.status().num_waiting)
         whole, _ = expected[number % len(PROMPTS), adapter]
-        assert finish == "length" or (finish == "aborted" and patience_s is not None)
+        assert finish == "length" or (finish == "aborted" and abort_after_s is not None)
         assert tokens == (whole if finish == "length" else whole[: len(tokens)])
 
     await asyncio.gather(*(call(*each) for each in calls))

@@ -1,5 +1,6 @@
-"""A model with an adapter on top says what the model with the adapter merged into its weights says, in every family,
-whatever the adapter changes and however the tokens come; and nobody else in the batch notices."""
+"""A model with an adapter equals the model with the adapter merged into its weights, for every architecture,
+module and batch composition.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +34,13 @@ def quiet() -> None:
 
 
 def take(runner: Runner, adapter: LocalAdapter) -> int:
-    """Have the adapter read, and hold it."""
-    assert runner.adapters.read(adapter).result(20).code == RUNNING
-    return runner.adapters.hold(adapter.digest)
+    """Load and acquire an adapter."""
+    assert runner.adapters.load(adapter).result(20).code == RUNNING
+    return runner.adapters.acquire(adapter.digest)
 
 
 def logits_of(runner: Runner, handle: int, chunk: int) -> torch.Tensor:
-    """After each chunk of the prompt, [chunks, V]."""
+    """Return the logits after each chunk of the prompt, [chunks, V]."""
     pusher = Pusher(runner, seed=chunk, sequence_id=chunk + 1 + 1000 * handle)
     pusher.table.adapter[0], pusher.table.has_adapters = handle, handle > 0
     return torch.stack([pusher.push(PROMPT[first : first + chunk]) for first in range(0, len(PROMPT), chunk)])
@@ -48,7 +49,7 @@ def logits_of(runner: Runner, handle: int, chunk: int) -> torch.Tensor:
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=[] if kind in FAMILIES else pytest.mark.full) for kind in KINDS]
 )
-def test_logits_are_those_of_merged_weights(kind: str, tmp_path: Path) -> None:
+def test_adapter_logits_equal_those_of_merged_weights(kind: str, tmp_path: Path) -> None:
     save_random(kind, tmp_path / "base")
     runner = runner_of(tmp_path / "base")
     matrices = random_matrices(runner.adapters.sites)
@@ -84,9 +85,11 @@ def test_any_choice_of_modules_and_any_scale(
 
 
 @BY_KERNELS
-def test_a_batch_of_many_adapters_and_none_says_what_each_says_alone(kernels: Kernels | None, tmp_path: Path) -> None:
-    """Ranks and targets differ, so that several kinds meet in one step; prompts are of every length, so that prefill
-    and decode do too."""
+def test_mixed_adapter_batch_generates_the_same_tokens_as_single_sequences(
+    kernels: Kernels | None, tmp_path: Path
+) -> None:
+    """Ranks and modules differ, so that several adapter shapes meet in one step; prompts of all lengths mix prefill
+    and decode."""
     save_random("wide heads", tmp_path / "base")
     sites = runner_of(tmp_path / "base").adapters.sites
     adapters: list[LocalAdapter | None] = [None]
@@ -104,7 +107,7 @@ def test_a_batch_of_many_adapters_and_none_says_what_each_says_alone(kernels: Ke
         ]
         driver.run()
         assert set(driver.finishes.values()) == {"length"}
-        assert not any(each.num_holds for each in driver.runner.adapters._residents.values())
+        assert not any(each.num_references for each in driver.runner.adapters._cached.values())
         return [driver.tokens[each] for each in ids]
 
     alone = [run([number], 64)[0] for number in range(5)]

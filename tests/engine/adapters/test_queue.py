@@ -1,5 +1,4 @@
-"""Who gets a place for his adapter when there are fewer places than adapters: nobody is passed by for ever, nobody is
-refused who can be served."""
+"""The adapter queue: order of loading, draining and timeouts, with a store that loads when the test says so."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 
 from engine.adapters.local_adapter import LocalAdapter
-from engine.adapters.queue import PATIENCE_S, AdapterQueue, Reading
-from engine.protocol.tasks import Sampling
+from engine.adapters.queue import MAX_WAIT_S, AdapterQueue, LoadResult
+from engine.protocol.sampling import Sampling
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
 from engine.scheduling.fairness import TenantCounters
 from engine.scheduling.sequence import Sequence, SequenceRequest
@@ -25,65 +24,65 @@ def size_of(digest: str) -> Any:
 
 
 @dataclass
-class Bank:
-    """Places in numbers; what is to be read is read when the test says so."""
+class Store:
+    """A store with `num_places` slots. Adapters are loaded when the test calls `work`."""
 
     num_places: int
     sites: dict[str, tuple[int, int]] = field(default_factory=dict)
-    holds: dict[str, int] = field(default_factory=dict)
-    queue: list[tuple[str, bool, Future[Reading]]] = field(default_factory=list)
+    references: dict[str, int] = field(default_factory=dict)
+    queue: list[tuple[str, bool, Future[LoadResult]]] = field(default_factory=list)
 
-    def hold(self, digest: str) -> int:
-        if digest not in self.holds:
+    def acquire(self, digest: str) -> int:
+        if digest not in self.references:
             return 0
-        self.holds[digest] += 1
+        self.references[digest] += 1
         return 1 + sum(map(ord, digest))
 
     def release(self, digest: str) -> bool:
-        self.holds[digest] -= 1
-        assert self.holds[digest] >= 0
-        return not self.holds[digest]
+        self.references[digest] -= 1
+        assert self.references[digest] >= 0
+        return not self.references[digest]
 
-    def read(self, adapter: LocalAdapter, may_place: bool) -> Future[Reading]:
-        assert not (may_place and adapter.digest in self.holds), "it is here"
+    def load(self, adapter: LocalAdapter, may_place: bool) -> Future[LoadResult]:
+        assert not (may_place and adapter.digest in self.references), "it is here"
         assert adapter.digest not in [digest for digest, _, _ in self.queue], "it is being read"
         self.queue.append((adapter.digest, may_place, Future()))
         return self.queue[-1][2]
 
-    def has_room(self, needs: Any) -> bool:
-        return sum(size_of(digest) for digest, num in self.holds.items() if num) + sum(needs) <= self.num_places
+    def has_room(self, sizes: Any) -> bool:
+        return sum(size_of(digest) for digest, num in self.references.items() if num) + sum(sizes) <= self.num_places
 
-    def evictions_for(self, needs: Any) -> set[str]:
-        missing = sum(map(size_of, self.holds)) + sum(needs) - self.num_places
-        leavers = set()
-        for digest in sorted(self.holds, key=self.holds.__getitem__):
+    def evictions_for(self, sizes: Any) -> set[str]:
+        missing = sum(map(size_of, self.references)) + sum(sizes) - self.num_places
+        evicted = set()
+        for digest in sorted(self.references, key=self.references.__getitem__):
             if missing > 0:
-                leavers.add(digest)
+                evicted.add(digest)
                 missing -= size_of(digest)
-        return leavers
+        return evicted
 
     def work(self) -> list[str]:
-        """Read all that waits to be read; whether it has a place is seen when its turn comes."""
+        """Finish all pending loads; return their digests."""
         done, self.queue = self.queue, []
         for digest, may_place, future in done:
             if digest.startswith(BAD):
-                future.set_result(Reading(BAD_ADAPTER))
+                future.set_result(LoadResult(BAD_ADAPTER))
             elif may_place and self.has_room([size_of(digest)]):
-                while sum(map(size_of, self.holds)) + size_of(digest) > self.num_places:
-                    del self.holds[next(each for each, num in self.holds.items() if not num)]
-                self.holds[digest] = 1
-                future.set_result(Reading(RUNNING))
+                while sum(map(size_of, self.references)) + size_of(digest) > self.num_places:
+                    del self.references[next(each for each, num in self.references.items() if not num)]
+                self.references[digest] = 1
+                future.set_result(LoadResult(RUNNING))
             else:
-                future.set_result(Reading(OUT_OF_CAPACITY, size_of(digest)))
+                future.set_result(LoadResult(OUT_OF_CAPACITY, size_of(digest)))
         return [digest for digest, _, _ in done]
 
 
 class Room:
-    """A queue before a bank, a clock that stands still, and who has got what."""
+    """A queue over a store, with a manual clock, that records which sequences got their adapter."""
 
     def __init__(self, num_places: int) -> None:
-        self.bank, self.counters, self.now_s = Bank(num_places), TenantCounters(), 0.0
-        self.queue = AdapterQueue(self.bank, self.counters, lambda: self.now_s)
+        self.store, self.counters, self.now_s = Store(num_places), TenantCounters(), 0.0
+        self.queue = AdapterQueue(self.store, self.counters, lambda: self.now_s)
         self.codes: dict[int, int] = {}
         self.order: list[str] = []  # digests, as they were got
         self._next_id = 0
@@ -99,13 +98,13 @@ class Room:
         return sequence
 
     def settle(self, seconds: float = 0.0) -> list[str]:
-        """Let time pass, and then happen what can. Returns what was got."""
+        """Advance the clock and run until nothing changes. Return the digests that became available."""
         self.now_s += seconds
         before = len(self.order)
         while True:
             for sequence, code in self.queue.take_ready():
                 self._note(sequence, code)
-            if not self.bank.work():
+            if not self.store.work():
                 return self.order[before:]
 
     def _note(self, sequence: Sequence, code: int) -> None:
@@ -117,10 +116,10 @@ class Room:
 
     def end(self, *sequences: Sequence) -> None:
         for sequence in sequences:
-            self.queue.forget(sequence)
+            self.queue.release(sequence)
 
 
-def test_one_that_finds_every_place_in_use_waits_for_the_first_that_is_not():
+def test_adapter_without_room_waits_for_the_first_idle_one():
     room = Room(2)
     a, _b, c = (room.ask(each) for each in "abc")
     assert room.settle() == ["a", "b"]
@@ -129,41 +128,41 @@ def test_one_that_finds_every_place_in_use_waits_for_the_first_that_is_not():
     assert room.settle(100.0) == [], "nobody ended"
     room.end(a)
     assert room.settle() == ["c"]
-    assert sorted(room.bank.holds) == ["b", "c"]
+    assert sorted(room.store.references) == ["b", "c"]
     room.end(_b, c)
-    assert (room.queue.num_waiting, set(room.bank.holds.values())) == (0, {0})
+    assert (room.queue.num_waiting, set(room.store.references.values())) == (0, {0})
 
 
-def test_the_last_hold_may_end_between_the_look_and_the_news_of_it():
+def test_last_reference_may_end_before_a_load_result_is_taken():
     room = Room(1)
     a = room.ask("a")
     room.settle()
     b = room.ask("b")
-    room.bank.work()  # b has found no room
+    room.store.work()  # b has found no room
     room.end(a)  # and nobody has been told of that yet
     assert room.settle() == ["b"]
     room.end(b)
 
 
-def test_nothing_is_read_again_while_nothing_changes():
+def test_adapter_is_not_read_again_without_a_change():
     room = Room(1)
     room.ask("a")
     room.ask("b")
     room.settle()
     for _ in range(5):
-        room.settle(PATIENCE_S)
-        assert room.bank.work() == []
+        room.settle(MAX_WAIT_S)
+        assert room.store.work() == []
 
 
-def test_others_join_what_is_there_until_the_first_has_lost_patience():
+def test_loaded_adapters_can_be_joined_until_a_waiting_one_times_out():
     room = Room(2)
     held = [room.ask(each) for each in ("a", "a", "b")]
     room.settle()
     waiting = room.ask("c")
-    assert room.settle(0.9 * PATIENCE_S) == []
+    assert room.settle(0.9 * MAX_WAIT_S) == []
     held.append(room.ask("a"))
     assert held[-1].adapter, "there is time left"
-    assert room.settle(0.2 * PATIENCE_S) == []
+    assert room.settle(0.2 * MAX_WAIT_S) == []
     later = room.ask("b")
     assert not later.adapter, "b leaves for c: fewest use it"
     assert room.ask("a").adapter, "a does not"
@@ -175,13 +174,13 @@ def test_others_join_what_is_there_until_the_first_has_lost_patience():
     assert room.settle() == ["b"]
 
 
-def test_those_that_join_cannot_keep_a_large_one_out():
-    """It needs two places, and every moment somebody wants one of them again."""
+def test_joining_sequences_cannot_starve_a_large_adapter():
+    """A large adapter needs two slots while other sequences keep wanting one of them."""
     room = Room(2)
     open_ = [room.ask("a"), room.ask("b")]
     room.settle()
     large = room.ask("two")
-    room.settle(1.1 * PATIENCE_S)
+    room.settle(1.1 * MAX_WAIT_S)
     for number in range(20):
         open_.append(room.ask("ab"[number % 2]))
         room.settle(0.01)
@@ -196,7 +195,7 @@ def test_those_that_join_cannot_keep_a_large_one_out():
         open_ = [each for each in open_ if not each.adapter]
 
 
-def test_a_small_one_does_not_pass_by_a_large_one_until_that_has_left():
+def test_small_adapter_does_not_overtake_a_large_one():
     room = Room(2)
     a, b = room.ask("a"), room.ask("b")
     room.settle()
@@ -210,31 +209,31 @@ def test_a_small_one_does_not_pass_by_a_large_one_until_that_has_left():
     room.end(b, small)
 
 
-def test_who_waits_for_a_slot_gives_back_what_has_to_leave_once_somebody_lost_patience():
+def test_queued_sequence_yields_a_draining_adapter_after_a_timeout():
     room = Room(1)
     runs, queued = room.ask("a"), [room.ask("a") for _ in range(5)]
     room.settle()
     other = room.ask("b", tenant=2)
-    room.settle(0.9 * PATIENCE_S)
+    room.settle(0.9 * MAX_WAIT_S)
     room.counters.charge_prompt(runs.tenant_index, 100, 0)
-    assert room.queue.take_overstaying(lambda: queued) == []
-    room.settle(0.2 * PATIENCE_S)
-    assert room.queue.take_overstaying(lambda: queued) == queued
-    assert room.bank.holds == {"a": 1}
+    assert room.queue.take_yielded(lambda: queued) == []
+    room.settle(0.2 * MAX_WAIT_S)
+    assert room.queue.take_yielded(lambda: queued) == queued
+    assert room.store.references == {"a": 1}
     assert {each.adapter for each in queued} == {0}
     assert room.settle() == []
     room.end(runs)
     for each in queued:
         del room.codes[each.sequence_id]
     assert room.settle() == ["b"]
-    assert room.settle(2 * PATIENCE_S) == []
-    assert room.queue.take_overstaying(lambda: [other]) == [], "it has had less: nobody takes it from there"
+    assert room.settle(2 * MAX_WAIT_S) == []
+    assert room.queue.take_yielded(lambda: [other]) == [], "it has had less: nobody takes it from there"
     room.end(other)
     assert room.settle() == ["a"] * 5
     room.end(*queued)
 
 
-def test_a_tenant_with_many_adapters_does_not_keep_another_from_his():
+def test_tenant_with_many_adapters_does_not_starve_another():
     room = Room(1)
     many = [room.ask(f"a{number}", tenant=1) for number in range(20)]
     other = room.ask("b", tenant=2)
@@ -247,20 +246,20 @@ def test_a_tenant_with_many_adapters_does_not_keep_another_from_his():
     assert room.settle() == ["a1"], "and within one, who came first"
 
 
-def test_an_adapter_that_was_to_leave_may_be_joined_when_nobody_waits_for_its_place_any_more():
+def test_draining_adapter_can_be_joined_when_its_slot_is_not_needed_any_more():
     room = Room(1)
     first = room.ask("a")
     room.settle()
     waiting = room.ask("b")
-    room.settle(2 * PATIENCE_S)
+    room.settle(2 * MAX_WAIT_S)
     room.end(waiting)
     second = room.ask("a")
     assert room.settle() == ["a"]
     room.end(first, second)
-    assert room.bank.holds == {"a": 0}
+    assert room.store.references == {"a": 0}
 
 
-def test_one_that_can_never_be_served_is_told_so_while_others_wait():
+def test_bad_adapter_is_rejected_while_others_wait():
     room = Room(1)
     room.ask("a")
     room.ask("b")
@@ -271,7 +270,7 @@ def test_one_that_can_never_be_served_is_told_so_while_others_wait():
     assert room.queue.num_waiting == 1
 
 
-def test_who_leaves_while_waiting_leaves_nothing_behind():
+def test_released_waiting_sequence_leaves_no_state():
     room = Room(1)
     a = room.ask("a")
     room.settle()
@@ -283,12 +282,12 @@ def test_who_leaves_while_waiting_leaves_nothing_behind():
     assert room.settle() == ["c"]
     room.end(stays)
     room.settle()
-    assert (room.queue.num_waiting, room.queue._wanted, room.queue._held) == (0, {}, {})
+    assert (room.queue.num_waiting, room.queue._wanted, room.queue._used) == (0, {}, {})
 
 
 @pytest.mark.parametrize("num_places", [2, 3, 7])
-def test_everybody_is_served_whatever_comes(num_places: int):
-    """Random comings and goings of 12 adapters of two sizes; then all that is left is served in turn."""
+def test_every_sequence_gets_its_adapter(num_places: int):
+    """Random arrivals and departures for 12 adapters of two sizes; then all remaining sequences are served."""
     rng = np.random.default_rng(num_places)
     room, open_ = Room(num_places), list[Sequence]()
     names = [f"{HUGE if number % 4 == 0 else 'one'}{number}" for number in range(12)]
@@ -305,4 +304,4 @@ def test_everybody_is_served_whatever_comes(num_places: int):
         open_ = [each for each in open_ if not each.adapter]
     assert not open_
     assert set(room.codes.values()) == {RUNNING}
-    assert set(room.bank.holds.values()) == {0}
+    assert set(room.store.references.values()) == {0}

@@ -1,4 +1,4 @@
-"""Whatever comes, goes and waits: everybody gets his adapter and then a slot, and in the end nobody holds anything."""
+"""The adapter queue under random arrivals and departures: every sequence gets its adapter and nothing leaks."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from hypothesis import strategies as st
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.scheduling.sequence import Sequence
-from tests.engine.adapters.test_queue import HUGE, Bank, Room, size_of
+from tests.engine.adapters.test_queue import HUGE, Room, Store, size_of
 from tests.engine.driver import Driver
 from tests.fakes.runner import FakeRunner
 
 NUM_SLOTS = 2
 ADAPTERS = ["a", "b", "c", "d", f"{HUGE}1", f"{HUGE}2"]  # the last two take two places each
 
-Asked = tuple[str, int, int]  # an adapter, a tenant, and how many rounds it will run
+Arrival = tuple[str, int, int]  # an adapter, a tenant, and how many rounds it will run
 
 
 class House(Room):
-    """A room with slots behind it. A round lasts 0.4 s; who runs is charged."""
+    """A queue with slots behind it. A round lasts 0.4 s; running sequences are charged."""
 
     def __init__(self, num_places: int) -> None:
         super().__init__(num_places)
@@ -27,7 +27,7 @@ class House(Room):
         self.running: list[Sequence] = []
         self.open: list[Sequence] = []
 
-    def come(self, asked: Asked) -> Sequence:
+    def come(self, asked: Arrival) -> Sequence:
         sequence = self.ask(asked[0], asked[1])
         self.rounds_left[sequence.sequence_id] = asked[2]
         self.open.append(sequence)
@@ -35,7 +35,7 @@ class House(Room):
         return sequence
 
     def go(self, sequence: Sequence) -> None:
-        """It ended, or its caller left, wherever it is."""
+        """Remove a sequence in any state."""
         self.end(sequence)
         self.counters.leave(sequence.tenant_index)
         for line in (self.open, self.queued, self.running):
@@ -50,7 +50,7 @@ class House(Room):
                 self.go(sequence)
         self.settle(0.4)
         self._find_queued()
-        for sequence in self.queue.take_overstaying(lambda: self.queued):
+        for sequence in self.queue.take_yielded(lambda: self.queued):
             self.queued.remove(sequence)
             del self.codes[sequence.sequence_id]
         while self.queued and len(self.running) < NUM_SLOTS:
@@ -65,11 +65,11 @@ class House(Room):
         self.queued += [each for each in self.open if each.adapter and each.sequence_id not in known]
 
     def check(self) -> None:
-        """What holds at every moment."""
-        here = self.bank.holds
-        assert sum(map(size_of, here)) <= self.bank.num_places
+        """Check the invariants."""
+        here = self.store.references
+        assert sum(map(size_of, here)) <= self.store.num_places
         holding = [each for each in self.open if each.adapter]
-        assert {each.sequence_id for each in holding} == set(self.queue._held)
+        assert {each.sequence_id for each in holding} == set(self.queue._used)
         assert self.queue.num_waiting == sum(self.queue.is_waiting(each) for each in self.open)
         assert all(bool(each.adapter) != self.queue.is_waiting(each) for each in self.open)
         assert sum(here.values()) == len(holding)
@@ -81,8 +81,8 @@ happenings = st.lists(asked | st.integers(0, 20) | st.none(), max_size=60)
 
 
 @given(st.integers(2, 4), happenings)
-def test_no_order_of_coming_and_going_leaks_a_place_or_leaves_anybody_waiting(
-    num_places: int, happened: list[Asked | int | None]
+def test_random_arrivals_and_departures_leak_no_slot_and_serve_every_sequence(
+    num_places: int, happened: list[Arrival | int | None]
 ) -> None:
     house = House(num_places)
     for each in happened:
@@ -98,17 +98,17 @@ def test_no_order_of_coming_and_going_leaks_a_place_or_leaves_anybody_waiting(
         house.round()
     assert not house.open, "somebody waits for ever"
     house.settle()
-    assert not any(house.bank.holds.values())
-    assert (house.queue.num_waiting, house.queue._wanted, house.queue._held) == (0, {}, {})
+    assert not any(house.store.references.values())
+    assert (house.queue.num_waiting, house.queue._wanted, house.queue._used) == (0, {}, {})
 
 
 # Another tenant's calls came before b as the less served one's, and joined the adapter that was to leave for it.
 @example(2, [("b", 1, 1)], [("a", 0, 1), ("a", 1, 2), ("c", 1, 2), ("c", 0, 3)])
 @given(st.integers(2, 3), st.lists(asked, min_size=1, max_size=6), st.lists(asked, min_size=1, max_size=8))
-def test_nobody_is_passed_by_for_ever_by_those_that_keep_coming(
-    num_places: int, waiting: list[Asked], others: list[Asked]
+def test_no_adapter_starves_under_continuous_arrivals(
+    num_places: int, waiting: list[Arrival], others: list[Arrival]
 ) -> None:
-    """One more comes in every round, and all slots are always taken."""
+    """Another sequence arrives in every round, and all slots are always used."""
     house = House(num_places)
     for each in others:
         house.come(each)
@@ -123,19 +123,19 @@ def test_nobody_is_passed_by_for_ever_by_those_that_keep_coming(
     raise AssertionError("somebody who came early still waits")
 
 
-def test_who_has_waited_for_his_adapter_is_not_refused_for_want_of_a_place() -> None:
-    """Those that came after him filled the queue for slots meanwhile; the one too many is told so when it comes."""
+def test_sequence_that_waited_for_its_adapter_is_not_dropped_from_the_queue() -> None:
+    """Later sequences fill the waiting queue meanwhile; the one too many is rejected when it arrives."""
     runner = FakeRunner(num_blocks=64)
-    bank = Bank(2)
-    runner.adapters = bank  # type: ignore[attr-defined]
+    store = Store(2)
+    runner.adapters = store  # type: ignore[attr-defined]
     driver = Driver(runner, max_sequences=1, max_waiting=2)
     tuned = driver.add([1, 2, 3], max_tokens=2, adapter=LocalAdapter("a", "/"))
     plain = [driver.add([1, 2, number], max_tokens=2) for number in range(3)]
     assert driver.engine.status().num_waiting == 3
     while driver.engine.has_work:
-        bank.work()
+        store.work()
         driver.step()
     ends = {number: driver.finishes[number] for number in (tuned, *plain)}
     assert ends == {tuned: "length", plain[0]: "length", plain[1]: "length", plain[2]: "out_of_capacity"}
-    assert driver.engine.scheduler.waiting.num_places == 0
-    assert bank.holds == {"a": 0}
+    assert driver.engine.scheduler.waiting.num_entries == 0
+    assert store.references == {"a": 0}

@@ -1,4 +1,4 @@
-"""Every rank has a device of its own, and ranks are joined by what their devices speak: told without a GPU."""
+"""Device assignment and the collective backend of a device, tested without a GPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GPU = torch.device("cuda", 1)
     ("name", "rank", "size", "device"),
     [("cpu", 1, 2, CPU), ("cuda", 0, 1, torch.device("cuda", 0)), ("cuda", 1, 2, GPU), ("cuda:1", 0, 1, GPU)],
 )
-def test_every_rank_has_a_device_of_its_own(
+def test_ranks_get_successive_devices(
     name: str, rank: int, size: int, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -26,27 +26,25 @@ def test_every_rank_has_a_device_of_its_own(
 @pytest.mark.parametrize(
     ("name", "size", "message"),
     [
-        ("cuda", 3, r"device='cuda': tensor_parallel=3 takes 3 GPUs from number 0 on; 2 found \(CUDA_VISIBLE"),
-        ("cuda:1", 2, r"device='cuda:1': tensor_parallel=2 takes 2 GPUs from number 1 on; 2 found"),
-        ("cuda:2", 1, r"takes 1 GPU from number 2 on; 2 found"),
+        ("cuda", 3, r"device='cuda': tensor_parallel=3 needs 3 GPUs from number 0 on; 2 found \(CUDA_VISIBLE"),
+        ("cuda:1", 2, r"device='cuda:1': tensor_parallel=2 needs 2 GPUs from number 1 on; 2 found"),
+        ("cuda:2", 1, r"needs 1 GPU from number 2 on; 2 found"),
         ("cuda:", 1, "expected"),
         ("cuda:first", 1, "expected"),
         ("tpu", 1, r"device='tpu': expected cpu, cuda"),
     ],
 )
-def test_fewer_devices_than_ranks_are_named(
+def test_too_few_devices_are_reported_with_the_settings(
     name: str, size: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1,MIG-2")
     with pytest.raises(ValueError, match=message) as refusal:
         device_of(name, 0, size)
-    assert "found" not in str(refusal.value) or "of slices of a GPU (MIG) a process sees one at most" in str(
-        refusal.value
-    )
+    assert "found" not in str(refusal.value) or "a process sees at most one slice of a GPU (MIG)" in str(refusal.value)
 
 
-def test_the_backend_goes_with_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collective_backend_matches_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert backend_of(CPU) == "gloo"
     monkeypatch.setattr(collectives._c10d, "ProcessGroupNCCL", object, raising=False)
     assert backend_of(GPU) == "nccl"

@@ -1,4 +1,4 @@
-"""What is free is the least of what the machine and each control group around the process leave."""
+"""Available host memory is the least that the machine and the control groups of the process have left."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FIRST = {
         (MACHINE | FIRST, 150_007),
     ],
 )
-def test_the_tightest_limit_counts(files: dict[str, str], expected: int, tmp_path: Path) -> None:
+def test_available_memory_is_the_tightest_limit(files: dict[str, str], expected: int, tmp_path: Path) -> None:
     for name, text in files.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -44,5 +44,5 @@ def test_the_tightest_limit_counts(files: dict[str, str], expected: int, tmp_pat
     assert available_bytes(tmp_path) == expected
 
 
-def test_something_is_free_on_this_machine() -> None:
+def test_available_memory_is_positive_on_this_machine() -> None:
     assert available_bytes() > 1 << 20

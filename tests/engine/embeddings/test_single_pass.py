@@ -22,7 +22,7 @@ from engine.embeddings.single_pass import Overloaded, SinglePass, WorkerGone, Wo
 from engine.processes import child_link
 from engine.processes.zygote import Zygote
 from engine.protocol.events import Event, Failed, Finished, Result, Started
-from engine.protocol.tasks import TextEmbeddings
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
 from engine.tasks.text_embeddings import SentenceTokenizer, TextEmbedder
 from engine.tasks.work import Refused, Work
 from telemetry.child_process import Child

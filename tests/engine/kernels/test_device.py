@@ -35,7 +35,7 @@ from engine.kernels.upload import Upload
 from engine.layers.moe import Experts
 from engine.layers.shard import WHOLE, Shard
 from engine.runner import Runner
-from engine.sampler import sample, sample_from_device
+from engine.sampler import sample, sample_on_device
 from tests.engine.kernels.test_cpu import NUM_LAYERS, SHAPES, Life, pool_of, sinks_of
 from tests.engine.made_checkpoints import KINDS, Pusher, runner_of, save_random
 from tests.engine.test_sampler import inputs_of
@@ -174,7 +174,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch, num_tensors: list[int]) -> It
     monkeypatch.setattr(weights, "load", load)
     monkeypatch.setattr(paged_attention, "_launch_for", lambda _device: launch)
     monkeypatch.setattr(Experts, "_chosen", chosen)
-    monkeypatch.setattr(runner_module, "sample_from_device", lambda logits, _sampling: logits)
+    monkeypatch.setattr(runner_module, "sample_on_device", lambda logits, _sampling: logits)
     with FakeTensorMode(allow_non_fake_inputs=False), _Pretence():
         yield
 
@@ -191,7 +191,7 @@ def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(
     num_tensors: list[int] = []
     with pretended_gpu(monkeypatch, num_tensors):
         runner = Runner(EngineConfig(tmp_path, dtype="bfloat16", device="cuda", num_blocks=8), shard=shard)
-        runner.warm()
+        runner.warm_up()
         logits = runner.run(mixed_step())
         runner.wipe(np.array([1, 3], np.int32))
     assert num_tensors[0] > 10
@@ -248,12 +248,12 @@ def test_greedy_rows_are_drawn_where_their_logits_are_and_others_as_ever() -> No
     logits[2, 7] = float("nan")
     greedy, drawn = inputs_of([{}] * 4), inputs_of([{"temperature": 0.8}] * 4)
     for inputs in (greedy, drawn):
-        expected, found = sample(logits.clone(), inputs), sample_from_device(logits.clone(), inputs)
+        expected, found = sample(logits.clone(), inputs), sample_on_device(logits.clone(), inputs)
         healthy = [0, 1, 3]
         assert found.token_ids[healthy].tolist() == expected.token_ids[healthy].tolist()
         assert found.is_failed is not None
         assert found.is_failed.tolist() == [False, False, True, False]
-    assert found.token_ids.dtype == sample_from_device(logits, greedy).token_ids.dtype == np.int32
+    assert found.token_ids.dtype == sample_on_device(logits, greedy).token_ids.dtype == np.int32
 
 
 def test_a_block_is_as_large_as_the_matrix_units_like_it() -> None:

@@ -53,7 +53,7 @@ def test_attention_over_the_pool_equals_the_reference_through_joins_departures_c
     generator = torch.Generator().manual_seed(0)
     for _ in range(25):
         step = life.draft_step() if life.rng.random() < draft_fraction else life.step()
-        if not len(step.sequence_ids):
+        if not len(step.context_lens):
             continue
         for twin in twins:
             twin.begin(step)

@@ -18,7 +18,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from catalog.base_model import sites_of
+from catalog.base_model import targets_of
 from engine.kernels.interface import AttentionWindow
 from engine.kernels.reference import Kernels
 from engine.layers.config import MlpConfig, MoeConfig, NormConfig
@@ -95,7 +95,7 @@ def test_what_adapters_can_change_is_told_by_the_headers_of_the_files(
     model = model_of(kind)
     headers = [read_header(path) for path in model.folder.glob("*.safetensors")]
     assert model.runner.adapters is not None
-    assert sites_of(headers) == model.runner.adapters.sites
+    assert targets_of(headers) == model.runner.adapters.sites
 
 
 @pytest.mark.parametrize("kind", KINDS)

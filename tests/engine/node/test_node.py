@@ -22,8 +22,10 @@ from catalog.builtin import builtin_models, find_folder
 from engine.node.presence import KIND
 from engine.protocol import wire
 from engine.protocol.events import Failed, Finished, Result, Started, Token
+from engine.protocol.sampling import Sampling
 from engine.protocol.status import NodeStatus
-from engine.protocol.tasks import Sampling, TextEmbeddings, TextGeneration
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.wire import Execute
 from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral
@@ -254,15 +256,16 @@ async def test_a_rank_that_hangs_is_killed_and_its_calls_can_be_repeated(
     os.kill(rank, signal.SIGSTOP)
     client.send(*[world.call(index, f"Once there were {index}", **LONG) for index in range(3)])
     failures = [await _wait_for_failure(client) for _ in range(3)]
-    assert [failed.num_deaths for failed in failures] == [1, 1, 1]
+    assert [failed.num_crashes for failed in failures] == [1, 1, 1]
     repeated = [
-        replace(world.call(10 + index, f"Once there were {index}"), num_deaths=1, died_after=0) for index in range(3)
+        replace(world.call(10 + index, f"Once there were {index}"), num_crashes=1, tokens_before_crash=0)
+        for index in range(3)
     ]
     client.send(*repeated)
     heard = await client.by_call(10, 11, 12)
     assert all(isinstance(events[-1], Finished) for events in heard.values())
     assert rank not in node.rank_pids()
-    assert "it owed an answer and had said nothing" in node.log
+    assert "it did not respond" in node.log
 
 
 async def test_a_model_is_loaded_on_demand_while_another_one_answers(

@@ -14,7 +14,8 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.protocol.events import Event, Failed, Finished
-from engine.protocol.tasks import Sampling, TextGeneration
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.wire import Execute
 from engine.serving import replicas as replicas_module
 from engine.serving.calls import Call, Calls
@@ -134,10 +135,10 @@ class World:
         for rank in self.zygote.ranks:
             if not rank.is_dead and not rank.is_hung:
                 engine = rank.engine
-                assert engine.blocks.num_held == 0
+                assert engine.blocks.num_in_use == 0
                 assert not engine.has_work
-                assert not engine.scheduler._computing
-                assert engine.scheduler._num_reserved == 0
+                assert not engine.scheduler.sequence_blocks._computing
+                assert engine.scheduler.sequence_blocks.num_reserved == 0
                 assert len(engine.scheduler._free_slots) == 6
                 assert not engine.scheduler.counters._num_open.any()
         await self.replicas.close()
@@ -176,7 +177,7 @@ def check_a_run(seed: int, num_events: int) -> World:
     gc.collect()
     assert open_files() <= before
     blocked = [end for end in world.ends.values() if isinstance(end, Failed) and end.is_blocked]
-    assert all(end.num_deaths >= MAX_DEATHS for end in blocked)
+    assert all(end.num_crashes >= MAX_DEATHS for end in blocked)
     return world
 
 

@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed, Finished, Started, Token
-from engine.protocol.tasks import Sampling, TaskInput, TextGeneration
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.text_generation import TextGeneration
 from service_identity.service_identity import ServiceIdentity
 from tests.service_keys import service_keys
 from tests.waiting import wait_until
@@ -66,7 +68,7 @@ class WireClient:
         self.send(wire.Hello(version=wire.VERSION, sender="test", nonce=nonce, token=token))
         answer = await self.receive()
         assert isinstance(answer, wire.Hello)
-        assert identity.judge(answer.token, {"node"}, nonces) is not None
+        assert identity.verify_token(answer.token, {"node"}, nonces) is not None
 
     def send(self, *messages: wire.Message) -> None:
         self.writer.write(b"".join(wire.encode(message) for message in messages))

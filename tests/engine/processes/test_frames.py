@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, however the bytes are split, and a half one is none."""
+"""Frames are reassembled from any split of the bytes; an incomplete frame is None."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from engine.processes.frames import FrameReader, framed, receive_frame
 
 
 @given(st.lists(st.binary(max_size=300), max_size=5), st.data())
-def test_frames_come_out_whole_for_any_split(sent: list[bytes], data: st.DataObject):
+def test_frames_are_reassembled_from_any_split(sent: list[bytes], data: st.DataObject):
     stream, reader, payloads = b"".join(map(framed, sent)), FrameReader(), []
     while stream:
         cut = data.draw(st.integers(1, len(stream)))
@@ -20,7 +20,7 @@ def test_frames_come_out_whole_for_any_split(sent: list[bytes], data: st.DataObj
     assert payloads == sent
 
 
-def test_a_frame_that_the_other_end_leaves_half_said_is_none():
+def test_incomplete_frame_is_none():
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(framed(b"whole") + framed(b"") + framed(b"half")[:-1])

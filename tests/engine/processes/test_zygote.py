@@ -1,4 +1,4 @@
-"""The warm parent: forks what it is asked to, tells how it ended, and leaves nobody behind."""
+"""The zygote forks children on request, reports how they ended, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def test_children_live_side_by_side(zygote: Zygote):
     assert [await child.wait() for child in children] == [0] * 5
 
 
-async def test_how_a_child_ended_is_told(zygote: Zygote):
+async def test_exit_code_of_a_child_is_reported(zygote: Zygote):
     left = await zygote.fork("tests.fakes.child:leaving", b"7")
     killed = await zygote.fork(ECHO)
     killed.kill()
@@ -55,7 +55,7 @@ async def test_how_a_child_ended_is_told(zygote: Zygote):
         each.kill()  # long gone: nothing happens
 
 
-async def test_the_warm_parent_has_one_thread_and_so_forks_safely(zygote: Zygote):
+async def test_zygote_has_one_thread(zygote: Zygote):
     child = await zygote.fork(ECHO, b"x")
     await said_by(child, 1)
     assert zygote.pid is not None
@@ -63,7 +63,7 @@ async def test_the_warm_parent_has_one_thread_and_so_forks_safely(zygote: Zygote
     child.socket.close()
 
 
-async def test_a_fork_nobody_waits_for_any_more_leaves_no_process(zygote: Zygote):
+async def test_cancelled_fork_leaves_no_process(zygote: Zygote):
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(zygote.fork(ECHO), 0)
     child = await zygote.fork(ECHO, b"x")
@@ -74,7 +74,7 @@ async def test_a_fork_nobody_waits_for_any_more_leaves_no_process(zygote: Zygote
     child.socket.close()
 
 
-async def test_children_end_with_the_warm_parent_and_the_next_fork_starts_a_new_one(caplog):
+async def test_children_end_with_the_zygote_and_the_next_fork_starts_a_new_zygote(caplog):
     zygote = Zygote(preload=())
     try:
         child = await zygote.fork(ECHO, b"x")
@@ -92,7 +92,7 @@ async def test_children_end_with_the_warm_parent_and_the_next_fork_starts_a_new_
         await zygote.close()
 
 
-async def test_forks_under_way_fail_when_the_warm_parent_dies(caplog):
+async def test_pending_forks_fail_when_the_zygote_dies(caplog):
     zygote = Zygote(preload=())
     await zygote.start()
     assert zygote.pid is not None
@@ -119,7 +119,7 @@ asyncio.run(main())
 """
 
 
-async def test_everybody_ends_with_the_front_even_when_it_is_killed():
+async def test_zygote_and_children_end_with_a_killed_front_process():
     front = await asyncio.create_subprocess_exec(sys.executable, "-c", _FRONT, stdout=subprocess.PIPE)
     assert front.stdout is not None
     pids = [int(text) for text in (await front.stdout.readline()).split()]
@@ -130,7 +130,7 @@ async def test_everybody_ends_with_the_front_even_when_it_is_killed():
     await wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
-async def test_logs_are_set_up_where_they_are_written(capfd):
+async def test_configure_runs_in_the_zygote_and_in_children(capfd):
     zygote = Zygote(configure="telemetry.logs:configure_logs", preload=())
     child = await zygote.fork("tests.fakes.child:leaving", b"no number", name="worker")
     assert await child.wait() == 1

@@ -5,19 +5,18 @@ import json
 import pytest
 
 from engine.protocol.fields import BadInput
-from engine.protocol.output_format import output_constraint
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint, read_constraint
 
 SCHEMA = {"type": "object", "properties": {"schema": {"type": "object"}, "name": {"type": "string"}}}
 
 
 def asked(**response_format) -> Constraint | None:
-    return output_constraint({"response_format": response_format})
+    return read_constraint({"response_format": response_format})
 
 
 @pytest.mark.parametrize("body", [{}, {"response_format": None}, {"response_format": {"type": "text"}}])
 def test_free_text_is_not_constrained(body):
-    assert output_constraint(body) is None
+    assert read_constraint(body) is None
 
 
 def test_a_json_object_is_any_object():
@@ -43,7 +42,7 @@ def test_a_schema_comes_bare_or_wrapped(given):
 
 
 @pytest.mark.parametrize("given", [{"schema": SCHEMA}, {"json_schema": SCHEMA}, {"json_schema": {"schema": SCHEMA}}])
-def test_an_object_with_a_schema_is_held_to_it(given):
+def test_json_object_with_a_schema_is_constrained_by_it(given):
     constraint = asked(type="json_object", **given)
     assert constraint is not None
     assert (constraint.kind, json.loads(constraint.text)) == ("json_schema", SCHEMA)
@@ -59,7 +58,7 @@ def test_a_bare_schema_with_a_field_called_schema_is_bare():
 
 @pytest.mark.parametrize("given", [SCHEMA, json.dumps(SCHEMA)])
 def test_guided_json_is_a_schema(given):
-    constraint = output_constraint({"guided_json": given})
+    constraint = read_constraint({"guided_json": given})
     assert constraint is not None
     assert json.loads(constraint.text) == SCHEMA
 
@@ -100,7 +99,7 @@ def test_a_schema_at_the_limit_is_taken():
 )
 def test_bad_formats_are_refused_by_field(body, named):
     with pytest.raises(BadInput) as caught:
-        output_constraint(body)
+        read_constraint(body)
     assert named in str(caught.value)
 
 
@@ -120,7 +119,7 @@ def test_bad_formats_are_refused_by_field(body, named):
 )
 def test_patterns_grammars_and_choices_are_taken_in_every_form(body, kind, text, field):
     """And know where they stood: whatever refuses them later can name the field."""
-    assert output_constraint(body) == Constraint(kind, text, field)
+    assert read_constraint(body) == Constraint(kind, text, field)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +139,7 @@ def test_patterns_grammars_and_choices_are_taken_in_every_form(body, kind, text,
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "cannot be combined"),
     ],
 )
-def test_what_cannot_be_such_a_format_is_refused_by_name(body, complaint):
+def test_malformed_format_is_rejected_by_name(body, complaint):
     with pytest.raises(BadInput) as caught:
-        output_constraint(body)
+        read_constraint(body)
     assert complaint in str(caught.value)

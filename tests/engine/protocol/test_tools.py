@@ -5,10 +5,10 @@ import json
 import msgspec
 import pytest
 
-from engine.protocol import openai
+from engine.protocol.chat_completions import read_chat_request
 from engine.protocol.fields import BadInput
-from engine.protocol.tasks import ChatMessage, Tool, ToolCall
-from engine.protocol.tools import MAX_TOOLS_BYTES, ToolUse, is_legacy, tool_use
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import MAX_TOOLS_BYTES, Tool, ToolCall, ToolOptions, read_tool_options, uses_legacy_functions
 
 USER = {"role": "user", "content": "Hi"}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -23,23 +23,23 @@ def allowed(*tools, mode="auto"):
 
 
 def read(**fields):
-    return openai.text_generation({"messages": [USER], **fields}, default_max_tokens=256, context_window=2048)
+    return read_chat_request({"messages": [USER], **fields}, default_max_tokens=256, context_window=2048)
 
 
 @pytest.mark.parametrize("tool", [FLAT, WRAPPED, {"type": "function", **FLAT}])
 def test_all_forms_of_a_tool_mean_the_same(tool):
-    assert tool_use({"tools": [tool]}).tools == (TOOL,)
+    assert read_tool_options({"tools": [tool]}).tools == (TOOL,)
 
 
-def test_what_a_tool_leaves_out_is_empty():
-    assert tool_use({"tools": [{"type": "function", "function": {**BARE, "description": None}}]}).tools == (
+def test_omitted_tool_fields_are_empty():
+    assert read_tool_options({"tools": [{"type": "function", "function": {**BARE, "description": None}}]}).tools == (
         Tool(name="now"),
     )
-    assert tool_use({"tools": [{"type": "function", "function": {**BARE, "strict": True}}]}).tools[0].is_strict
+    assert read_tool_options({"tools": [{"type": "function", "function": {**BARE, "strict": True}}]}).tools[0].is_strict
 
 
-def test_no_tools_leave_no_choice():
-    assert tool_use({}) == tool_use({"tools": [], "tool_choice": "auto"}) == ToolUse()
+def test_no_tools_give_default_options():
+    assert read_tool_options({}) == read_tool_options({"tools": [], "tool_choice": "auto"}) == ToolOptions()
 
 
 @pytest.mark.parametrize(
@@ -56,32 +56,32 @@ def test_no_tools_leave_no_choice():
     ],
 )
 def test_all_forms_of_a_choice(choice, expected):
-    use = tool_use({"tools": [WRAPPED, BARE], "tool_choice": choice})
-    assert (use.choice, use.named_tool) == expected
+    options = read_tool_options({"tools": [WRAPPED, BARE], "tool_choice": choice})
+    assert (options.choice, options.named_tool) == expected
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
 @pytest.mark.parametrize("is_flat", [True, False])
-def test_of_the_tools_only_those_that_are_allowed_are_offered(mode, is_flat):
+def test_only_allowed_tools_are_offered(mode, is_flat):
     names = [BARE] if is_flat else [{"type": "function", "function": BARE}]
     allowed = {"mode": mode, "tools": names}
     choice = {"type": "allowed_tools", **(allowed if is_flat else {"allowed_tools": allowed})}
-    use = tool_use({"tools": [WRAPPED, BARE], "tool_choice": choice})
-    assert use == ToolUse((Tool(name="now"),), mode)
+    options = read_tool_options({"tools": [WRAPPED, BARE], "tool_choice": choice})
+    assert options == ToolOptions((Tool(name="now"),), mode)
 
 
 def test_the_older_words_for_tools_ask_for_one_call_and_are_remembered():
     body = {"functions": [FLAT, BARE], "function_call": {"name": "now"}, "parallel_tool_calls": True}
-    assert tool_use(body) == ToolUse((TOOL, Tool(name="now")), "required", "now", is_parallel=False)
-    assert is_legacy(body)
-    assert not is_legacy(body | {"tools": [BARE]})
-    assert not is_legacy({"tools": [], "functions": []})
-    assert tool_use({"functions": [BARE], "tool_choice": "required"}).choice == "required"
+    assert read_tool_options(body) == ToolOptions((TOOL, Tool(name="now")), "required", "now", is_parallel=False)
+    assert uses_legacy_functions(body)
+    assert not uses_legacy_functions(body | {"tools": [BARE]})
+    assert not uses_legacy_functions({"tools": [], "functions": []})
+    assert read_tool_options({"functions": [BARE], "tool_choice": "required"}).choice == "required"
 
 
 def test_parallel_calls_are_on_unless_switched_off():
-    assert tool_use({"tools": [BARE]}).is_parallel
-    assert not tool_use({"tools": [BARE], "parallel_tool_calls": False}).is_parallel
+    assert read_tool_options({"tools": [BARE]}).is_parallel
+    assert not read_tool_options({"tools": [BARE], "parallel_tool_calls": False}).is_parallel
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_parallel_calls_are_on_unless_switched_off():
 )
 def test_bad_tools_are_refused_by_field(fields, named):
     with pytest.raises(BadInput) as caught:
-        tool_use(fields)
+        read_tool_options(fields)
     assert named in str(caught.value)
 
 
@@ -129,9 +129,9 @@ def test_deep_parameters_are_refused_and_those_at_the_limit_are_not():
             schema = {"items": schema}
         return schema
 
-    assert tool_use({"tools": [{**BARE, "parameters": nested(32)}]}).tools
+    assert read_tool_options({"tools": [{**BARE, "parameters": nested(32)}]}).tools
     with pytest.raises(BadInput, match="'/tools/0/parameters' must not be nested deeper than 32"):
-        tool_use({"tools": [{**BARE, "parameters": nested(33)}]})
+        read_tool_options({"tools": [{**BARE, "parameters": nested(33)}]})
 
 
 @pytest.mark.parametrize("limit", [2**64, -(2**63) - 1])
@@ -140,9 +140,9 @@ def test_numbers_in_parameters_that_no_frame_carries_are_refused(limit: int):
         return {"tools": [{**BARE, "parameters": {"properties": {"n": {"enum": [1, number, True]}}}}]}
 
     with pytest.raises(BadInput, match="'/tools/0/parameters' must not hold whole numbers of more than 64 bits"):
-        tool_use(limited(limit))
+        read_tool_options(limited(limit))
     nearest = limit - 1 if limit > 0 else limit + 1
-    assert msgspec.msgpack.encode(tool_use(limited(nearest)).tools)
+    assert msgspec.msgpack.encode(read_tool_options(limited(nearest)).tools)
 
 
 CALL = {"name": "get_weather", "arguments": {"city": "Oslo"}}
@@ -175,7 +175,7 @@ def test_the_older_form_of_a_call_and_its_result():
     )
 
 
-def test_a_tools_turn_keeps_what_it_answers():
+def test_tool_message_has_its_call_id():
     task = read(messages=[USER, {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "x"}]}])
     assert task.messages[1] == ChatMessage("tool", "x", tool_call_id="c1")
 
@@ -203,14 +203,14 @@ def test_bad_earlier_calls_are_refused_by_field(message, named):
     assert named in str(caught.value)
 
 
-def test_arguments_nested_too_deep_are_refused_and_do_not_break_the_reader():
+def test_deeply_nested_arguments_are_rejected():
     deep = "[" * 5000 + "]" * 5000
     for arguments in (f'{{"a": {deep}}}', json.dumps({"a": json.loads("[" * 40 + "]" * 40)})):
         with pytest.raises(BadInput, match="arguments'"):
             read(messages=[{"role": "assistant", "tool_calls": [{**CALL, "arguments": arguments}]}])
 
 
-def test_a_task_carries_what_was_asked_of_tools():
+def test_tool_options_reach_the_task():
     task = read(tools=[WRAPPED, BARE], tool_choice={"function": {"name": "now"}}, parallel_tool_calls=False)
     assert (task.tools, task.tool_choice, task.named_tool) == ((TOOL, Tool(name="now")), "required", "now")
     assert not task.is_parallel_tool_calls

@@ -11,7 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol import events, tasks, wire
+from engine.protocol import events, wire
+from engine.protocol.messages import ChatMessage
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
+from engine.protocol.tasks.text_generation import TextGeneration
 
 _texts = st.text(max_size=20)
 _counts = st.integers(0, 2**31)
@@ -27,7 +32,8 @@ _events: st.SearchStrategy[events.Event] = st.one_of(
     st.builds(events.Token, text=_texts, num_tokens=_counts, logprobs=st.lists(_logprobs, max_size=3).map(tuple)),
     st.builds(
         events.Result,
-        st.builds(events.Embeddings, shape=st.tuples(_counts, _counts), data=st.binary(max_size=64), pooling=_texts),
+        st.dictionaries(_texts, _counts | _texts, max_size=3),
+        st.binary(max_size=64),
     ),
     st.builds(events.Finished, reason=st.sampled_from(["stop", "length"]), usage=_usage),
     st.builds(
@@ -39,22 +45,22 @@ _events: st.SearchStrategy[events.Event] = st.one_of(
     ),
 )
 _sampling = st.builds(
-    tasks.Sampling,
+    Sampling,
     max_tokens=_counts,
     temperature=st.floats(0, 5),
     seed=st.none() | st.integers(0, 2**63 - 1),
     stop=st.lists(_texts, max_size=3).map(tuple),
     logprobs=st.none() | st.integers(0, 20),
 )
-_messages = st.lists(st.builds(tasks.ChatMessage, role=_texts, content=_texts, name=st.none() | _texts), max_size=3)
-_tasks: st.SearchStrategy[tasks.TaskInput] = st.one_of(
-    st.builds(tasks.TextGeneration, messages=_messages.map(tuple), sampling=_sampling),
-    st.builds(tasks.TextGeneration, prompt=_texts, raw=st.booleans()),
-    st.builds(tasks.TextGeneration, prompt_token_ids=st.lists(_counts, max_size=5).map(tuple)),
-    st.builds(tasks.TextEmbeddings, texts=st.lists(_texts, max_size=3).map(tuple), pooling=st.none() | st.just("cls")),
+_messages = st.lists(st.builds(ChatMessage, role=_texts, content=_texts, name=st.none() | _texts), max_size=3)
+_tasks: st.SearchStrategy[TaskInput] = st.one_of(
+    st.builds(TextGeneration, messages=_messages.map(tuple), sampling=_sampling),
+    st.builds(TextGeneration, prompt=_texts, raw=st.booleans()),
+    st.builds(TextGeneration, prompt_token_ids=st.lists(_counts, max_size=5).map(tuple)),
+    st.builds(TextEmbeddings, texts=st.lists(_texts, max_size=3).map(tuple), pooling=st.none() | st.just("cls")),
 )
 _messages_on_the_wire: st.SearchStrategy[wire.Message] = st.one_of(
-    st.builds(wire.Hello, version=_counts, sender=_texts, nonce=st.binary(max_size=32), proof=st.binary(max_size=32)),
+    st.builds(wire.Hello, version=_counts, sender=_texts, nonce=st.binary(max_size=32), token=_texts),
     st.builds(
         wire.Execute,
         call_id=_counts,

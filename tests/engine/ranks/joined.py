@@ -1,4 +1,4 @@
-"""What tests have a zygote fork to look at several ranks from inside: two that stay joined while models come and go."""
+"""Entry points that tests fork to look at several ranks from inside: two ranks that stay joined between models."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NUM_GREEDY = 12
 
 
 class Parity(Struct):
-    """One model through two ranks and through one."""
+    """Results of one model on two ranks and on one."""
 
     error: str = ""
     largest_difference: float = 0.0
@@ -45,7 +45,7 @@ class Parity(Struct):
 
 
 def main(connection: socket.socket, _arguments: bytes) -> None:
-    """Lines of JSON come, settings of an EngineConfig each, and Parities leave."""
+    """Entry point: reads settings of EngineConfig as JSON lines and writes a Parity for each."""
     ours, theirs = socket.socketpair()
     meeting, leader_pid = Meeting(0, 2), os.getpid()
     if os.fork() == 0:
@@ -59,10 +59,10 @@ def main(connection: socket.socket, _arguments: bytes) -> None:
         ours.sendall(len(line).to_bytes(4, "little") + line)
         try:
             config, folders = _config(line), msgspec.json.decode(line).get("adapters", [])
-            news: deque[AdapterUpdate] = deque()
-            shared = Runner(config, shard=Shard(0, 2, group), announce=_announce(ours, config, news))
+            updates: deque[AdapterUpdate] = deque()
+            shared = Runner(config, shard=Shard(0, 2, group), broadcast_step=_broadcast_to(ours, config, updates))
             assert shared.adapters is not None
-            shared.adapters.news = news
+            shared.adapters.updates = updates
             parity = _compare(shared, Runner(config), [LocalAdapter(each, each) for each in folders])
         except Exception as error:
             parity = Parity(f"{type(error).__name__}: {error}")
@@ -72,19 +72,19 @@ def main(connection: socket.socket, _arguments: bytes) -> None:
 
 
 def with_a_poor_follower(connection: socket.socket, arguments: bytes) -> None:
-    """A rank whose followers cannot read their weights."""
+    """Entry point of a rank whose followers cannot read their weights."""
 
-    def load(config: EngineConfig, shard: Shard, **told: Any) -> Runner:
+    def load(config: EngineConfig, shard: Shard, **settings: Any) -> Runner:
         if shard.rank:
             raise WeightsError("not mine")
-        return Runner(config, shard=shard, **told)
+        return Runner(config, shard=shard, **settings)
 
     vars(rank_group)["Runner"] = load
     rank.main(connection, arguments)
 
 
 def with_a_follower_that_dies(connection: socket.socket, arguments: bytes) -> None:
-    """A rank whose follower never joins it."""
+    """Entry point of a rank whose follower never joins it."""
 
     def meet(number: int, size: int, port: int = 0) -> Meeting:
         if number:
@@ -101,13 +101,15 @@ def _config(line: bytes) -> EngineConfig:
     return EngineConfig(**{**settings, "model_dir": Path(settings["model_dir"])})
 
 
-def _announce(channel: socket.socket, config: EngineConfig, news: deque[AdapterUpdate]) -> Callable[[StepInputs], None]:
-    def announce(step: StepInputs) -> None:
-        while news:
-            channel.sendall(encode_adapter_update(news.popleft()))
+def _broadcast_to(
+    channel: socket.socket, config: EngineConfig, updates: deque[AdapterUpdate]
+) -> Callable[[StepInputs], None]:
+    def broadcast(step: StepInputs) -> None:
+        while updates:
+            channel.sendall(encode_adapter_update(updates.popleft()))
         channel.sendall(encode_step(step, config.block_size))
 
-    return announce
+    return broadcast
 
 
 def _follow(channel: socket.socket, group: Group) -> None:
@@ -115,11 +117,11 @@ def _follow(channel: socket.socket, group: Group) -> None:
         line = channel.recv(int.from_bytes(header, "little"), socket.MSG_WAITALL)
         runner = Runner(_config(line), shard=Shard(1, 2, group))
         while (step := receive_step(channel)) is not None and getattr(step, "num_tokens", True):
-            rank_group.obey(runner, step)
+            rank_group.apply_message(runner, step)
 
 
 def _compare(shared: Runner, whole: Runner, adapters: list[LocalAdapter]) -> Parity:
-    """Logits of a prompt in chunks; greedy answers to several, with a pool so small that some are preempted."""
+    """Compare logits of a prompt in chunks, and greedy completions with a pool so small that some are preempted."""
     parity, rng = Parity(num_packed=[_num_packed(shared), _num_packed(whole)]), np.random.default_rng(7)
     prompt = rng.integers(0, shared.vocab_size, 45).tolist()
     one, other = Pusher(shared), Pusher(whole)
@@ -137,8 +139,8 @@ def _num_packed(runner: Runner) -> int:
 
 
 def _greedy(runner: Runner, prompts: list[list[int]], adapters: list[LocalAdapter]) -> list[list[int]]:
-    """Answers to all at once, each through the next adapter or none, and then to one after the other the other way
-    round."""
+    """Return completions of all prompts at once, each with the next adapter or none, then one after the other in the
+    opposite order of adapters."""
     driver, through, answers = Driver(runner, max_step_tokens=40), [*adapters, None], []
     for number, prompt in enumerate(prompts):
         adapter = through[number % len(through)]

@@ -1,4 +1,4 @@
-"""Several ranks that share one model give what one rank gives, and end together, whichever of them ends."""
+"""Several ranks that share a model give the results of one rank, and end together."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
 from engine.kernels.native.operators import find_native_kernels
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.ranks.replica import Replica, ReplicaLoadError
 from tests.engine.adapters.made import random_matrices, save_adapter
+from tests.engine.caller import Caller
 from tests.engine.checkpoints.made_gguf import write_random
-from tests.engine.heard import Caller
 from tests.engine.made_checkpoints import KINDS, runner_of, save_random
 from tests.engine.ranks.joined import NUM_GREEDY, Parity
 from tests.engine.structured.schemas import INTEGER, STRING, record
-from tests.engine.structured.speaker import SPARK
+from tests.engine.structured.spark_engine import SPARK
 from tests.processes import are_at_rest, children_of, is_running
 from tests.waiting import wait_until
 from variants.recipe import make_recipe
@@ -47,7 +47,7 @@ Compare = Callable[..., Any]
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def compare(zygote: Zygote) -> AsyncIterator[Compare]:
-    """Two ranks, joined once for all models of this module."""
+    """Two ranks that are joined once for all models of this module."""
     transformers.logging.disable_progress_bar()
     child = await zygote.fork("tests.engine.ranks.joined:main")
     reader, writer = await asyncio.open_unix_connection(sock=child.socket)
@@ -79,12 +79,14 @@ async def test_two_ranks_give_the_logits_and_tokens_of_one(compare: Compare, kin
 
 @pytest.mark.full
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in DIVIDED])
-async def test_two_ranks_give_what_one_gives_of_every_other_kind(compare: Compare, kind: str, tmp_path: Path) -> None:
+async def test_two_ranks_give_the_logits_of_one_for_every_other_architecture(
+    compare: Compare, kind: str, tmp_path: Path
+) -> None:
     save_random(kind, tmp_path)
     await check(compare, tmp_path)
 
 
-async def test_a_quantised_model_is_divided_after_it_is_expanded(compare: Compare, tmp_path: Path) -> None:
+async def test_quantized_model_is_sharded_after_dequantization(compare: Compare, tmp_path: Path) -> None:
     path, _ = write_random("llama 2", tmp_path, "Q4_0")
     await check(compare, path)
 
@@ -95,7 +97,8 @@ async def test_a_quantised_model_is_divided_after_it_is_expanded(compare: Compar
 async def test_a_variant_stays_packed_on_each_rank(
     compare: Compare, number_format: str, num_packed: list[int], tmp_path: Path
 ) -> None:
-    """All but the head. Equal but for bfloat16, and for inputs that a rank rounds by its own part of them."""
+    """All matrices except the head stay packed. Logits are equal up to bfloat16 and the rounding of each rank's
+    inputs."""
     recipe = make_recipe(number_format, None)
     write_variant(SPARK, plan_variant(SPARK, recipe), tmp_path)
     parity = await compare(tmp_path, dtype="auto")
@@ -116,9 +119,7 @@ ADAPTED = [
 
 
 @pytest.mark.parametrize(("kind", "is_roomy"), ADAPTED)
-async def test_two_ranks_have_their_parts_of_adapters_that_come_and_go(
-    compare: Compare, kind: str, is_roomy: bool, tmp_path: Path
-) -> None:
+async def test_ranks_apply_their_parts_of_adapters(compare: Compare, kind: str, is_roomy: bool, tmp_path: Path) -> None:
     save_random(kind, tmp_path / "base")
     bank = runner_of(tmp_path / "base").adapters
     assert bank is not None
@@ -145,13 +146,13 @@ class Door:
         self._caller = Caller(replica)
 
     async def ask(self, text: str, **more: Any) -> tuple[str, str]:
-        """The answer's text and how it ended."""
+        """Return the completion's text and its finish."""
         text, outputs = await self._caller.ask(text, **{"max_tokens": 40, "temperature": 0.0, **more})
         return text, outputs[-1].finish or ""
 
 
 class Group(Door):
-    """One that two ranks shard, and how it ended."""
+    """A replica with two ranks, and the exit lines it reported."""
 
     def __init__(self, replica: Replica, exits: list[str]) -> None:
         super().__init__(replica)
@@ -171,7 +172,7 @@ async def opened(
         await replica.close()
 
 
-async def test_a_group_serves_as_one_rank_does_and_says_how_many_it_is(zygote: Zygote, tmp_path: Path) -> None:
+async def test_group_serves_like_one_rank_and_reports_its_size(zygote: Zygote, tmp_path: Path) -> None:
     questions = [
         "What is the capital of France?",
         "Count to ten.",
@@ -211,25 +212,23 @@ async def test_a_rank_that_dies_ends_the_group_and_every_sequence(
         await wait_until(lambda: door.exits and not is_running(door.follower) and not is_running(door.replica.pid))
 
 
-async def test_a_follower_that_dies_while_nobody_asks_is_noticed(
-    zygote: Zygote, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_death_of_an_idle_follower_ends_the_group(zygote: Zygote, capfd: pytest.CaptureFixture[str]) -> None:
     async with opened(zygote) as door:
         os.kill(door.follower, signal.SIGKILL)
         await wait_until(lambda: door.exits == ["the rank process ended with exit code 1"])
 
 
-async def test_a_follower_that_hangs_is_found_and_the_group_killed(
+async def test_hung_follower_is_detected_and_the_group_killed(
     zygote: Zygote, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with opened(zygote, replace(CONFIG, step_timeout_s=0.4)) as door:
         os.kill(door.follower, signal.SIGSTOP)
         assert (await door.ask("Hello!"))[1] == "crashed"
         await wait_until(lambda: door.exits and not is_running(door.follower))
-    assert door.exits[0].startswith("the rank process was killed: it owed an answer and had said nothing for")
+    assert door.exits[0].startswith("the rank process was killed: it did not respond for")
 
 
-async def test_a_group_with_nothing_to_do_sleeps_and_leaves_when_told(zygote: Zygote) -> None:
+async def test_idle_group_sleeps_and_exits_on_close(zygote: Zygote) -> None:
     async with opened(zygote) as door:
         await door.ask("Hello!", max_tokens=3)
         pids = (door.replica.pid, door.follower)
@@ -238,7 +237,7 @@ async def test_a_group_with_nothing_to_do_sleeps_and_leaves_when_told(zygote: Zy
     assert door.exits == []
 
 
-async def test_a_follower_that_dies_before_it_has_joined_is_not_waited_for(
+async def test_follower_that_dies_before_joining_fails_the_load(
     zygote: Zygote, capfd: pytest.CaptureFixture[str]
 ) -> None:
     starting = Replica.start(
@@ -252,7 +251,7 @@ async def test_a_follower_that_dies_before_it_has_joined_is_not_waited_for(
     ("num_ranks", "message"),
     [(3, "num_attention_heads=4: not a multiple of tensor_parallel=3"), (2, "rank 1: WeightsError: not mine")],
 )
-async def test_what_cannot_be_shared_says_why(
+async def test_model_that_cannot_be_sharded_is_rejected_with_the_reason(
     zygote: Zygote, num_ranks: int, message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     entry = "engine.ranks.rank:main" if num_ranks == 3 else "tests.engine.ranks.joined:with_a_poor_follower"

@@ -1,4 +1,4 @@
-"""A replica and its rank as two processes: every sequence ends once, whatever happens to either side."""
+"""A replica with helpers."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ import pytest
 from engine.config import EngineConfig
 from engine.processes import child_link as module
 from engine.processes.zygote import Zygote
-from engine.protocol.tasks import Sampling
-from engine.ranks.replica import Replica, ReplicaLoadError, SequenceOutput
+from engine.protocol.sampling import Sampling
+from engine.ranks.output import SequenceOutput
+from engine.ranks.replica import Replica, ReplicaLoadError
 from engine.scheduling.sequence import SequenceRequest
 from tests.fakes.rank import CRASH_TOKEN
 from tests.fakes.runner import answer
@@ -31,7 +32,7 @@ CONFIG = EngineConfig(model_dir=Path("/nowhere"), max_sequences=8, max_step_toke
 
 
 class Ears:
-    """A sink that remembers, and can be waited for."""
+    """A sink that stores its outputs and can be awaited."""
 
     def __init__(self) -> None:
         self.outputs: list[SequenceOutput] = []
@@ -85,7 +86,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(20, 900, length).tolist()
 
 
-async def test_tokens_come_one_step_at_a_time_and_the_last_says_why(zygote: Zygote):
+async def test_tokens_arrive_step_by_step_and_the_last_output_has_a_finish(zygote: Zygote):
     async with opened(zygote) as door:
         _, ears = door.add(prompt_of(30), max_tokens=12, ignore_eos=True)
         assert ears.outputs == []
@@ -95,7 +96,7 @@ async def test_tokens_come_one_step_at_a_time_and_the_last_says_why(zygote: Zygo
         assert door.replica.num_open == 0
 
 
-async def test_what_the_model_is_and_how_busy_it_is_are_known(zygote: Zygote):
+async def test_replica_reports_info_and_status(zygote: Zygote):
     async with opened(zygote) as door:
         assert door.replica.info.max_model_len == 512
         assert door.replica.info.eos_token_ids == (0,)
@@ -107,7 +108,7 @@ async def test_what_the_model_is_and_how_busy_it_is_are_known(zygote: Zygote):
         assert status.num_cached_blocks == 2
 
 
-async def test_a_hundred_at_once_each_get_their_own(zygote: Zygote):
+async def test_hundred_concurrent_sequences_get_their_own_tokens(zygote: Zygote):
     async with opened(zygote) as door:
         prompts = [prompt_of(5 + seed, seed) for seed in range(100)]
         all_ears = [door.add(prompt, max_tokens=10)[1] for prompt in prompts]
@@ -143,7 +144,7 @@ async def test_an_abort_ends_the_sequence_and_frees_its_blocks(zygote: Zygote):
         door.replica.abort(sequence_id)
 
 
-async def test_an_abort_in_the_same_breath_as_the_add_computes_nothing(zygote: Zygote):
+async def test_abort_in_the_same_turn_as_the_add_computes_nothing(zygote: Zygote):
     async with opened(zygote) as door:
         sequence_id, ears = door.add(prompt_of(30), max_tokens=50)
         door.replica.abort(sequence_id)
@@ -151,7 +152,7 @@ async def test_an_abort_in_the_same_breath_as_the_add_computes_nothing(zygote: Z
         assert door.replica.status().num_computed_tokens == 0
 
 
-async def test_bad_requests_end_with_an_error_and_the_rank_lives_on(zygote: Zygote):
+async def test_invalid_requests_end_with_an_error_and_the_rank_continues(zygote: Zygote):
     async with opened(zygote) as door:
         bad = [
             door.add([], max_tokens=3),
@@ -167,7 +168,7 @@ async def test_bad_requests_end_with_an_error_and_the_rank_lives_on(zygote: Zygo
         assert door.exits == []
 
 
-async def test_a_sink_that_fails_loses_its_own_sequence_only(zygote: Zygote, caplog):
+async def test_failing_sink_aborts_only_its_own_sequence(zygote: Zygote, caplog):
     def failing(output: SequenceOutput) -> None:
         raise RuntimeError("no ears")
 
@@ -180,7 +181,7 @@ async def test_a_sink_that_fails_loses_its_own_sequence_only(zygote: Zygote, cap
         assert door.replica.num_open == 0
 
 
-async def test_a_killed_rank_ends_every_sequence_as_crashed_and_is_told_once(zygote: Zygote, caplog):
+async def test_killed_rank_ends_every_sequence_as_crashed_and_reports_its_exit_once(zygote: Zygote, caplog):
     async with opened(zygote, "unhurried") as door:
         all_ears = [door.add(prompt_of(30, seed), max_tokens=450, ignore_eos=True)[1] for seed in range(12)]
         await all_ears[0].began.wait()
@@ -213,7 +214,7 @@ async def test_an_error_in_a_step_ends_the_rank_with_a_traceback_and_no_content(
 
 @pytest.mark.parametrize("limit", ["still", "most patience"])
 async def test_a_rank_that_hangs_is_killed_and_its_sequences_end_as_crashed(zygote: Zygote, monkeypatch, caplog, limit):
-    """Stopped it uses no processor time; in an endless loop it does, and gets longer."""
+    """A stopped process uses no CPU time; an endless loop does, and gets the longer timeout."""
     monkeypatch.setattr(module, "BUSY_TIMEOUT_FACTOR", 100 if limit == "still" else 1)
     config = replace(CONFIG, step_timeout_s=0.4)
     async with opened(zygote, "working" if limit == "still" else "spinning", config) as door:
@@ -225,10 +226,10 @@ async def test_a_rank_that_hangs_is_killed_and_its_sequences_end_as_crashed(zygo
         assert await late.end() == "crashed"
         await wait_until(lambda: door.exits)
         assert not is_running(door.replica.pid)
-    assert door.exits == ["the rank process was killed: it owed an answer and had said nothing for 0.4 s"]
+    assert door.exits == ["the rank process was killed: it did not respond for 0.4 s"]
 
 
-async def test_a_rank_with_nothing_to_do_may_be_silent(zygote: Zygote, caplog):
+async def test_idle_rank_is_not_considered_hung(zygote: Zygote, caplog):
     for _ in range(5):  # on a busy machine one may be so late with an answer that it is killed for that
         async with opened(zygote, config=replace(CONFIG, step_timeout_s=0.1)) as door:
             if [await is_well_after_silence(door) for _ in range(3)] == [True] * 3:
@@ -243,8 +244,8 @@ async def is_well_after_silence(door: Open) -> bool:
     return door.replica.is_alive
 
 
-async def test_a_front_that_was_stopped_itself_kills_nobody(zygote: Zygote):
-    """It looks late, once, and finds a full socket: no number of seconds is held against the rank."""
+async def test_suspended_front_process_does_not_kill_its_rank(zygote: Zygote):
+    """The check runs late, once, with unread frames in the socket: elapsed seconds do not count against the rank."""
     async with opened(zygote, config=replace(CONFIG, step_timeout_s=1.0)) as door:
         _, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
         await ears.began.wait()
@@ -262,7 +263,7 @@ async def test_a_model_that_cannot_be_loaded_says_why(zygote: Zygote):
     assert open_files() <= before
 
 
-async def test_a_start_that_is_given_up_waits_for_no_rank_that_loads(zygote: Zygote, monkeypatch):
+async def test_cancelled_start_does_not_wait_for_a_loading_rank(zygote: Zygote, monkeypatch):
     monkeypatch.setattr(module, "EXIT_TIMEOUT_S", 3600.0)
     before = open_files()
     starting = asyncio.create_task(Replica.start(zygote, CONFIG, "r1", lambda _: None, entry="tests.fakes.child:deaf"))
@@ -274,7 +275,7 @@ async def test_a_start_that_is_given_up_waits_for_no_rank_that_loads(zygote: Zyg
     assert open_files() <= before
 
 
-async def test_drain_lets_the_open_ones_end_and_takes_nothing_new(zygote: Zygote):
+async def test_drain_finishes_open_sequences_and_rejects_new_ones(zygote: Zygote):
     async with opened(zygote) as door:
         _, ears = door.add(prompt_of(30), max_tokens=60, ignore_eos=True)
         draining = asyncio.ensure_future(door.replica.drain())

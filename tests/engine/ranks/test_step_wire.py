@@ -1,4 +1,4 @@
-"""What a follower hears of a step is what its leader's forward pass reads, for any split of the bytes."""
+"""Messages from the leading rank to followers survive the encoding for any split of the bytes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from engine import inputs
 from engine.adapters.slot_pool import AdapterShape
 from engine.adapters.updates import AdapterAdded, AdapterRemoved
+from engine.input_builder import build_inputs
 from engine.inputs import StepInputs
 from engine.ranks.step_wire import encode_adapter_update, encode_step, encode_wipe, receive_step
 from engine.scheduling.sequence import SlotTable
@@ -33,11 +33,11 @@ def a_step(num_tokens: tuple[int, ...], seed: int = 0) -> StepInputs:
     table.num_computed[:] = rng.integers(0, 200, len(num_tokens))
     table.length[:] = table.num_computed + np.array(num_tokens) + rng.integers(0, 2, len(num_tokens))
     slots = np.arange(len(num_tokens), dtype=np.int32)
-    return inputs.build(ScheduledStep(slots, np.array(num_tokens, np.int32)), table)
+    return build_inputs(ScheduledStep(slots, np.array(num_tokens, np.int32)), table)
 
 
 def through(*messages: bytes, num_bytes: int = 1 << 20) -> list[Any]:
-    """What is received of messages that come `num_bytes` at a time, until their sender leaves."""
+    """Return what is received of messages sent `num_bytes` at a time, until the sender closes."""
     ours, theirs = socket.socketpair()
     data = b"".join(messages)
 
@@ -68,7 +68,7 @@ def assert_same(received: StepInputs | None, sent: StepInputs) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", [1, 7, 1 << 20])
-def test_steps_arrive_in_order_and_whole(num_bytes: int) -> None:
+def test_steps_survive_the_encoding_in_order(num_bytes: int) -> None:
     steps = [a_step(tokens, seed) for seed, tokens in enumerate(((1,), (1, 1, 1), (1, 17), (5, 3), (1,) * 40))]
     received = through(*(encode_step(step, BLOCK_SIZE) for step in steps), num_bytes=num_bytes)
     assert len(received) == len(steps) + 1
@@ -76,7 +76,7 @@ def test_steps_arrive_in_order_and_whole(num_bytes: int) -> None:
         assert_same(one, other)
 
 
-def test_blocks_to_wipe_come_in_a_steps_place() -> None:
+def test_wipe_message_survives_the_encoding() -> None:
     step = a_step((1, 2))
     wiped, received, _ = through(encode_wipe(np.array([3, 9], np.int32)), encode_step(step, BLOCK_SIZE))
     assert isinstance(wiped, np.ndarray)
@@ -84,14 +84,14 @@ def test_blocks_to_wipe_come_in_a_steps_place() -> None:
     assert_same(received, step)
 
 
-def test_a_leader_that_leaves_in_the_middle_of_a_step_is_one_that_left() -> None:
+def test_incomplete_message_counts_as_a_closed_socket() -> None:
     message = encode_step(a_step((1, 17)), BLOCK_SIZE)
     for length in (0, 5, 60, len(message) - 1):
         assert through(message[:length]) == [None]
 
 
 @pytest.mark.parametrize("num_bytes", [7, 1 << 20])
-def test_adapters_come_and_go_between_steps_that_name_them(num_bytes: int) -> None:
+def test_adapter_updates_survive_the_encoding(num_bytes: int) -> None:
     step = replace(a_step((1, 5)), adapters=np.array([0, 7], np.int32))
     matrices = {
         "layers.0.mlp.up_proj": (torch.randn(3, 5).bfloat16(), torch.randn(4, 3).bfloat16()),
@@ -101,7 +101,7 @@ def test_adapters_come_and_go_between_steps_that_name_them(num_bytes: int) -> No
     messages = encode_adapter_update(arrival), encode_step(step, BLOCK_SIZE), encode_adapter_update(AdapterRemoved(7))
     come, heard, gone, end = through(*messages, num_bytes=num_bytes)
     assert isinstance(come, AdapterAdded)
-    assert (come.handle, come.kind, come.num_slots) == (7, arrival.kind, 3)
+    assert (come.handle, come.shape, come.num_slots) == (7, arrival.shape, 3)
     assert list(come.matrices) == list(matrices)
     assert all(torch.equal(a, b) for name in matrices for a, b in zip(come.matrices[name], matrices[name], strict=True))
     assert_same(heard, step)

@@ -1,4 +1,4 @@
-"""The messages between replica and rank: what goes in comes out."""
+"""Messages between replica and rank survive the encoding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from engine.config import EngineConfig
-from engine.protocol.tasks import Constraint, Sampling
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
 from engine.ranks import wire
 from engine.report import EngineStatus, StepReport
 from engine.scheduling.sequence import SequenceRequest
@@ -37,7 +38,7 @@ def report(num_rows: int, *, has_logprobs: bool) -> StepReport:
     return StepReport(ids, tokens, finishes, tokens, floats, tops, tops.astype(np.float32))
 
 
-def test_a_request_survives_the_way():
+def test_request_survives_the_encoding():
     sent = request()
     came = wire.decode_request(wire.encode_request(sent))
     assert np.array_equal(came.prompt, sent.prompt)
@@ -48,7 +49,7 @@ def test_a_request_survives_the_way():
     assert wire.decode_request(wire.encode_request(request(constraint=None))).constraint is None
 
 
-def test_an_unreadable_request_still_says_whose_it_is_and_spoils_no_other():
+def test_undecodable_request_keeps_its_id_and_does_not_affect_others():
     raws = [wire.encode_request(request(sampling="warm")), wire.encode_request(request(sequence_id=8))]
     work = wire.decode_work(wire.encode_frame(wire.Work(raws, [3]))[4:])
     with pytest.raises(msgspec.DecodeError):
@@ -60,9 +61,9 @@ def test_an_unreadable_request_still_says_whose_it_is_and_spoils_no_other():
 
 @pytest.mark.parametrize("has_logprobs", [False, True])
 @pytest.mark.parametrize("num_rows", [0, 1, 200])
-def test_a_report_survives_the_way(num_rows: int, has_logprobs: bool):
+def test_report_survives_the_encoding(num_rows: int, has_logprobs: bool):
     sent, status = report(num_rows, has_logprobs=has_logprobs), EngineStatus(num_running=3, queued_tokens=10**12)
-    message = wire.decode_news(wire.encode_report(sent, status)[4:])
+    message = wire.decode_rank_message(wire.encode_report(sent, status)[4:])
     assert isinstance(message, wire.Stepped)
     assert message.status == status
     came = wire.decode_report(message)
@@ -76,6 +77,6 @@ def test_a_report_survives_the_way(num_rows: int, has_logprobs: bool):
         assert came.logprobs is None
 
 
-def test_a_rank_s_arguments_survive_the_way():
+def test_rank_arguments_survive_the_encoding():
     config = EngineConfig(model_dir=Path("/models/x"), dtype="float32", num_blocks=9)
     assert wire.decode_arguments(wire.encode_arguments(config, "rev")) == (config, "rev")

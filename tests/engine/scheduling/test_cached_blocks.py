@@ -1,4 +1,4 @@
-"""Whose cached block goes next: a slow twin of plain lists says, and one tenant cannot push out another's prefix."""
+"""The eviction order equals that of a reference implementation, and no tenant can evict another's prefix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ints(*blocks: int) -> np.ndarray:
 
 
 class SlowTwin:
-    """The rule as it is said, with lists that are searched."""
+    """Reference implementation of the eviction rule with lists."""
 
     def __init__(self) -> None:
         self.blocks: dict[bytes, list[tuple[int, int]]] = {}  # owner -> (block, evictions before), oldest first
@@ -60,7 +60,7 @@ class SlowTwin:
 
 
 @given(data=st.data())
-def test_it_is_the_slow_twin_s_choice_whatever_happened(data: st.DataObject) -> None:
+def test_eviction_order_equals_the_reference_implementation(data: st.DataObject) -> None:
     cached, twin, elsewhere = CachedBlocks(POOL), SlowTwin(), list(range(POOL))
     for _ in range(data.draw(st.integers(1, 60))):
         action = data.draw(st.sampled_from(["add", "remove", "evict", "turnover"]))
@@ -87,7 +87,7 @@ def test_it_is_the_slow_twin_s_choice_whatever_happened(data: st.DataObject) -> 
         assert sorted(cached.check_integrity()) == sorted(set(range(POOL)) - set(elsewhere))
 
 
-def test_who_fills_the_cache_pushes_out_its_own():
+def test_owner_that_fills_the_cache_evicts_its_own_blocks():
     cached = CachedBlocks(POOL)
     cached.add(ints(0, 1, 2), b"quiet")
     cached.add(ints(*range(3, POOL)), b"loud")
@@ -97,7 +97,7 @@ def test_who_fills_the_cache_pushes_out_its_own():
         cached.add(ints(block), b"loud")
 
 
-def test_who_never_comes_back_loses_all_in_the_end():
+def test_blocks_of_an_absent_owner_are_evicted_eventually():
     cached = CachedBlocks(POOL)
     for owner in range(4):
         cached.add(ints(owner), b"gone" + bytes([owner]))
@@ -110,8 +110,8 @@ def test_who_never_comes_back_loses_all_in_the_end():
     assert given_away == set(range(POOL))
 
 
-def test_a_prefix_outlives_another_tenant_s_flood_and_not_its_own():
-    """T14, through the whole engine: a namespace is an owner."""
+def test_cached_prefix_survives_other_tenants_but_not_its_own_tenants_flood():
+    """Tested through the whole engine, where an owner is a namespace."""
 
     def is_still_cached(flooding: bytes, num_turnovers: int) -> bool:
         driver = Driver(FakeRunner(num_blocks=64))
@@ -132,7 +132,7 @@ def test_a_prefix_outlives_another_tenant_s_flood_and_not_its_own():
 
 
 @pytest.mark.parametrize("num_owners", [1, 20_000])
-def test_moving_a_block_costs_the_same_however_many_owners_there_are(num_owners: int):
+def test_eviction_cost_does_not_depend_on_the_number_of_owners(num_owners: int):
     cached = CachedBlocks(40_000)
     for owner in range(num_owners):
         cached.add(ints(owner), owner.to_bytes(4))

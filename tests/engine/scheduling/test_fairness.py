@@ -1,4 +1,4 @@
-"""Virtual token counters: who was served least goes next, and nobody saves up credit by staying away."""
+"""Virtual token counters: the least served tenant is next, and idling does not accumulate credit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_returning_from_idle_forgives_no_debt_and_grants_no_credit():
     assert counters.served[counters.join(2)] == 1800
 
 
-def test_after_everyone_left_a_newcomer_starts_where_the_last_one_stopped():
+def test_newcomer_starts_at_the_counter_of_the_last_active_tenant():
     counters = TenantCounters()
     index = counters.join(1)
     counters.charge_prompt(index, 300, 0)

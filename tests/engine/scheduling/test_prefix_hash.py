@@ -1,4 +1,4 @@
-"""Names of blocks: equal for equal tokens in one namespace, never across anything that the KV depends on."""
+"""Block hashes are equal for equal tokens in one namespace and differ for anything else that KV depends on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.scheduling.prefix_hash import DIGEST_BYTES, PrefixHasher
 TOKENS = np.arange(100, dtype=np.int32)
 
 
-def names(
+def hashes(
     tokens: np.ndarray = TOKENS, *, namespace: bytes = b"a" * 32, revision: str = "r", layout: str = "f32"
 ) -> list[bytes]:
     found: list[bytes] = []
@@ -18,29 +18,29 @@ def names(
     return found
 
 
-def test_only_full_blocks_have_names():
-    assert len(names()) == 6
-    assert names(TOKENS[:15]) == []
-    assert {len(each) for each in names()} == {DIGEST_BYTES}
+def test_only_full_blocks_have_hashes():
+    assert len(hashes()) == 6
+    assert hashes(TOKENS[:15]) == []
+    assert {len(each) for each in hashes()} == {DIGEST_BYTES}
 
 
-def test_a_name_stands_for_the_block_and_everything_before_it():
+def test_hash_depends_on_the_block_and_all_tokens_before_it():
     changed = TOKENS.copy()
     changed[20] = 7
-    assert names(changed)[0] == names()[0]
-    assert not set(names(changed)[1:]) & set(names())
+    assert hashes(changed)[0] == hashes()[0]
+    assert not set(hashes(changed)[1:]) & set(hashes())
 
 
-def test_a_chain_can_be_continued_where_it_stopped():
-    found = names(TOKENS[:40])
+def test_hash_chain_can_be_extended():
+    found = hashes(TOKENS[:40])
     PrefixHasher(b"a" * 32, "r", "f32", 16).extend(found, TOKENS[32:])
-    assert found == names()
+    assert found == hashes()
 
 
 @pytest.mark.parametrize("change", [{"namespace": b"b" * 32}, {"revision": "s"}, {"layout": "bf16"}])
-def test_nothing_is_shared_across_namespace_revision_or_layout(change: dict[str, str]):
-    assert not set(names(**change)) & set(names())
+def test_hashes_differ_between_namespaces_revisions_and_layouts(change: dict[str, str]):
+    assert not set(hashes(**change)) & set(hashes())
 
 
-def test_parts_of_the_root_cannot_run_into_each_other():
-    assert names(revision="ab", layout="c")[0] != names(revision="a", layout="bc")[0]
+def test_parts_of_the_root_hash_are_delimited():
+    assert hashes(revision="ab", layout="c")[0] != hashes(revision="a", layout="bc")[0]

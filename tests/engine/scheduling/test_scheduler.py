@@ -1,4 +1,4 @@
-"""The scheduler: budgets kept, nobody starved, preemption bounded, equal tenants served equally."""
+"""The scheduler keeps budgets, starves no sequence, bounds preemptions, and serves equal tenants equally."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def chunks(driver: Driver) -> dict[int, int]:
-    """Tokens that each sequence is given in the next step, which is then run."""
+    """Run the next step; return the tokens computed for each sequence."""
     before = dict(driver.runner.forward_tokens_of)
     driver.step()
     return {key: n - before.get(key, 0) for key, n in driver.runner.forward_tokens_of.items() if n > before.get(key, 0)}
@@ -38,7 +38,7 @@ def test_decode_rows_come_first_and_prefill_takes_the_rest():
     assert chunks(driver) == dict.fromkeys(decoding, 1) | {long: 35}
 
 
-def test_a_prompt_is_cut_into_chunks_of_what_is_left():
+def test_prompt_is_prefilled_in_chunks_of_the_remaining_budget():
     driver = Driver(max_step_tokens=30)
     first, second = driver.add(prompt_of(50), max_tokens=2), driver.add(prompt_of(40, 1), max_tokens=2)
     assert chunks(driver) == {first: 30}
@@ -46,7 +46,7 @@ def test_a_prompt_is_cut_into_chunks_of_what_is_left():
     assert chunks(driver) == {first: 1, second: 29}
 
 
-def test_prefill_is_shared_equally_between_tenants_and_what_one_leaves_goes_to_the_others():
+def test_prefill_budget_is_divided_equally_between_tenants():
     driver = Driver(max_step_tokens=60, num_blocks=128)
     crowd = [driver.add(prompt_of(200, seed), max_tokens=2, tenant=1) for seed in range(4)]
     single = driver.add(prompt_of(200, 9), max_tokens=2, tenant=2)
@@ -54,7 +54,7 @@ def test_prefill_is_shared_equally_between_tenants_and_what_one_leaves_goes_to_t
     assert chunks(driver) == {short: 10, crowd[0]: 25, single: 25}
 
 
-def test_prefill_goes_on_however_many_rows_decode():
+def test_prefill_proceeds_however_many_rows_decode():
     driver = Driver(max_step_tokens=8, max_sequences=9)
     for seed in range(8):
         driver.add([seed + 1], max_tokens=200, ignore_eos=True)
@@ -67,7 +67,7 @@ def test_prefill_goes_on_however_many_rows_decode():
     assert steps <= 2 * 10
 
 
-def test_with_a_budget_of_one_token_everybody_gets_a_turn():
+def test_budget_of_one_token_serves_every_sequence():
     driver = Driver(max_step_tokens=1, max_sequences=5)
     ids = [driver.add(prompt_of(3, seed), max_tokens=10, ignore_eos=True) for seed in range(5)]
     for _ in range(5 * 12):
@@ -78,7 +78,7 @@ def test_with_a_budget_of_one_token_everybody_gets_a_turn():
 # ── admission ──
 
 
-def test_a_prompt_is_admitted_only_when_all_of_it_fits():
+def test_prompt_starts_only_when_all_of_it_fits():
     driver = Driver(num_blocks=16)
     holder = driver.add(prompt_of(150), max_tokens=10, ignore_eos=True)
     driver.step()
@@ -89,7 +89,7 @@ def test_a_prompt_is_admitted_only_when_all_of_it_fits():
     assert list(driver.finishes) == [holder, big, small]
 
 
-def test_admission_leaves_room_for_those_that_run_to_grow():
+def test_admission_leaves_blocks_for_running_sequences_to_grow():
     driver = Driver(num_blocks=10)
     for seed in range(9):
         driver.add(prompt_of(16, seed), max_tokens=20, ignore_eos=True)
@@ -100,7 +100,7 @@ def test_admission_leaves_room_for_those_that_run_to_grow():
     assert driver.engine.status().num_preemptions == 0
 
 
-def test_two_backlogged_tenants_are_served_within_a_tenth_of_each_other():
+def test_backlogged_tenants_are_served_equally_within_ten_percent():
     driver = Driver(max_sequences=6, max_step_tokens=64)
     rng = random.Random(1)
     for number in range(400):
@@ -115,7 +115,7 @@ def test_two_backlogged_tenants_are_served_within_a_tenth_of_each_other():
     assert 0.9 < served[1] / served[2] < 1.1
 
 
-def test_a_light_tenant_does_not_queue_behind_a_heavy_one():
+def test_light_tenant_does_not_wait_for_a_heavy_tenants_queue():
     driver = Driver(max_sequences=4, max_step_tokens=32)
     for number in range(100):
         driver.add(prompt_of(30, number), max_tokens=20, tenant=1, ignore_eos=True)
@@ -132,7 +132,7 @@ def test_a_light_tenant_does_not_queue_behind_a_heavy_one():
 # ── preemption ──
 
 
-def test_the_victim_is_the_one_with_least_work_to_lose():
+def test_preemption_chooses_the_sequence_with_the_least_computed_tokens():
     driver = Driver(num_blocks=13, max_sequences=3, is_prefix_cache_enabled=False)
     old = driver.add(prompt_of(40), max_tokens=60, ignore_eos=True)
     for _ in range(20):
@@ -140,25 +140,25 @@ def test_the_victim_is_the_one_with_least_work_to_lose():
     mid, new = (driver.add(prompt_of(40, seed), max_tokens=60, ignore_eos=True) for seed in (1, 2))
     while not driver.engine.status().num_preemptions:
         driver.step()
-    assert list(driver.engine.scheduler._preempted) == [new]
+    assert list(driver.engine.scheduler.preempted) == [new]
     driver.run()
     assert list(driver.finishes) == [old, mid, new]
 
 
-def test_of_equals_the_victim_is_the_newest():
+def test_preemption_chooses_the_newest_of_equal_sequences():
     driver = Driver(num_blocks=12, max_sequences=4, is_prefix_cache_enabled=False)
     ids = [driver.add(prompt_of(40, seed), max_tokens=60, ignore_eos=True) for seed in range(3)]
-    while not driver.engine.scheduler._preempted:
+    while not driver.engine.scheduler.preempted:
         work = driver.engine.table.num_computed[driver.engine.scheduler.running].copy()
         driver.step()
     assert np.count_nonzero(work == work.min()) > 1, "several had the least to lose"
-    assert list(driver.engine.scheduler._preempted) == ids[-1:]
+    assert list(driver.engine.scheduler.preempted) == ids[-1:]
 
 
-def test_a_sequence_preempted_too_often_is_admitted_only_with_room_for_its_whole_answer():
+def test_often_preempted_sequence_starts_only_with_blocks_for_its_whole_completion():
     driver = Driver(num_blocks=20, max_sequences=4)
     protected = driver.add(prompt_of(40), max_tokens=200, ignore_eos=True)
-    sequence = driver.engine._sequences[protected]
+    sequence = driver.engine.sequences.get(protected)
     sequence.num_preemptions = MAX_PREEMPTIONS
     others = [driver.add(prompt_of(20, seed), max_tokens=150, ignore_eos=True) for seed in range(3)]
     driver.step()
@@ -167,16 +167,16 @@ def test_a_sequence_preempted_too_often_is_admitted_only_with_room_for_its_whole
     assert sequence.num_preemptions == MAX_PREEMPTIONS
     assert driver.tokens[protected] == answer(prompt_of(40), 200, ignore_end=True)
     assert all(len(driver.tokens[each]) == 150 for each in others)
-    assert driver.engine.scheduler._num_reserved == 0
+    assert driver.engine.scheduler.sequence_blocks.num_reserved == 0
 
 
-def test_what_was_preempted_comes_back_before_anything_new():
+def test_preempted_sequences_start_before_new_ones():
     driver = Driver(num_blocks=12, max_sequences=4)
     ids = [driver.add(prompt_of(40, seed), max_tokens=60, ignore_eos=True) for seed in range(3)]
-    while not driver.engine.scheduler._preempted:
+    while not driver.engine.scheduler.preempted:
         driver.step()
     newcomer = driver.add([1, 2], max_tokens=1)
-    while driver.engine.scheduler._preempted:
+    while driver.engine.scheduler.preempted:
         assert newcomer not in driver.finishes
         driver.step()
     driver.run()
@@ -187,10 +187,9 @@ def test_what_was_preempted_comes_back_before_anything_new():
 
 
 class Traffic(RuleBasedStateMachine):
-    """Sequences arrive, step and leave at random, be it in the middle of a chunked prefill or while preempted, while
-    the pool shrinks and grows back and the device fails for some; every one ends exactly once, with the very tokens it
-    would get alone, and nobody who decodes waits long for a step. After every event the driver checks blocks, budgets,
-    waste and preemptions, and its runner that no KV is read before it is written, or of another namespace."""
+    """Sequences arrive, run and end at random, also during a chunked prefill or while preempted, while the pool
+    shrinks and grows and rows fail. Each ends exactly once, with the tokens it would get alone. The driver checks
+    its invariants after every event, and the fake runner detects reads of unwritten KV or of another namespace."""
 
     @initialize(
         num_blocks=st.integers(4, 30),
@@ -245,7 +244,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leave_in_prefill(self, data: st.DataObject) -> None:
-        """Of those whose prompt is computed in part."""
+        """Abort a sequence whose prompt is partly computed."""
         table, running = self.driver.engine.table, self.driver.engine.scheduler.running
         is_partial = (table.num_computed[running] > table.num_matched[running]) & (
             table.num_computed[running] < table.num_prompt[running]
@@ -257,7 +256,7 @@ class Traffic(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def leave_while_preempted(self, data: st.DataObject) -> None:
-        preempted = sorted(self.driver.engine.scheduler._preempted)
+        preempted = sorted(self.driver.engine.scheduler.preempted)
         if preempted:
             sequence_id = data.draw(st.sampled_from(preempted))
             self.aborted.add(sequence_id)
@@ -266,14 +265,14 @@ class Traffic(RuleBasedStateMachine):
     @precondition(lambda self: self.wanted)
     @rule(data=st.data())
     def fail(self, data: st.DataObject) -> None:
-        """The device cannot answer this one any more: its blocks are disowned."""
+        """Make a row fail from now on: its blocks are unregistered."""
         sequence_id = data.draw(st.sampled_from(sorted(self.wanted)))
         self.failing.add(sequence_id)
         self.driver.runner.failing_ids.add(sequence_id)
 
     @invariant()
     def whoever_decodes_gets_a_turn(self) -> None:
-        """Prefill of one tenant is first come first served; its end is what `teardown` waits for."""
+        """Only decoding rows are checked: prefill of a tenant is first come, first served."""
         if hasattr(self, "driver"):
             scheduler, table = self.driver.engine.scheduler, self.driver.engine.table
             running = scheduler.running
@@ -300,7 +299,7 @@ class Traffic(RuleBasedStateMachine):
 def check_endings(
     driver: Driver, wanted: dict[int, list[int]], aborted: set[int], failing: set[int] = frozenset()
 ) -> None:
-    """Everybody ended, with the tokens it would have had alone, and nothing is left."""
+    """Check that every sequence ended with the tokens it would get alone and that nothing leaked."""
     assert set(driver.finishes) == set(wanted)
     for sequence_id, finish in driver.finishes.items():
         tokens = driver.tokens[sequence_id]
@@ -316,9 +315,9 @@ def check_endings(
             assert finish == ("out_of_capacity" if wanted[sequence_id] else "context_too_long")
             assert tokens == []
     scheduler = driver.engine.scheduler
-    assert driver.engine.blocks.num_held == 0
-    assert not scheduler._computing
-    assert scheduler._num_reserved == 0
+    assert driver.engine.blocks.num_in_use == 0
+    assert not scheduler.sequence_blocks._computing
+    assert scheduler.sequence_blocks.num_reserved == 0
     assert not scheduler.counters._num_open.any()
     assert len(scheduler._free_slots) == driver.config.max_sequences
 
@@ -330,7 +329,7 @@ TestTraffic = Traffic.TestCase
     ("seed", "num_events"),
     [(0, 2000), (1, 2000), pytest.param(2, 100_000, marks=[pytest.mark.full, pytest.mark.timeout(1800)])],
 )
-def test_thousands_of_random_events_leak_nothing(seed: int, num_events: int):
+def test_random_events_leak_no_blocks_or_slots(seed: int, num_events: int):
     rng = random.Random(seed)
     runner = FakeRunner(num_blocks=24, max_model_len=384)
     driver = Driver(runner, max_sequences=12, max_step_tokens=48, max_waiting=40)

@@ -1,11 +1,11 @@
-"""The slot table: what a request says, as columns that arithmetic can bear."""
+"""The slot table stores a request as columns, with parameters clipped to safe values."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable, draw_seed
 
 
@@ -21,7 +21,7 @@ def filled(sequence: Sequence, slot: int = 1) -> SlotTable:
     return table
 
 
-def test_a_slot_tells_everything_a_step_needs():
+def test_fill_sets_every_column_of_a_slot():
     table = filled(sequence_of(temperature=0.5, top_k=7, logprobs=2))
     assert table.sequence_id[1] == 5
     assert (table.length[1], table.num_computed[1], table.num_prompt[1], table.max_total_len[1]) == (40, 16, 40, 60)
@@ -37,7 +37,7 @@ def test_tokens_can_be_read_by_position_and_by_block():
     assert table.token_blocks[1, 1].tolist() == list(range(17, 33))
 
 
-def test_stop_tokens_take_as_many_columns_as_the_largest_request_and_leave_no_trace():
+def test_stop_token_columns_grow_with_the_largest_request_and_are_reset():
     table = filled(sequence_of((7, 8, 9)))
     assert table.stop_token_ids[:, 1].tolist() == [7, 8, 9]
     assert table.stop_token_ids[:, 0].tolist() == [-1, -1, -1]
@@ -61,11 +61,11 @@ def test_stop_tokens_take_as_many_columns_as_the_largest_request_and_leave_no_tr
         ("frequency_penalty", 1e30, 100),
     ],
 )
-def test_extremes_are_cut_to_what_logits_can_bear(name: str, given: float, kept: float):
+def test_sampling_parameters_are_clipped(name: str, given: float, kept: float):
     assert getattr(filled(sequence_of(**{name: given})), name)[1] == np.float32(kept)
 
 
-def test_a_seed_is_64_bits_whatever_was_given_and_fresh_when_nothing_was():
+def test_seed_is_reduced_to_64_bits_and_random_if_missing():
     assert draw_seed(7) == 7
     assert draw_seed(-1) == 2**64 - 1
     assert draw_seed(2**64 + 5) == 5

@@ -1,4 +1,4 @@
-"""The tokens of a step: what each row wants where that fits, else shares of it."""
+"""The step budget grants every row its tokens if they fit, otherwise it divides them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.scheduling.step_budget import ScheduledStep, StepBudget
 
 
 def table_of(wanted: list[int], tenants: list[int]) -> SlotTable:
-    """Slots of as many sequences, with so many known tokens beyond those computed."""
+    """Return a table of sequences with `wanted` known tokens beyond the computed ones."""
     table = SlotTable(len(wanted), 64, 16)
     table.num_computed[:] = 3
     table.length[:] = np.array(wanted) + 3
@@ -19,18 +19,18 @@ def table_of(wanted: list[int], tenants: list[int]) -> SlotTable:
 
 
 def share(table: SlotTable, running: list[int], budget: int) -> ScheduledStep:
-    return StepBudget(table, budget, max_prompt_logprob_tokens=512).share(np.array(running, dtype=np.int32))
+    return StepBudget(table, budget, max_prompt_logprob_tokens=512).divide(np.array(running, dtype=np.int32))
 
 
 @pytest.mark.parametrize("budget", [17, 18, 100])
-def test_rows_whose_tokens_fit_get_them_all_and_those_with_one_come_first(budget: int) -> None:
+def test_rows_get_all_tokens_if_they_fit_and_decode_rows_come_first(budget: int) -> None:
     step = share(table_of([4, 1, 5, 1, 1, 5], [0, 1, 2, 0, 1, 2]), [5, 4, 0, 1, 3, 2], budget)
     assert step.slots.tolist() == [4, 1, 3, 5, 0, 2]
     assert step.num_tokens.tolist() == [1, 1, 1, 5, 4, 5]
     assert step.slots.dtype == step.num_tokens.dtype == np.int32
 
 
-def test_tokens_that_do_not_fit_are_shared_between_tenants() -> None:
+def test_tokens_are_divided_between_tenants_if_they_do_not_fit() -> None:
     step = share(table_of([8, 1, 8, 8], [0, 1, 0, 2]), [0, 1, 2, 3], 17)
     assert dict(zip(step.slots.tolist(), step.num_tokens.tolist(), strict=True)) == {0: 8, 1: 1, 3: 8}
 

@@ -1,17 +1,17 @@
-"""The waiting queue: first come first served within a tenant, least served first between them, and bounded."""
+"""The waiting queue: first come, first served within a tenant, least served tenant first, and bounded."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.scheduling.fairness import TenantCounters
 from engine.scheduling.sequence import Sequence, SequenceRequest
 from engine.scheduling.waiting import WaitingQueue
 
 
 class Queue:
-    """A queue and a way to make sequences for it."""
+    """A waiting queue and a factory of sequences."""
 
     def __init__(self, max_waiting: int) -> None:
         self.counters = TenantCounters()
@@ -25,20 +25,20 @@ class Queue:
         return Sequence(request, self.counters.join(tenant), 8, (), prompt, 0)
 
     def push(self, tenant: int, num_free_slots: int = 0) -> tuple[Sequence, Sequence | None]:
-        """The new sequence, and the one that found no place."""
+        """Reserve and push a new sequence; return it and the sequence that was dropped."""
         sequence = self.make(tenant)
-        refused = self.queue.enter(sequence, num_free_slots)
+        refused = self.queue.reserve(sequence, num_free_slots)
         if refused is not sequence:
-            self.queue.join(sequence)
+            self.queue.push(sequence)
         return sequence, refused
 
     def enter(self, tenant: int) -> tuple[Sequence, Sequence | None]:
-        """The same of one that waits for something else before."""
+        """Reserve a new sequence without pushing it."""
         sequence = self.make(tenant)
-        return sequence, self.queue.enter(sequence)
+        return sequence, self.queue.reserve(sequence)
 
 
-def test_a_tenant_s_sequences_come_out_in_the_order_they_came_in():
+def test_sequences_of_a_tenant_are_first_come_first_served():
     made = Queue(10)
     sequences = [made.push(1)[0] for _ in range(4)]
     out = []
@@ -48,7 +48,7 @@ def test_a_tenant_s_sequences_come_out_in_the_order_they_came_in():
     assert out == sequences
 
 
-def test_the_least_served_tenant_comes_first_and_skipped_ones_do_not_come_at_all():
+def test_least_served_tenant_is_next_unless_skipped():
     made = Queue(10)
     heavy, light = made.push(1)[0], made.push(2)[0]
     made.counters.charge_prompt(heavy.tenant_index, 1000, 0)
@@ -57,7 +57,7 @@ def test_the_least_served_tenant_comes_first_and_skipped_ones_do_not_come_at_all
     assert made.queue.find_next({light.tenant_index, heavy.tenant_index}) is None
 
 
-def test_a_full_queue_refuses_the_newcomer_of_the_tenant_that_fills_it():
+def test_full_queue_rejects_the_tenant_that_fills_it():
     made = Queue(3)
     for _ in range(3):
         assert made.push(1)[1] is None
@@ -66,7 +66,7 @@ def test_a_full_queue_refuses_the_newcomer_of_the_tenant_that_fills_it():
     assert len(made.queue) == 3
 
 
-def test_a_full_queue_makes_room_for_a_tenant_with_fewer_waiting_until_they_are_level():
+def test_full_queue_drops_the_newest_of_the_largest_tenant_for_a_smaller_one():
     made = Queue(4)
     crowd = [made.push(1)[0] for _ in range(4)]
     assert made.push(2)[1] is crowd[3]
@@ -76,41 +76,41 @@ def test_a_full_queue_makes_room_for_a_tenant_with_fewer_waiting_until_they_are_
     assert len(made.queue) == 4
 
 
-def test_a_queue_for_nobody_refuses_everybody():
+def test_queue_of_size_zero_rejects_every_sequence():
     made = Queue(0)
     newcomer, refused = made.push(1)
     assert refused is newcomer
 
 
-def test_those_for_whom_a_slot_is_free_do_not_count_as_waiting():
+def test_sequences_with_a_free_slot_do_not_count_towards_max_waiting():
     made = Queue(1)
     refused = [made.push(1, num_free_slots=2)[1] for _ in range(4)]
     assert refused[:3] == [None] * 3
     assert refused[3] is not None
 
 
-def test_who_waits_for_something_else_has_a_place_and_no_turn_until_it_joins():
+def test_reserved_sequence_counts_but_is_not_next_until_pushed():
     made = Queue(2)
     other, refused = made.enter(1)
     assert refused is None
-    assert (made.queue.find_next(), len(made.queue), made.queue.num_places) == (None, 0, 1)
+    assert (made.queue.find_next(), len(made.queue), made.queue.num_entries) == (None, 0, 1)
     first = made.push(1)[0]
     newcomer, refused = made.push(1)
     assert refused is newcomer, "both places are taken"
-    made.queue.join(other)
-    assert made.queue.in_turn() == [first, other]
-    made.queue.leave(other)  # it waits for something else again, and keeps its place
-    assert (made.queue.in_turn(), made.queue.num_places) == ([first], 2)
+    made.queue.push(other)
+    assert made.queue.in_order() == [first, other]
+    made.queue.discard(other)  # it waits for something else again, and keeps its place
+    assert (made.queue.in_order(), made.queue.num_entries) == ([first], 2)
     made.queue.remove(other)
     made.queue.remove(first)
-    assert (made.queue.num_places, made.queue._places, made.queue._queues) == (0, {}, {})
+    assert (made.queue.num_entries, made.queue._entries, made.queue._queues) == (0, {}, {})
 
 
-def test_who_waits_for_something_else_makes_room_for_a_tenant_with_fewer_like_any_other():
+def test_reserved_sequence_can_be_dropped_for_a_tenant_with_fewer():
     made = Queue(3)
     first, second, third = made.push(1)[0], made.enter(1)[0], made.enter(1)[0]
     newcomer, refused = made.enter(2)
     assert refused is third
-    made.queue.join(second)
-    made.queue.join(newcomer)
-    assert made.queue.in_turn() == [first, newcomer, second]
+    made.queue.push(second)
+    made.queue.push(newcomer)
+    assert made.queue.in_order() == [first, newcomer, second]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.protocol.events import Event, Failed, Finished, Started, Token
-from engine.protocol.tasks import TextEmbeddings
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
 from engine.serving.calls import Calls
 from engine.serving.replicas import Replicas
 from engine.tasks.work import Refused

@@ -9,10 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from bench import figures
 from engine.config import EngineConfig
 from engine.protocol.events import Event, Failed, Finished, Token, Usage
 from engine.protocol.fingerprint import fingerprint_of
-from engine.protocol.tasks import Sampling, TextGeneration
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.wire import Execute
 from engine.serving import quarantine as module
 from engine.serving import replicas as replicas_module
@@ -60,17 +62,17 @@ def test_other_inputs_are_not_affected(quarantine: Quarantine) -> None:
 
 def test_the_second_death_refuses_the_input(quarantine: Quarantine) -> None:
     first = quarantine.record(poison(), Usage(), 1)
-    assert (first.is_retryable, first.is_blocked, first.num_deaths) == (True, False, 1)
+    assert (first.is_retryable, first.is_blocked, first.num_crashes) == (True, False, 1)
     assert quarantine.refusal(poison()) is None
     second = quarantine.record(poison(), Usage(), 2)
-    assert (second.is_retryable, second.is_blocked, second.num_deaths) == (False, True, 2)
+    assert (second.is_retryable, second.is_blocked, second.num_crashes) == (False, True, 2)
     refusal = quarantine.refusal(poison())
     assert refusal is not None
     assert refusal.is_blocked
 
 
 def test_a_death_on_another_node_counts(quarantine: Quarantine) -> None:
-    retried = msgspec.structs.replace(poison(), num_deaths=1, died_after=7)
+    retried = msgspec.structs.replace(poison(), num_crashes=1, tokens_before_crash=7)
     found = quarantine.find(retried)
     assert found is not None
     assert (found.count, found.num_tokens) == (1, 7)
@@ -78,9 +80,9 @@ def test_a_death_on_another_node_counts(quarantine: Quarantine) -> None:
 
 
 def test_equal_inputs_that_die_together_count_one_death(quarantine: Quarantine) -> None:
-    assert quarantine.record(poison(), Usage(), 1).num_deaths == 1
-    assert quarantine.record(poison(), Usage(), 1).num_deaths == 1
-    assert quarantine.record(poison(), Usage(), 2).num_deaths == 2
+    assert quarantine.record(poison(), Usage(), 1).num_crashes == 1
+    assert quarantine.record(poison(), Usage(), 1).num_crashes == 1
+    assert quarantine.record(poison(), Usage(), 2).num_crashes == 2
 
 
 def test_the_same_input_of_another_tenant_is_another_input(quarantine: Quarantine) -> None:
@@ -131,7 +133,7 @@ class Node:
         self.calls = Calls(replicas, 1000, clock=loop)  # type: ignore[arg-type]
 
     @property
-    def num_deaths(self) -> int:
+    def num_crashes(self) -> int:
         return sum(replica.num_loads - 1 for replica in self.calls.replicas)
 
     async def run(self, asked: Execute) -> list[Event]:
@@ -154,9 +156,11 @@ async def run_as_gateway(asked: Execute, nodes: list[Node]) -> list[Event]:
     for attempt in range(3):
         events = await nodes[attempt % len(nodes)].run(asked)
         end = events[-1]
-        if not isinstance(end, Failed) or not end.is_retryable or (attempt == 1 and end.num_deaths != 1):
+        if not isinstance(end, Failed) or not end.is_retryable or (attempt == 1 and end.num_crashes != 1):
             break
-        asked = msgspec.structs.replace(asked, num_deaths=end.num_deaths, died_after=end.usage.completion_tokens)
+        asked = msgspec.structs.replace(
+            asked, num_crashes=end.num_crashes, tokens_before_crash=end.usage.completion_tokens
+        )
     return events
 
 
@@ -177,7 +181,7 @@ def test_a_poison_call_ends_at_most_two_processes_and_all_other_calls_finish(num
         await asyncio.sleep(0.15)  # all of them are generating
         (refused,) = await run_as_gateway(poison(), nodes)
         assert isinstance(refused, Failed)
-        assert (refused.is_blocked, refused.num_deaths) == (True, MAX_DEATHS)
+        assert (refused.is_blocked, refused.num_crashes) == (True, MAX_DEATHS)
         for asked, running in zip(innocent + background, calls + others, strict=True):
             events = await running
             assert isinstance(events[-1], Finished), events[-1]
@@ -188,7 +192,10 @@ def test_a_poison_call_ends_at_most_two_processes_and_all_other_calls_finish(num
             (again,) = await run_as_gateway(poison(), nodes[-1:])
             assert isinstance(again, Failed)
             assert again.is_blocked
-        assert sum(node.num_deaths for node in nodes) == 2
+        num_crashes = sum(node.num_crashes for node in nodes)
+        assert num_crashes == 2
+        figure = f"{num_nodes} nodes: {num_crashes} processes crashed, then rejected; 16 of 16 other calls finished"
+        figures.record("P20", figure, f"pytest {Path(__file__).name}")
         for node in nodes:
             (status,) = node.calls.replicas.statuses()
             assert status.state == "ready"
@@ -244,7 +251,7 @@ def test_a_hung_process_counts_as_dead() -> None:
         await asyncio.sleep(0.2)
         node.zygote.ranks[-1].is_hung = True
         assert isinstance((await running)[-1], Finished)
-        assert node.num_deaths == 1
+        assert node.num_crashes == 1
         await node.calls.replicas.close()
 
     run_virtually(play())

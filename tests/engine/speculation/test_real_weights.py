@@ -1,4 +1,4 @@
-"""Guessing over real weights (stories260K, float32): every token is the one of an engine that does not guess."""
+"""Speculative decoding over real weights (stories260K, float32) generates the same tokens as without."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from engine.config import EngineConfig
 from engine.models.config import UnsupportedModel
-from engine.protocol.tasks import Constraint
+from engine.protocol.output_format import Constraint
 from engine.runner import Runner
 from engine.speculation.draft_model import DraftModel, blocks_for
 from engine.speculation.factory import make_drafter
@@ -58,7 +58,7 @@ PROMPT = [1, 403, 407, 261, 378, 432, 383, 286, 261, 403, 407, 261, 378]
 
 
 def answers(runner: Runner, model_dir: Path, drafter: Drafter | None) -> tuple[list[list[int]], int]:
-    """Of all requests, one at a time and two at once: tokens, and how many were guessed rightly."""
+    """Run all requests, one at a time and two at once. Return tokens and the number of accepted drafts."""
     runner.poison_kv()
     driver = Driver(runner, drafter=drafter, model_dir=model_dir, max_sequences=2)
     ids: list[int] = []
@@ -70,15 +70,15 @@ def answers(runner: Runner, model_dir: Path, drafter: Drafter | None) -> tuple[l
     return [driver.tokens[each] for each in ids], driver.engine.status().num_accepted
 
 
-def test_answers_are_those_of_an_engine_that_does_not_guess(runner: Runner, model_dir: Path, drafter: Drafter) -> None:
+def test_tokens_equal_those_without_speculation(runner: Runner, model_dir: Path, drafter: Drafter) -> None:
     expected, _ = answers(runner, model_dir, None)
     found, num_accepted = answers(runner, model_dir, drafter)
     assert found == expected
     assert num_accepted > 2
 
 
-def test_a_draft_model_guesses_the_same_whatever_it_has_read_before(draft_runner: Runner) -> None:
-    """Sequences grow, take back what was wrong, come and go: against a draft model that begins anew each time."""
+def test_draft_model_proposals_do_not_depend_on_earlier_requests(draft_runner: Runner) -> None:
+    """A draft model with growing and changing sequences proposes the same as a fresh one each time."""
     rng = np.random.default_rng(0)
     lasting = DraftModel(draft_runner, 2)
     texts = {number: rng.integers(3, 500, rng.integers(1, 40)).tolist() for number in range(1, 5)}
@@ -98,14 +98,14 @@ def test_a_draft_model_guesses_the_same_whatever_it_has_read_before(draft_runner
     assert any(len(guess) > 1 for guessed in found for guess in guessed)
 
 
-def test_a_draft_model_reads_a_long_text_bit_by_bit_and_never_past_its_context(draft_runner: Runner) -> None:
+def test_draft_model_reads_long_text_in_parts_within_its_context(draft_runner: Runner) -> None:
     draft = DraftModel(draft_runner, 2)
     long = np.array(PROMPT * 20, dtype=np.int32)
     assert draft.propose([DraftRequest(1, long[: MAX_LEN - 2], 5)])[0].size <= 2
     assert draft.propose([DraftRequest(1, long[:MAX_LEN], 5)])[0].size == 0
 
 
-def test_what_is_to_guess_is_made_or_refused_by_what_is_wrong_with_it(model_dir: Path, tmp_path: Path) -> None:
+def test_make_drafter_returns_a_drafter_or_names_the_invalid_setting(model_dir: Path, tmp_path: Path) -> None:
     assert make_drafter(config_of(model_dir), MAX_LEN) is None
     assert isinstance(make_drafter(config_of(model_dir, speculation="prompt_lookup"), MAX_LEN), PromptLookup)
     assert isinstance(make_drafter(config_of(model_dir, speculation=f"draft:{model_dir}"), MAX_LEN), DraftModel)
@@ -114,7 +114,7 @@ def test_what_is_to_guess_is_made_or_refused_by_what_is_wrong_with_it(model_dir:
     with pytest.raises(ValueError, match=r"tokenizer\.json"):
         make_drafter(config_of(model_dir, speculation=f"draft:{tmp_path}"), MAX_LEN)
     (tmp_path / "tokenizer.json").write_text('{"model": {}}')
-    with pytest.raises(ValueError, match="another tokenizer"):
+    with pytest.raises(ValueError, match="same tokenizer"):
         make_drafter(config_of(model_dir, speculation=f"draft:{tmp_path}"), MAX_LEN)
     shutil.copy(model_dir / "tokenizer.json", tmp_path)
     with pytest.raises((OSError, ValueError, UnsupportedModel)):

@@ -1,5 +1,7 @@
-"""Guessing changes how many steps an answer takes and nothing else: over the fake runner, whose tokens show what was
-read, and over a chain of known probabilities drawn by the real sampler."""
+"""Speculative decoding changes the number of steps and nothing else.
+
+Tested over the fake runner, whose tokens show what was read, and over a Markov chain sampled by the real sampler.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import torch
 
 from engine.arrays import Ints
 from engine.inputs import StepInputs, StepOutput
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.sampler import sample
 from engine.speculation.speculator import DraftRequest
 from tests.engine.driver import Driver
@@ -20,7 +22,7 @@ from tests.fakes.drafter import Oracle
 from tests.fakes.runner import END_TOKEN, FakeRunner, answer
 
 
-def test_an_answer_takes_fewer_steps_and_has_the_same_tokens() -> None:
+def test_speculation_takes_fewer_steps_for_the_same_tokens() -> None:
     driver = Driver(drafter=Oracle())
     sequence_id = driver.add(prompt_of(20), max_tokens=100, ignore_eos=True)
     driver.run()
@@ -34,17 +36,17 @@ def test_an_answer_takes_fewer_steps_and_has_the_same_tokens() -> None:
 
 @pytest.mark.parametrize("num_blocks", [64, 9])
 @pytest.mark.parametrize("is_cached", [True, False])
-def test_two_at_once_and_blocks_that_run_out_change_no_token(num_blocks: int, is_cached: bool) -> None:
+def test_two_sequences_and_a_full_pool_change_no_token(num_blocks: int, is_cached: bool) -> None:
     driver = Driver(num_blocks=num_blocks, drafter=Oracle(), is_prefix_cache_enabled=is_cached)
     ids = [driver.add(prompt_of(30, seed), max_tokens=70, ignore_eos=True) for seed in range(2)]
     driver.run()
     for seed, sequence_id in enumerate(ids):
         assert driver.tokens[sequence_id] == answer(prompt_of(30, seed), 70, ignore_end=True)
     assert driver.engine.status().num_accepted > 0
-    assert driver.engine.blocks.num_held == 0
+    assert driver.engine.blocks.num_in_use == 0
 
 
-def test_blocks_of_guessed_answers_are_found_again_and_hold_what_they_say() -> None:
+def test_blocks_with_accepted_drafts_are_reused_correctly() -> None:
     driver = Driver(drafter=Oracle(), max_step_tokens=64)
     first = driver.add(prompt_of(20), max_tokens=60, ignore_eos=True)
     driver.run()
@@ -56,7 +58,7 @@ def test_blocks_of_guessed_answers_are_found_again_and_hold_what_they_say() -> N
 
 
 @pytest.mark.parametrize("after", range(1, 8))
-def test_an_end_among_the_guesses_ends_the_answer_there(after: int) -> None:
+def test_end_token_among_drafts_ends_the_sequence(after: int) -> None:
     prompt = first_prompt_that_draws(END_TOKEN, after)
     driver = Driver(drafter=Oracle((15,)))
     sequence_id = driver.add(prompt, max_tokens=30)
@@ -65,7 +67,7 @@ def test_an_end_among_the_guesses_ends_the_answer_there(after: int) -> None:
     assert driver.finishes[sequence_id] == "stop"
 
 
-def test_the_limit_is_the_limit_however_much_is_guessed() -> None:
+def test_max_tokens_holds_with_drafts() -> None:
     driver = Driver(FakeRunner(num_blocks=64, max_model_len=64), drafter=Oracle((15,)))
     lengths = [*range(1, 12), 44]
     for max_tokens in lengths:
@@ -75,7 +77,7 @@ def test_the_limit_is_the_limit_however_much_is_guessed() -> None:
         assert driver.finishes[sequence_id] == "length"
 
 
-def test_with_more_rows_than_there_is_room_for_nothing_is_guessed() -> None:
+def test_many_rows_get_no_drafts() -> None:
     driver = Driver(drafter=Oracle(), max_sequences=16)
     ids = [driver.add(prompt_of(20, seed), max_tokens=30, ignore_eos=True) for seed in range(3)]
     while len(driver.engine.scheduler.running) == 3 or not driver.tokens[ids[0]]:
@@ -85,10 +87,10 @@ def test_with_more_rows_than_there_is_room_for_nothing_is_guessed() -> None:
     assert all(driver.tokens[each] == answer(prompt_of(20, seed), 30, ignore_end=True) for seed, each in enumerate(ids))
 
 
-def test_tokens_that_the_model_does_not_have_are_no_guess() -> None:
+def test_draft_tokens_beyond_the_vocabulary_are_dropped() -> None:
     class Stranger:
         def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
-            return [np.array([5, 997, -1, 4], dtype=np.int32)[: each.most] for each in asked]
+            return [np.array([5, 997, -1, 4], dtype=np.int32)[: each.max_tokens] for each in asked]
 
     driver = Driver(drafter=Stranger())
     sequence_id = driver.add(prompt_of(20), max_tokens=30, ignore_eos=True)
@@ -96,7 +98,7 @@ def test_tokens_that_the_model_does_not_have_are_no_guess() -> None:
     assert driver.tokens[sequence_id] == answer(prompt_of(20), 30, ignore_end=True)
 
 
-def test_log_probabilities_stay_beside_their_tokens() -> None:
+def test_logprobs_stay_aligned_with_accepted_tokens() -> None:
     driver = Driver(drafter=Oracle((3,)))
     driver.add(prompt_of(20), max_tokens=30, ignore_eos=True, logprobs=2)
     while driver.engine.has_work:
@@ -107,7 +109,7 @@ def test_log_probabilities_stay_beside_their_tokens() -> None:
         np.testing.assert_array_equal(report.top_ids[:, 0], report.token_ids)
 
 
-def test_a_device_that_fails_in_the_middle_of_guesses_ends_that_sequence_with_what_it_had() -> None:
+def test_failed_row_with_drafts_ends_its_sequence_with_the_tokens_before() -> None:
     driver = Driver(drafter=Oracle((15,)))
     sound = driver.add(prompt_of(20), max_tokens=30, ignore_eos=True)
     broken = driver.add(prompt_of(20, 1), max_tokens=30, ignore_eos=True)
@@ -130,7 +132,7 @@ CHAIN = torch.tensor(
 
 
 class ChainRunner:
-    """Draws by the real sampler from what the token before says."""
+    """A runner over a Markov chain, with the real sampler."""
 
     num_blocks, block_size, max_model_len, vocab_size = 64, 16, 128, len(CHAIN)
     eos_token_ids: tuple[int, ...] = ()
@@ -142,13 +144,13 @@ class ChainRunner:
 
 
 class Likely:
-    """Drafter what a wrong model would: right more often than not."""
+    """Drafter that is right more often than not, like a draft model."""
 
     def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
         found = []
         for each in asked:
             guess = [int(each.token_ids[-1])]
-            while len(guess) <= each.most:
+            while len(guess) <= each.max_tokens:
                 guess.append(int(CHAIN[guess[-1]].roll(int(len(guess) % 3 == 0)).argmax()))
             found.append(np.array(guess[1:], dtype=np.int32))
         return found
@@ -176,12 +178,12 @@ def drawn(num_sequences: int, drafter: Likely | None, **sampling: object) -> lis
         {"temperature": 1.0, "logit_bias": ((2, 1.5), (1, -2.0))},
     ],
 )
-def test_a_seed_draws_the_same_tokens_with_guesses_and_without(sampling: dict[str, object]) -> None:
+def test_seeded_tokens_are_the_same_with_and_without_drafts(sampling: dict[str, object]) -> None:
     assert drawn(24, Likely(), max_tokens=24, **sampling) == drawn(24, None, max_tokens=24, **sampling)
 
 
-def test_what_is_drawn_at_guesses_follows_the_model_s_distribution() -> None:
-    """Chi-square of the tokens that followed each other, over sequences guessed for, against the chain itself."""
+def test_tokens_sampled_at_drafts_follow_the_models_distribution() -> None:
+    """Chi-square test of token pairs, sampled with drafts, against the chain's probabilities."""
     pairs = np.zeros((len(CHAIN), len(CHAIN)))
     for tokens in drawn(60, Likely(), max_tokens=100, temperature=1.0):
         np.add.at(pairs, ([4, *tokens[:-1]], tokens), 1)
@@ -192,7 +194,7 @@ def test_what_is_drawn_at_guesses_follows_the_model_s_distribution() -> None:
     assert abs(statistic - freedom) < 5 * np.sqrt(2 * freedom)
 
 
-def test_an_unseeded_answer_is_random_with_guesses_too() -> None:
+def test_unseeded_sampling_is_random_with_drafts() -> None:
     driver = Driver(ChainRunner(), drafter=Likely())
     ids = [driver.add([0, 4], max_tokens=20, temperature=1.0, ignore_eos=True) for _ in range(2)]
     driver.run()

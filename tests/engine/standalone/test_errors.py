@@ -26,8 +26,8 @@ def test_a_process_that_ended_is_no_defect_of_the_request():
 
 
 def test_an_input_that_ends_processes_is_the_requests_own_fault():
-    assert of_failure(Failed("internal", "it ended", is_retryable=True, num_deaths=1)).status == 503
-    assert of_failure(Failed("internal", "refused", num_deaths=2)).status == 400
+    assert of_failure(Failed("internal", "it ended", is_retryable=True, num_crashes=1)).status == 503
+    assert of_failure(Failed("internal", "refused", num_crashes=2)).status == 400
 
 
 @pytest.mark.parametrize("reason", ["out_of_capacity", "draining", "model_unavailable", "aborted"])

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.engine.standalone.serve_process import ServeProcess, serving
-from tests.engine.structured.speaker import SPARK
+from tests.engine.structured.spark_engine import SPARK
 from tests.processes import children_of, is_running
 from tests.waiting import wait_until_blocking
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.protocol.events import ChoiceEnded, Failed, Finished, Started, Token, Usage
-from engine.protocol.tasks import Sampling
+from engine.protocol.sampling import Sampling
 from engine.tasks.choices import of_choice
 from tests.engine.tasks.test_text_generation import Bench, refused
 
@@ -56,7 +56,7 @@ async def test_a_choice_s_failure_ends_all_with_what_was_used(bench: Bench) -> N
     bench.replica.say(finish="crashed", at=0)
     (failed,) = [event for event in bench.heard if isinstance(event, Failed)]
     assert bench.heard[-1] is failed
-    assert (failed.is_retryable, failed.num_deaths, failed.usage.completion_tokens) == (True, 1, 2)
+    assert (failed.is_retryable, failed.num_crashes, failed.usage.completion_tokens) == (True, 1, 2)
     assert bench.replica.aborted == [request.sequence_id for request in bench.replica.requests[:2]]
 
 

@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from engine.protocol.events import Event, Finished, Token
-from engine.protocol.tasks import ChatMessage, Constraint, Sampling, TextGeneration
-from engine.ranks.replica import TokenIdLogprob
+from engine.protocol.messages import ChatMessage
+from engine.protocol.output_format import Constraint
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.ranks.output import TokenIdLogprob
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Work
 from engine.text.tokenizer import Tokenizer
@@ -35,11 +38,11 @@ class Thinker:
         self.heard: list[Event] = []
 
     async def start(self, *messages: ChatMessage, **task: Any) -> None:
-        asked = {"messages": messages or (ChatMessage("user", "Hi"),), "tells_reasoning": True}
+        asked = {"messages": messages or (ChatMessage("user", "Hi"),), "separates_reasoning": True}
         await self.generator.start(Work(TextGeneration(**(asked | task)), b"n" * 32, 7), self.heard.append)
 
     def say(self, text: str) -> int:
-        token_ids = self.tokenizer.encode(text, is_raw=True)
+        token_ids = self.tokenizer.encode(text, parse_special=True)
         for token_id in token_ids:
             self.replica.say(token_id, logprobs=[TokenIdLogprob(-1.0)])
         self.replica.say(END_ID, finish="stop")
@@ -74,16 +77,16 @@ async def test_thoughts_are_told_apart_and_counted(thinker: Thinker) -> None:
 
 
 async def test_where_nobody_asks_a_thought_is_text(thinker: Thinker) -> None:
-    await thinker.start(tells_reasoning=False)
+    await thinker.start(separates_reasoning=False)
     thinker.say("<think>\nOne\n</think>\n\nTwo.")
     assert thinker.told(is_reasoning=False) == "<think>\nOne\n</think>\n\nTwo."
     assert thinker.finished.usage.reasoning_tokens == 0
 
 
 async def test_a_format_is_held_to_behind_the_thought(thinker: Thinker) -> None:
-    for tells_reasoning in (True, False):
+    for separates_reasoning in (True, False):
         thinker.heard.clear()
-        await thinker.start(constraint=Constraint("json_object"), tells_reasoning=tells_reasoning)
+        await thinker.start(constraint=Constraint("json_object"), separates_reasoning=separates_reasoning)
         held = thinker.replica.requests[-1].constraint
         assert held is not None
         assert held.text.startswith("start: thought? body")
@@ -120,9 +123,9 @@ async def test_a_prompt_that_leaves_the_model_thinking_begins_with_a_thought(tmp
 
 async def test_harmony_answers_by_channels_with_or_without_tools(tmp_path: Path, test_data: Path) -> None:
     thinker = Thinker(tmp_path, (test_data / "templates/openai-gpt-oss-120b.jinja").read_text())
-    for tells_reasoning in (True, False):
+    for separates_reasoning in (True, False):
         thinker.heard.clear()
-        await thinker.start(tells_reasoning=tells_reasoning, template_kwargs={"reasoning_effort": "high"})
+        await thinker.start(separates_reasoning=separates_reasoning, template_kwargs={"reasoning_effort": "high"})
         assert "Reasoning: high" in thinker.prompt
         thinker.say("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Four.")
         assert (thinker.told(is_reasoning=True), thinker.told(is_reasoning=False)) == ("Hm.", "Four.")

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from engine.protocol.events import Event, Failed, Finished, Started, Token
-from engine.protocol.tasks import ChatMessage, Sampling, TextGeneration
-from engine.ranks.replica import TokenIdLogprob
+from engine.protocol.messages import ChatMessage
+from engine.protocol.sampling import Sampling
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.ranks.output import TokenIdLogprob
 from engine.tasks.generation import Generation
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Refused, Work
@@ -223,7 +225,7 @@ async def test_log_probabilities_come_with_their_texts(bench: Bench) -> None:
     (event,) = [event for event in bench.heard if isinstance(event, Token)]
     (logprob,) = event.logprobs
     assert (logprob.text, logprob.logprob, logprob.top) == (",", -0.5, ((",", -0.5),))
-    assert logprob.spelled == ()
+    assert logprob.token_bytes == ()
 
 
 async def test_a_token_that_is_a_part_of_a_character_comes_with_its_bytes(bench: Bench) -> None:
@@ -232,8 +234,8 @@ async def test_a_token_that_is_a_part_of_a_character_comes_with_its_bytes(bench:
     for token_id in parts:
         bench.replica.say(token_id, logprobs=[TokenIdLogprob(-0.5, ((432, -0.1),))])
     logprobs = [entry for event in bench.heard if isinstance(event, Token) for entry in event.logprobs]
-    assert b"".join(entry.spelled[0] for entry in logprobs).decode() == "日"
-    assert {entry.spelled[1] for entry in logprobs} == {b","}
+    assert b"".join(entry.token_bytes[0] for entry in logprobs).decode() == "日"
+    assert {entry.token_bytes[1] for entry in logprobs} == {b","}
 
 
 async def test_the_answer_is_capped_to_the_context_that_is_left(bench: Bench) -> None:
@@ -242,12 +244,14 @@ async def test_the_answer_is_capped_to_the_context_that_is_left(bench: Bench) ->
 
 
 async def test_a_callers_own_max_tokens_may_fill_the_context_that_is_left(bench: Bench) -> None:
-    await bench.start(prompt="Once upon a time", sampling=Sampling(max_tokens=59, must_fit=True))
+    await bench.start(prompt="Once upon a time", sampling=Sampling(max_tokens=59, has_explicit_max_tokens=True))
     assert bench.replica.requests[0].sampling.max_tokens == 59
 
 
 async def test_a_callers_own_max_tokens_beyond_the_context_that_is_left_is_refused(bench: Bench) -> None:
-    failure = (await refused(bench, prompt="Once upon a time", sampling=Sampling(max_tokens=60, must_fit=True))).failure
+    failure = (
+        await refused(bench, prompt="Once upon a time", sampling=Sampling(max_tokens=60, has_explicit_max_tokens=True))
+    ).failure
     assert (failure.reason, failure.is_retryable) == ("invalid_input", False)
     assert failure.message.startswith("'/max_tokens' must be <= 59")
 

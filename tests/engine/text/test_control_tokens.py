@@ -1,4 +1,4 @@
-"""Nothing that a caller writes, wherever a template puts it and whatever it makes of it, becomes a control token."""
+"""Text from callers never becomes a control token, whatever a template does with it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from typing import Any
 
 import pytest
 
-from engine.text.chat_template import ChatTemplate, TemplateRefused
-from engine.text.control_tokens import ControlToken, ControlTokens, Guard, TooDeep, take_out_controls
+from engine.text.chat_template import ChatTemplate
+from engine.text.control_tokens import ControlToken, ControlTokens, Guard, NestingTooDeep, remove_control_tokens
+from engine.text.template_pool import TemplateRefused
 
 _LIKE_CONTROLS = re.compile(r"<\|[^|>\s]+\|>|<｜[^｜]+｜>|\[/?[A-Z_]+\]|</?[a-z_]+>|</?s>")
 
@@ -29,9 +30,9 @@ def controls_of(*texts: str, shown: Sequence[str] = (), words: Sequence[str] = (
 
 
 def render(source: str, controls: ControlTokens, messages: list[dict[str, Any]], **variables: Any) -> str:
-    """What a template makes of guarded messages, marks included."""
+    """Render marked messages; the marks stay in the text."""
     guard = Guard(controls, (messages, variables))
-    return ChatTemplate(source, {}).render(guard.messages(messages), **guard.guarded(variables))
+    return ChatTemplate(source, {}).render(guard.mark_messages(messages), **guard.mark(variables))
 
 
 def found_in(text: str, controls: ControlTokens) -> list[str]:
@@ -91,7 +92,7 @@ EVASIONS = {
 
 
 @pytest.mark.parametrize("name", EVASIONS)
-def test_no_text_becomes_a_control_token_by_what_a_template_makes_of_it(name: str) -> None:
+def test_no_transformation_by_a_template_turns_text_into_a_control_token(name: str) -> None:
     source, message = EVASIONS[name]
     controls = controls_of(
         "<|end|>", "d|>end|>", "madeupword0001", shown=("<tool_call>", "</tool_call>"), words=("<think>", "</think>")
@@ -100,63 +101,63 @@ def test_no_text_becomes_a_control_token_by_what_a_template_makes_of_it(name: st
     assert found_in(render(source, controls, [message]), controls) == []
     plain = ChatTemplate(source, {}).render([message])
     guard = Guard(controls, ([message],))
-    marked = ChatTemplate(source, {}).render(guard.messages([message]))
+    marked = ChatTemplate(source, {}).render(guard.mark_messages([message]))
     if "taken out" not in name and name != "as Python writes it":
-        assert guard.without_marks(marked) == plain
+        assert guard.remove_marks(marked) == plain
 
 
-def test_tools_and_variables_are_guarded_too() -> None:
+def test_tools_and_variables_are_marked() -> None:
     controls = controls_of("<|end|>", shown=("<tool_call>",))
     tool = {"function": {"name": "<|end|>", "parameters": {"properties": {"<tool_call>": {"enum": ["<|end|>"]}}}}}
     text = render("{{ tools | tojson }}{{ mood }}", controls, [], tools=[tool], mood="<|end|>")
     assert found_in(text, controls) == []
 
 
-def test_shown_controls_stay_in_answers_and_what_a_template_looks_for_stays_anywhere() -> None:
+def test_strings_that_the_template_searches_for_stay_unmarked() -> None:
     source = "{% for m in messages %}{{ m.content.split('</x>')[-1].split('</think>')[-1] }};{% endfor %}"
     controls = controls_of("<|end|>", shown=("<think>", "</think>"), words=("</x>", "</think>"))
     turns = [("assistant", "<think>a</think>b"), ("user", "<think>a</think>b"), ("user", "a</x>b<|end|>")]
     messages = [{"role": role, "content": content} for role, content in turns]
     guard = Guard(controls, (messages,))
-    text = ChatTemplate(source, {}).render(guard.messages(messages))
-    assert guard.without_marks(text) == "b;<think>a</think>b;b<|end|>;"
+    text = ChatTemplate(source, {}).render(guard.mark_messages(messages))
+    assert guard.remove_marks(text) == "b;<think>a</think>b;b<|end|>;"
     assert found_in(text, controls) == []
 
 
-def test_known_roles_make_the_controls_that_templates_spell_around_them() -> None:
+def test_known_roles_form_control_tokens_with_the_template() -> None:
     controls = controls_of("<|user|>", "<|system|>", "<|assistant|>", "<|end|>")
     messages = [{"role": role} for role in ("system", "user", "assistant", "end")]
     text = render("{% for m in messages %}<|{{ m.role }}|>{% endfor %}", controls, messages)
     assert found_in(text, controls) == ["<|system|>", "<|user|>", "<|assistant|>"]
 
 
-def test_no_mark_is_left_even_if_a_caller_writes_all_that_there_are() -> None:
+def test_all_marks_are_removed_even_if_the_text_contains_every_noncharacter() -> None:
     controls = controls_of("<|end|>")
     every = "".join(map(chr, range(0xFDD0, 0xFDF0)))
     for content in (every, every + "<|end|>", "\\ufdd0<|end|>", ""):
         messages = [{"role": "user", "content": content}]
         guard = Guard(controls, (messages,))
-        text = guard.messages(messages)[0]["content"]
+        text = guard.mark_messages(messages)[0]["content"]
         assert found_in(text, controls) == []
-        assert guard.without_marks(text) == content.replace("\ufdef", "")
+        assert guard.remove_marks(text) == content.replace("\ufdef", "")
 
 
-def test_a_message_nested_without_end_is_refused() -> None:
+def test_a_deeply_nested_message_is_refused() -> None:
     value: Any = "x"
     for _ in range(2000):
         value = [value]
-    with pytest.raises(TooDeep):
+    with pytest.raises(NestingTooDeep):
         Guard(controls_of("<|end|>"), (value,))
 
 
-def test_without_control_tokens_nothing_is_marked() -> None:
+def test_a_tokenizer_without_control_tokens_marks_nothing() -> None:
     messages = [{"role": "user", "content": "<|end|>"}]
-    assert Guard(controls_of(), (messages,)).messages(messages) == messages
+    assert Guard(controls_of(), (messages,)).mark_messages(messages) == messages
 
 
 @cache
 def goldens(test_data: Path) -> tuple[tuple[str, ChatTemplate, ControlTokens, dict[str, Any]], ...]:
-    """Each template of the collection with the control tokens that its source spells, and its renderings."""
+    """Return (name, template, control tokens in its source, expected renderings) of each collected template."""
     folder = test_data / "templates"
     known = json.loads((folder / "goldens.json").read_text())
     variables = {name: value for name, value in known["variables"].items() if name != "strftime_now"}
@@ -176,48 +177,48 @@ def goldens(test_data: Path) -> tuple[tuple[str, ChatTemplate, ControlTokens, di
     return tuple(found)
 
 
-def test_guarding_changes_no_rendering_and_none_of_its_control_tokens(test_data: Path) -> None:
+def test_marks_change_no_rendering_of_the_collected_templates(test_data: Path) -> None:
     for name, template, controls, contexts in goldens(test_data):
         for context, expected in contexts.values():
             guard = Guard(controls, (context["messages"], context.get("tools")))
             rest = {key: value for key, value in context.items() if key not in ("messages", "tools")}
             text = template.render(
-                guard.messages(context["messages"]), tools=guard.guarded(context.get("tools")), **rest
+                guard.mark_messages(context["messages"]), tools=guard.mark(context.get("tools")), **rest
             )
-            assert guard.without_marks(text) == expected, name
+            assert guard.remove_marks(text) == expected, name
             assert found_in(text, controls) == found_in(expected, controls), name
 
 
-def test_no_template_of_the_collection_lets_a_caller_write_control_tokens(test_data: Path) -> None:
-    """Every text of a conversation is replaced by controls, whole and in parts; they add none to the prompt."""
+def test_no_collected_template_lets_callers_write_control_tokens(test_data: Path) -> None:
+    """All text is replaced by whole and partial control tokens; the prompt contains no additional ones."""
     draw = random.Random(7)
-    num_judged = 0
+    num_checked = 0
     for name, template, controls, contexts in goldens(test_data):
         texts = list(controls.by_text)
         hostile = "".join(draw.choice([*texts, draw.choice(texts)[:3], "/think", "\n", "a"]) for _ in range(40))
         for context, _ in contexts.values():
             counted = []
-            for spoken in (hostile, re.sub(r"[^\n]", "a", hostile)):
+            for content in (hostile, re.sub(r"[^\n]", "a", hostile)):
                 messages = [
                     message
-                    | ({"content": f"a{spoken}a"} if message["content"] and message["role"] != "assistant" else {})
+                    | ({"content": f"a{content}a"} if message["content"] and message["role"] != "assistant" else {})
                     for message in context["messages"]
                 ]
-                tools = json.loads(json.dumps(context.get("tools")).replace("City name", json.dumps(spoken)[1:-1]))
+                tools = json.loads(json.dumps(context.get("tools")).replace("City name", json.dumps(content)[1:-1]))
                 guard = Guard(controls, (messages, tools))
                 rest = {key: value for key, value in context.items() if key not in ("messages", "tools")}
                 try:
-                    text = template.render(guard.messages(messages), tools=guard.guarded(tools), **rest)
+                    text = template.render(guard.mark_messages(messages), tools=guard.mark(tools), **rest)
                 except TemplateRefused:
                     counted.append(None)
                 else:
                     counted.append(Counter(found_in(text, controls)))
             assert counted[0] == counted[1], name
-            num_judged += counted[0] is not None
-    assert num_judged > 400
+            num_checked += counted[0] is not None
+    assert num_checked > 400
 
 
-def test_the_vocabulary_can_spell_none_of_what_was_taken_out() -> None:
+def test_removed_control_tokens_cannot_be_produced_by_the_vocabulary() -> None:
     definition = {
         "model": {
             "type": "BPE",
@@ -232,8 +233,8 @@ def test_the_vocabulary_can_spell_none_of_what_was_taken_out() -> None:
             {"id": 9, "content": "  ", "special": False},
         ],
     }
-    taken = take_out_controls(definition)
-    assert [(control.token_id, control.text, control.is_hidden) for control in taken] == [
+    removed = remove_control_tokens(definition)
+    assert [(control.token_id, control.text, control.is_hidden) for control in removed] == [
         (0, "<unk>", True),
         (5, "<|e>", False),
     ]

@@ -1,4 +1,4 @@
-"""The vocabularies that text goes through in tests: of every kind, from the test data, the project and made here."""
+"""Vocabularies for tests: one of every kind, from the test data, from the project, and generated."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from engine.text.control_tokens import take_out_controls
+from engine.text.control_tokens import remove_control_tokens
 from engine.text.tokenizer import Tokenizer
 
 _BUILTIN = Path(__file__).parents[3] / "catalog/builtin"
 
 
 def unigram() -> dict[str, Any]:
-    """A small Unigram vocabulary with byte fallback, which prefers its control tokens to their parts."""
+    """Return a small Unigram vocabulary with byte fallback, in which control tokens score higher than their parts."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581"]
     scores = [0.0, 0.0, 0.0, *([-20.0] * 256), -2.0]
     words = [
@@ -55,7 +55,7 @@ def unigram() -> dict[str, Any]:
     }
 
 
-# Where each lies in the test data; two need none.
+# Folders in the test data; two vocabularies have none.
 EVERY = {
     "gpt2": "tokenizers/gpt2",
     "phi-2": "tokenizers/phi-2",
@@ -71,7 +71,7 @@ EVERY = {
 
 
 def definition_of(name: str, test_data: Path) -> dict[str, Any]:
-    """The contents of tokenizer.json."""
+    """Return the contents of tokenizer.json."""
     if name == "unigram":
         return unigram()
     folder = test_data / EVERY[name] if EVERY[name] else _BUILTIN / name
@@ -81,19 +81,19 @@ def definition_of(name: str, test_data: Path) -> dict[str, Any]:
 
 @cache
 def tokenizer_in(folder: Path) -> Tokenizer:
-    """Of a folder that no test changes: the largest take a second to read."""
+    """Return the tokenizer of a folder that no test changes; loading the largest takes a second."""
     return Tokenizer(folder)
 
 
 @cache
 def conversing(name: str, test_data: Path) -> tuple[Tokenizer, dict[str, int]]:
-    """A tokenizer with a template that writes its first control token before each message and its last after it, and
-    the ids of all its control tokens."""
+    """Return a tokenizer whose template puts the first control token before each message and the last one after, and
+    the ids of all control tokens by text."""
     definition = definition_of(name, test_data)
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         (folder / "tokenizer.json").write_text(json.dumps(definition))
-        found = take_out_controls(definition)
+        found = remove_control_tokens(definition)
         first, last = [json.dumps(text) for text in (found[0].text, found[-1].text)]
         template = f"{{% for m in messages %}}{{{{ {first} ~ m.content ~ {last} }}}}{{% endfor %}}"
         (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from engine.protocol.tasks import Tool, ToolCall
+from engine.protocol.tools import Tool, ToolCall
 
 KINDS = ("simple_python", "multiple", "parallel", "parallel_multiple")
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}

@@ -11,12 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.tasks import ChatMessage, Tool, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import Tool, ToolCall
 from engine.structured.compile import compile_matcher
-from engine.structured.token_view import TokenView, read_token_view
+from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
-from engine.tool_calls.answer_parser import call_parser
+from engine.tool_calls.call_parser import ReasoningPiece, ToolCallPiece
 from engine.tool_calls.families import (
     APERTUS,
     COHERE,
@@ -34,11 +35,11 @@ from engine.tool_calls.families import (
     QWEN3_CODER,
     SEED_OSS,
 )
-from engine.tool_calls.family import Family, SchemaUnwritable
-from engine.tool_calls.form import Form, find_form, template_messages, template_tools
+from engine.tool_calls.family import Family, UnsupportedSchema
 from engine.tool_calls.grammar import Controls, required_calls
 from engine.tool_calls.harmony import HARMONY
-from engine.tool_calls.parser import CallPiece, Thought
+from engine.tool_calls.output_parser import make_call_parser
+from engine.tool_calls.tool_format import ToolFormat, find_tool_format, template_messages, template_tools
 from tests.engine.tool_calls.bfcl import KINDS, tools_and_calls
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
@@ -211,24 +212,26 @@ def text_of(name: str) -> str:
     return spelled.replace("W", ARGUMENTS["words"])  # type: ignore[arg-type]
 
 
-def read(family: Family, pieces: Sequence[str], tools: Any = None, *, is_held: bool = False) -> Read:
-    parser = call_parser(family, TOOLS if tools is None else tools, is_held=is_held, is_parallel=True)
+def read(family: Family, pieces: Sequence[str], tools: Any = None, *, is_constrained: bool = False) -> Read:
+    parser = make_call_parser(
+        family, TOOLS if tools is None else tools, is_constrained=is_constrained, is_parallel=True
+    )
     said = [piece for text in pieces for piece in parser.push(text)] + parser.flush()
-    calls: dict[int, list[CallPiece]] = {}
+    calls: dict[int, list[ToolCallPiece]] = {}
     for piece in said:
-        assert piece not in ("", Thought(""))
-        if isinstance(piece, CallPiece):
+        assert piece not in ("", ReasoningPiece(""))
+        if isinstance(piece, ToolCallPiece):
             calls.setdefault(piece.index, []).append(piece)
     assert all(of[0].name and not any(piece.name for piece in of[1:]) for of in calls.values())
     found = [(of[0].name or "", json.loads("".join(piece.arguments for piece in of))) for of in calls.values()]
     return "".join(piece for piece in said if isinstance(piece, str)), found
 
 
-def told(family: Family, pieces: Sequence[str], *, is_held: bool) -> tuple[str, list[str], list[str]]:
+def told(family: Family, pieces: Sequence[str], *, is_constrained: bool) -> tuple[str, list[str], list[str]]:
     """Content, names and arguments as texts, of an answer that the token limit cut short."""
-    parser = call_parser(family, TOOLS, is_held=is_held, is_parallel=True)
+    parser = make_call_parser(family, TOOLS, is_constrained=is_constrained, is_parallel=True)
     said = [piece for text in pieces for piece in parser.push(text)] + parser.flush(is_cut=True)
-    called = [piece for piece in said if isinstance(piece, CallPiece)]
+    called = [piece for piece in said if isinstance(piece, ToolCallPiece)]
     names = [piece.name for piece in called if piece.name is not None]
     arguments = ["".join(p.arguments for p in called if p.index == index) for index in range(len(names))]
     return "".join(piece for piece in said if isinstance(piece, str)), names, arguments
@@ -239,30 +242,30 @@ def cut(text: str, size: int) -> list[str]:
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("is_held", [False, True])
-def test_calls_are_read_for_any_split(name: str, is_held: bool) -> None:
+@pytest.mark.parametrize("is_constrained", [False, True])
+def test_calls_are_parsed_for_every_split(name: str, is_constrained: bool) -> None:
     family, text = FAMILIES[name], text_of(name)
-    assert read(family, [text], is_held=is_held) == ("", BOTH)
+    assert read(family, [text], is_constrained=is_constrained) == ("", BOTH)
     for size in (1, 2, 3, 7):
-        assert read(family, cut(text, size), is_held=is_held) == ("", BOTH)
+        assert read(family, cut(text, size), is_constrained=is_constrained) == ("", BOTH)
     for at in range(len(text)):
-        assert read(family, [text[:at], text[at:]], is_held=is_held) == ("", BOTH)
+        assert read(family, [text[:at], text[at:]], is_constrained=is_constrained) == ("", BOTH)
 
 
 @pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("is_held", [False, True])
-def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(name: str, is_held: bool) -> None:
+@pytest.mark.parametrize("is_constrained", [False, True])
+def test_call_cut_by_the_limit_is_returned_as_far_as_it_goes(name: str, is_constrained: bool) -> None:
     family, text = FAMILIES[name], text_of(name)
-    _, names, whole = told(family, [text], is_held=is_held)
+    _, names, whole = told(family, [text], is_constrained=is_constrained)
     num_told: list[int] = []
     for at in range(len(text)):
-        content, found, arguments = read_so_far = told(family, [text[:at]], is_held=is_held)
+        content, found, arguments = read_so_far = told(family, [text[:at]], is_constrained=is_constrained)
         if at % 16 == 0:
-            assert told(family, list(text[:at]), is_held=is_held) == read_so_far
+            assert told(family, list(text[:at]), is_constrained=is_constrained) == read_so_far
         assert found == names[: len(found)]
         assert all(map(str.startswith, whole, arguments))
         assert arguments[:-1] == whole[: len(found)][:-1]
-        if is_held:
+        if is_constrained:
             assert family.opening.startswith(content)  # of which the first characters may be any text's
         else:
             assert text[:at].endswith(content)
@@ -273,7 +276,7 @@ def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(name: str, i
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name not in ("llama4_pythonic", "xlam")])
-def test_text_before_and_behind_calls_is_content(name: str) -> None:
+def test_text_before_and_after_calls_is_content(name: str) -> None:
     family, text = FAMILIES[name], f"Let me see.\n{text_of(name)}\nDone."
     assert {str(read(family, cut(text, size))) for size in (1, 5, len(text))} == {str(read(family, [text]))}
     content, calls = read(family, [text])
@@ -281,7 +284,7 @@ def test_text_before_and_behind_calls_is_content(name: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "text"), BROKEN)
-def test_what_is_no_call_is_content_to_the_last_character(family: Family, text: str) -> None:
+def test_text_that_is_not_a_call_is_content_unchanged(family: Family, text: str) -> None:
     for size in (1, 2, 5, len(text)):
         assert read(family, cut(text, size)) == (text, [])
 
@@ -298,14 +301,14 @@ _noise = st.sampled_from(
     st.lists(_noise, max_size=14),
     st.data(),
 )
-def test_any_text_reads_the_same_however_it_is_split(family: Family, parts: list[str], data: st.DataObject) -> None:
+def test_any_text_gives_the_same_result_for_every_split(family: Family, parts: list[str], data: st.DataObject) -> None:
     text = family.opening * data.draw(st.booleans()) + "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert read(family, pieces) == read(family, [text])
 
 
-def test_a_held_call_is_told_name_first_and_then_its_texts_as_they_come() -> None:
+def test_constrained_call_streams_its_name_and_then_its_arguments() -> None:
     for family, begin, more in (
         (QWEN3_CODER, "<tool_call>\n<function=shop.search>\n<parameter=words>\nso", " far"),
         (GLM, "<tool_call>shop.search\n<arg_key>words</arg_key>\n<arg_value>so", " far"),
@@ -313,11 +316,11 @@ def test_a_held_call_is_told_name_first_and_then_its_texts_as_they_come() -> Non
         (LFM2, '<|tool_call_start|>[shop.search(words="so', " far"),
         (GEMMA4, '<|tool_call>call:shop.search{words:<|"|>so', " far"),
     ):
-        parser = call_parser(family, TOOLS, is_held=True, is_parallel=True)
+        parser = make_call_parser(family, TOOLS, is_constrained=True, is_parallel=True)
         first = parser.push(begin)
-        assert first[0] == CallPiece(0, "shop.search", "")
-        assert "".join(piece.arguments for piece in first if isinstance(piece, CallPiece)) == '{"words": "so'
-        assert parser.push(more) == [CallPiece(0, None, more)]
+        assert first[0] == ToolCallPiece(0, "shop.search", "")
+        assert "".join(piece.arguments for piece in first if isinstance(piece, ToolCallPiece)) == '{"words": "so'
+        assert parser.push(more) == [ToolCallPiece(0, None, more)]
 
 
 # template -> the family it is found to write, and what it writes before a call that is no part of it
@@ -410,9 +413,9 @@ class Shown:
     def __init__(self, test_data: Path, name: str) -> None:
         source = OWN_TEMPLATES.get(name) or (test_data / "templates" / f"{name}.jinja").read_text()
         self.template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
-        form = find_form(self.template.render)
+        form = find_tool_format(self.template.render)
         assert form is not None
-        self.form: Form = form
+        self.form: ToolFormat = form
 
     def answer(self, tools: Sequence[Tool], calls: Sequence[ToolCall]) -> str:
         asked = ChatMessage("user", "Q")
@@ -447,7 +450,7 @@ def in_order(tools: Sequence[Tool], calls: Sequence[ToolCall]) -> list[ToolCall]
     return ordered
 
 
-def check_round_trip(test_data: Path, name: str, view: TokenView, most: int) -> tuple[int, int]:
+def check_round_trip(test_data: Path, name: str, vocabulary: Vocabulary, most: int) -> tuple[int, int]:
     """How many accepted answers were read back equal, and how many of those a held model could have written."""
     shown = Shown(test_data, name)
     family = shown.form.family
@@ -456,7 +459,7 @@ def check_round_trip(test_data: Path, name: str, view: TokenView, most: int) -> 
     for kind in KINDS:
         for tools, accepted in tools_and_calls(test_data, kind, most):
             calls = in_order(tools, accepted)
-            if len(calls) > 1 and not shown.form.takes_several:
+            if len(calls) > 1 and not shown.form.supports_parallel:
                 continue
             answer = shown.answer(tools, calls)
             schemas = {tool.name: tool.parameters for tool in tools}
@@ -466,23 +469,25 @@ def check_round_trip(test_data: Path, name: str, view: TokenView, most: int) -> 
                 assert (content.strip(), found) == ("", expected), answer
             num_read += 1
             held = required_calls(family, tools, Controls({}), is_parallel=True, is_loose=False)
-            matcher, token_ids = compile_matcher(held, view), TOKENIZER.encode(answer)
+            matcher, token_ids = compile_matcher(held, vocabulary), TOKENIZER.encode(answer)
             can_be = matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
             num_written += can_be
             if can_be:
-                assert read(family, cut(answer, 3), schemas, is_held=True) == ("", expected)
+                assert read(family, cut(answer, 3), schemas, is_constrained=True) == ("", expected)
     return num_read, num_written
 
 
 @pytest.fixture(scope="module")
-def view() -> TokenView:
-    return read_token_view(SPARK, 4096, (0, 2))
+def vocabulary() -> Vocabulary:
+    return read_vocabulary(SPARK, 4096, (0, 2))
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_accepted_calls_are_read_back_and_can_be_written(test_data: Path, view: TokenView, name: str) -> None:
+def test_accepted_calls_match_the_grammar_and_are_parsed_unchanged(
+    test_data: Path, vocabulary: Vocabulary, name: str
+) -> None:
     is_own = name in OWN_TEMPLATES
-    num_read, num_written = check_round_trip(test_data, name, view, 1 if is_own else 3)
+    num_read, num_written = check_round_trip(test_data, name, vocabulary, 1 if is_own else 3)
     assert num_read >= (2 if is_own else 6)
     assert num_written >= num_read - 1
 
@@ -490,9 +495,11 @@ def test_accepted_calls_are_read_back_and_can_be_written(test_data: Path, view: 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_all_accepted_calls_are_read_back_and_most_can_be_written(test_data: Path, view: TokenView, name: str) -> None:
+def test_all_accepted_calls_are_parsed_and_most_match_the_grammar(
+    test_data: Path, vocabulary: Vocabulary, name: str
+) -> None:
     is_own = name in OWN_TEMPLATES
-    num_read, num_written = check_round_trip(test_data, name, view, 100 if is_own else 400)
+    num_read, num_written = check_round_trip(test_data, name, vocabulary, 100 if is_own else 400)
     assert num_read >= (390 if is_own else 590)
     # A few answers are not of the type that their schema says; Seed's template writes lists as Python does, which are
     # read, but a call that is held has JSON.
@@ -511,19 +518,19 @@ def test_all_accepted_calls_are_read_back_and_most_can_be_written(test_data: Pat
     ],
 )
 @pytest.mark.parametrize("size", [1, 7, 500])
-def test_lists_as_python_writes_them_end_where_they_end(written: str, meant: object, size: int) -> None:
+def test_values_in_python_syntax_end_at_their_own_bracket(written: str, meant: object, size: int) -> None:
     text = f"<function=f>\n<parameter=a>{written}</parameter>\n<parameter=n>3</parameter>\n</function>"
     reader, left = SEED_OSS.reader({"f": {"properties": {"a": {"type": ["array", "string"]}, "n": {}}}}), ""
     for at in range(0, len(text), size):
         left += text[at : at + size]
         left = left[reader.push(left) :]
     call = reader.call()
-    assert reader.is_whole
+    assert reader.is_complete
     assert call is not None
     assert json.loads(call[1]) == {"a": meant, "n": 3}
 
 
-def test_a_strict_tool_that_a_family_cannot_hold_to_is_told() -> None:
+def test_strict_tool_that_the_syntax_cannot_enforce_is_refused() -> None:
     def held(parameters: dict[str, Any], *, is_strict: bool) -> str:
         tool = Tool(name="f", parameters=parameters, is_strict=is_strict)
         return required_calls(QWEN3_CODER, [tool], Controls({}), is_parallel=False, is_loose=False).text
@@ -533,18 +540,18 @@ def test_a_strict_tool_that_a_family_cannot_hold_to_is_told() -> None:
         {"anyOf": [{"properties": {"a": {}}}]},
         {"properties": {"a>b": {"type": "string"}}},
     ):
-        with pytest.raises(SchemaUnwritable):
+        with pytest.raises(UnsupportedSchema):
             held(parameters, is_strict=True)
         assert held(parameters, is_strict=False)
 
 
-def written(view: TokenView, family: Family, text: str, tool: Tool = SEARCH) -> bool:
+def written(vocabulary: Vocabulary, family: Family, text: str, tool: Tool = SEARCH) -> bool:
     held = required_calls(family, [tool], Controls({}), is_parallel=False, is_loose=False)
-    matcher, token_ids = compile_matcher(held, view), TOKENIZER.encode(text)
+    matcher, token_ids = compile_matcher(held, vocabulary), TOKENIZER.encode(text)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
 
 
-def test_a_held_model_writes_arguments_that_meet_their_schema(view: TokenView) -> None:
+def test_constrained_model_writes_arguments_that_match_their_schema(vocabulary: Vocabulary) -> None:
     def coder(pairs: str) -> str:
         return f"<tool_call>\n<function=shop.search>\n{pairs}</function>\n</tool_call>"
 
@@ -558,7 +565,7 @@ def test_a_held_model_writes_arguments_that_meet_their_schema(view: TokenView) -
         (words + "<parameter=colour>\nred\n</parameter>\n", False),
         (words + '<parameter=kinds>\n["a"]\n</parameter>\n<parameter=order>\nprice\n</parameter>\n', True),
     ):
-        assert written(view, QWEN3_CODER, coder(pairs)) is expected
+        assert written(vocabulary, QWEN3_CODER, coder(pairs)) is expected
     for call, expected in (
         ('[shop.search(words="a", most=3, is_new=False)]', True),
         ('[shop.search(words="a", order="name")]', True),
@@ -566,7 +573,7 @@ def test_a_held_model_writes_arguments_that_meet_their_schema(view: TokenView) -
         ('[shop.search(words="a", most="3")]', False),
         ("[now()]", False),
     ):
-        assert written(view, LLAMA4_PYTHONIC, call) is expected
+        assert written(vocabulary, LLAMA4_PYTHONIC, call) is expected
     for arguments, expected in (
         ('words:<|"|>a<|"|>', True),
         ('kinds:[<|"|>a<|"|>,<|"|>b<|"|>],most:3,order:<|"|>name<|"|>,words:<|"|>a<|"|>', True),
@@ -577,10 +584,10 @@ def test_a_held_model_writes_arguments_that_meet_their_schema(view: TokenView) -
         ('words:<|"|>a<|"|>,most:3', False),  # not the order that it was trained on
         ('colour:<|"|>red<|"|>,words:<|"|>a<|"|>', False),
     ):
-        assert written(view, GEMMA4, f"<|tool_call>call:shop.search{{{arguments}}}<tool_call|>") is expected
+        assert written(vocabulary, GEMMA4, f"<|tool_call>call:shop.search{{{arguments}}}<tool_call|>") is expected
 
 
-def test_a_schema_that_leads_back_to_itself_is_held_with_bare_keys(view: TokenView) -> None:
+def test_recursive_schema_is_enforced_with_bare_keys(vocabulary: Vocabulary) -> None:
     tree = {"type": "object", "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {
         "$ref": "#"}}}, "required": ["name"], "additionalProperties": False}  # fmt: skip
     for parameters in (tree, {"$ref": "#/$defs/t", "$defs": {"t": tree}}):
@@ -590,18 +597,18 @@ def test_a_schema_that_leads_back_to_itself_is_held_with_bare_keys(view: TokenVi
             ('children:[{children:[]}],name:<|"|>a<|"|>', False),
         ):
             text = f"<|tool_call>call:grow{{{arguments}}}<tool_call|>"
-            assert written(view, GEMMA4, text, tool) is expected
+            assert written(vocabulary, GEMMA4, text, tool) is expected
 
 
 @pytest.mark.parametrize("part", [
     {"type": "string", "pattern": "^x+$"}, {"type": "array", "maxItems": 2}, {"allOf": [{}]}, {"enum": [[1]]},
     {"type": "object", "minProperties": 1},
 ])  # fmt: skip
-def test_a_strict_tool_that_bare_keys_cannot_hold_to_is_told(part: dict[str, Any]) -> None:
+def test_strict_tool_that_bare_keys_cannot_enforce_is_refused(part: dict[str, Any]) -> None:
     for is_strict in (True, False):
         tool = Tool(name="f", parameters={"properties": {"a": part}}, is_strict=is_strict)
         if is_strict:
-            with pytest.raises(SchemaUnwritable):
+            with pytest.raises(UnsupportedSchema):
                 required_calls(GEMMA4, [tool], Controls({}), is_parallel=False, is_loose=False)
         else:
             assert required_calls(GEMMA4, [tool], Controls({}), is_parallel=False, is_loose=False)

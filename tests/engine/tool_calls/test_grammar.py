@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol.tasks import Constraint, TextGeneration, Tool
+from engine.protocol.output_format import Constraint
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.tools import Tool
 from engine.structured.compile import compile_matcher
-from engine.structured.token_view import TokenView, read_token_view
+from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import HERMES, LLAMA3_JSON, MISTRAL
 from engine.tool_calls.family import Family
-from engine.tool_calls.form import Form
 from engine.tool_calls.grammar import Controls, can_be_lazy, lazy_calls, required_calls
-from engine.tool_calls.plan import ToolsUnusable, make_plan
+from engine.tool_calls.output_plan import ToolsRefused, make_output_plan
+from engine.tool_calls.tool_format import ToolFormat
 from tests.engine.tool_calls.bfcl import KINDS, tools_and_calls
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
@@ -35,8 +37,8 @@ NOON = '{"name": "now", "arguments": {}}'
 
 
 @pytest.fixture(scope="module")
-def view() -> TokenView:
-    return read_token_view(SPARK, 4096, (0, 2))
+def vocabulary() -> Vocabulary:
+    return read_vocabulary(SPARK, 4096, (0, 2))
 
 
 @pytest.fixture(scope="module")
@@ -46,13 +48,13 @@ def controls() -> Controls:
     return Controls(marks)
 
 
-def accepts(view: TokenView, constraint: Constraint, text: str) -> bool:
+def accepts(vocabulary: Vocabulary, constraint: Constraint, text: str) -> bool:
     """Whether the whole text matches, its marks as control tokens."""
-    return accepts_ids(view, constraint, TOKENIZER.encode(text, is_raw=True))
+    return accepts_ids(vocabulary, constraint, TOKENIZER.encode(text, parse_special=True))
 
 
-def accepts_ids(view: TokenView, constraint: Constraint, token_ids: list[int]) -> bool:
-    matcher = compile_matcher(constraint, view)
+def accepts_ids(vocabulary: Vocabulary, constraint: Constraint, token_ids: list[int]) -> bool:
+    matcher = compile_matcher(constraint, vocabulary)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting()
 
 
@@ -61,15 +63,15 @@ def hermes(*calls: str) -> str:
 
 
 def required(
-    view: TokenView, controls: Controls, text: str, tools: Sequence[Tool] = (WEATHER, NOW), **how: bool
+    vocabulary: Vocabulary, controls: Controls, text: str, tools: Sequence[Tool] = (WEATHER, NOW), **how: bool
 ) -> bool:
     options = {"is_parallel": True, "is_loose": False} | how
-    return accepts(view, required_calls(HERMES, tools, controls, **options), text)
+    return accepts(vocabulary, required_calls(HERMES, tools, controls, **options), text)
 
 
 @pytest.mark.parametrize("text", [hermes(OSLO), hermes(NOON), hermes(OSLO, NOON, OSLO)])
-def test_required_calls_can_be_written(view: TokenView, controls: Controls, text: str) -> None:
-    assert required(view, controls, text)
+def test_required_calls_match_the_grammar(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
+    assert required(vocabulary, controls, text)
 
 
 @pytest.mark.parametrize(
@@ -88,13 +90,13 @@ def test_required_calls_can_be_written(view: TokenView, controls: Controls, text
         hermes(NOON)[:-5],
     ],
 )
-def test_nothing_but_required_calls_can_be_written(view: TokenView, controls: Controls, text: str) -> None:
-    assert not required(view, controls, text)
+def test_other_text_does_not_match_required_calls(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
+    assert not required(vocabulary, controls, text)
 
 
-def test_without_parallel_calls_one_is_all(view: TokenView, controls: Controls) -> None:
-    assert required(view, controls, hermes(OSLO), is_parallel=False)
-    assert not required(view, controls, hermes(OSLO, NOON), is_parallel=False)
+def test_one_call_without_parallel_calls(vocabulary: Vocabulary, controls: Controls) -> None:
+    assert required(vocabulary, controls, hermes(OSLO), is_parallel=False)
+    assert not required(vocabulary, controls, hermes(OSLO, NOON), is_parallel=False)
 
 
 FREE = {"properties": {"a": {"type": "integer"}}}
@@ -113,91 +115,91 @@ FREE = {"properties": {"a": {"type": "integer"}}}
         FREE,
     ],
 )
-def test_arguments_are_an_object_whatever_parameters_say(
-    view: TokenView, controls: Controls, parameters: dict[str, object], is_strict: bool
+def test_arguments_are_always_an_object(
+    vocabulary: Vocabulary, controls: Controls, parameters: dict[str, object], is_strict: bool
 ) -> None:
     tools = [Tool(name="f", parameters=parameters, is_strict=is_strict)]
-    assert required(view, controls, hermes('{"name": "f", "arguments": {"a": 1}}'), tools)
+    assert required(vocabulary, controls, hermes('{"name": "f", "arguments": {"a": 1}}'), tools)
     for arguments in ('"x"', "null", "1", "[]"):
-        assert not required(view, controls, hermes(f'{{"name": "f", "arguments": {arguments}}}'), tools)
+        assert not required(vocabulary, controls, hermes(f'{{"name": "f", "arguments": {arguments}}}'), tools)
 
 
-def lazy(view: TokenView, controls: Controls, text: str, answer: Constraint | None = None, **how: bool) -> bool:
+def lazy(vocabulary: Vocabulary, controls: Controls, text: str, answer: Constraint | None = None, **how: bool) -> bool:
     options = {"is_parallel": True, "is_loose": False} | how
-    return accepts(view, lazy_calls(HERMES, [WEATHER, NOW], controls, answer, **options), text)
+    return accepts(vocabulary, lazy_calls(HERMES, [WEATHER, NOW], controls, answer, **options), text)
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "Hello.", "1 < 2\n\n", "{}", hermes(OSLO), "Let me see.\n" + hermes(OSLO, NOON)],
 )
-def test_a_free_choice_is_free_until_a_call_begins(view: TokenView, controls: Controls, text: str) -> None:
-    assert lazy(view, controls, text)
+def test_optional_calls_allow_free_text_before_a_call(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
+    assert lazy(vocabulary, controls, text)
 
 
 @pytest.mark.parametrize(
     "text", [hermes('{"name": "other"}'), "Hi <tool_call> hi", hermes(OSLO) + " bye", "</tool_call>"]
 )
-def test_a_call_once_begun_must_be_a_true_one(view: TokenView, controls: Controls, text: str) -> None:
-    assert not lazy(view, controls, text)
+def test_begun_call_must_be_valid(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
+    assert not lazy(vocabulary, controls, text)
 
 
-def test_a_call_cannot_be_spelled_without_its_control_token(view: TokenView, controls: Controls) -> None:
-    matcher = compile_matcher(lazy_calls(HERMES, [NOW], controls, None, is_parallel=True, is_loose=False), view)
+def test_call_requires_its_control_token(vocabulary: Vocabulary, controls: Controls) -> None:
+    matcher = compile_matcher(lazy_calls(HERMES, [NOW], controls, None, is_parallel=True, is_loose=False), vocabulary)
     token_ids = TOKENIZER.encode("a <tool_call>")
     assert controls.marks["<tool_call>"] not in token_ids
     assert matcher.try_consume_tokens(token_ids) < len(token_ids)
 
 
-def test_other_control_tokens_may_stand_in_text_where_they_show(view: TokenView, controls: Controls) -> None:
-    think = TOKENIZER.encode("<|reserved_0|>", is_raw=True)
+def test_visible_control_tokens_are_allowed_in_text(vocabulary: Vocabulary, controls: Controls) -> None:
+    think = TOKENIZER.encode("<|reserved_0|>", parse_special=True)
     assert len(think) == 1
     thinking = Controls(controls.marks, in_text=think)
-    token_ids = TOKENIZER.encode(f"<|reserved_0|>why<|reserved_0|>{hermes(NOON)}", is_raw=True)
+    token_ids = TOKENIZER.encode(f"<|reserved_0|>why<|reserved_0|>{hermes(NOON)}", parse_special=True)
     for known, expected in ((thinking, True), (controls, False)):
         constraint = lazy_calls(HERMES, [NOW], known, None, is_parallel=True, is_loose=False)
-        matcher = compile_matcher(constraint, view)
+        matcher = compile_matcher(constraint, vocabulary)
         assert (matcher.try_consume_tokens(token_ids) == len(token_ids)) is expected
 
 
-def test_with_an_output_format_the_answer_is_that_or_calls(view: TokenView, controls: Controls) -> None:
+def test_output_format_with_tools_allows_the_format_or_calls(vocabulary: Vocabulary, controls: Controls) -> None:
     schema = Constraint(
         "json_schema", '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
     )
-    assert lazy(view, controls, '{"n": 5}', schema)
-    assert lazy(view, controls, hermes(NOON), schema)
-    assert not lazy(view, controls, "Hello.", schema)
-    assert not lazy(view, controls, '{"n": "5"}', schema)
-    assert lazy(view, controls, '{"x": [1, {}]}', Constraint("json_object"))
-    assert not lazy(view, controls, "[1]", Constraint("json_object"))
+    assert lazy(vocabulary, controls, '{"n": 5}', schema)
+    assert lazy(vocabulary, controls, hermes(NOON), schema)
+    assert not lazy(vocabulary, controls, "Hello.", schema)
+    assert not lazy(vocabulary, controls, '{"n": "5"}', schema)
+    assert lazy(vocabulary, controls, '{"x": [1, {}]}', Constraint("json_object"))
+    assert not lazy(vocabulary, controls, "[1]", Constraint("json_object"))
 
 
-def test_a_tool_that_is_not_strict_gives_up_what_cannot_be_held(view: TokenView, controls: Controls) -> None:
+def test_tool_that_is_not_strict_ignores_unsupported_keywords(vocabulary: Vocabulary, controls: Controls) -> None:
     odd = Tool(name="odd", parameters={"properties": {"a": {"type": "string", "not": {"const": "x"}}}})
-    assert required(view, controls, hermes('{"name": "odd", "arguments": {"a": "x"}}'), [odd])
+    assert required(vocabulary, controls, hermes('{"name": "odd", "arguments": {"a": "x"}}'), [odd])
     worse = Tool(name="odd", parameters={"type": "dict", "properties": {"a": {"type": "float"}}})
     text = hermes('{"name": "odd", "arguments": {"a": [1.5]}}')
     with pytest.raises(Exception, match="cannot be used"):
-        required(view, controls, text, [worse])
-    assert required(view, controls, text, [worse], is_loose=True)
+        required(vocabulary, controls, text, [worse])
+    assert required(vocabulary, controls, text, [worse], is_loose=True)
     strict = Tool(name="odd", parameters=odd.parameters, is_strict=True)
     with pytest.raises(Exception, match="'not'"):
-        required(view, controls, hermes(NOON), [strict, NOW], is_loose=True)
+        required(vocabulary, controls, hermes(NOON), [strict, NOW], is_loose=True)
 
 
-def test_names_and_schemas_cannot_break_out_of_the_grammar(view: TokenView, controls: Controls) -> None:
+def test_names_and_schemas_are_escaped_in_the_grammar(vocabulary: Vocabulary, controls: Controls) -> None:
     wild = Tool(name="a.b/c:d-e", parameters={"properties": {'"}\n start: /.*/ #': {"type": "string"}}})
-    assert required(view, controls, hermes('{"name": "a.b/c:d-e", "arguments": {}}'), [wild])
+    assert required(vocabulary, controls, hermes('{"name": "a.b/c:d-e", "arguments": {}}'), [wild])
     arguments = json.dumps({'"}\n start: /.*/ #': "x"})
-    assert required(view, controls, hermes(f'{{"name": "a.b/c:d-e", "arguments": {arguments}}}'), [wild])
-    assert not required(view, controls, "anything", [wild])
+    assert required(vocabulary, controls, hermes(f'{{"name": "a.b/c:d-e", "arguments": {arguments}}}'), [wild])
+    assert not required(vocabulary, controls, "anything", [wild])
     marked = Tool(name="m", parameters={"properties": {"<a> / <b>": {"enum": ['"<c>', "/<d>/", "</tool_call>"]}}})
     for value in ('"<c>', "/<d>/", "</tool_call>"):
         arguments = json.dumps({"<a> / <b>": value})
-        begin, end = (TOKENIZER.encode(mark, is_raw=True) for mark in HERMES.marks)
+        begin, end = (TOKENIZER.encode(mark, parse_special=True) for mark in HERMES.marks)
         inside = TOKENIZER.encode(f'\n{{"name": "m", "arguments": {arguments}}}\n')
         constraint = required_calls(HERMES, [marked], controls, is_parallel=True, is_loose=False)
-        assert accepts_ids(view, constraint, [*begin, *inside, *end])
+        assert accepts_ids(vocabulary, constraint, [*begin, *inside, *end])
 
 
 @pytest.mark.parametrize(
@@ -207,15 +209,15 @@ def test_names_and_schemas_cannot_break_out_of_the_grammar(view: TokenView, cont
         (LLAMA3_JSON, f"{OSLO}; {NOON}".replace("arguments", "parameters")),
     ],
 )
-def test_other_families_write_calls_in_their_own_way(view: TokenView, family: Family, text: str) -> None:
+def test_grammar_follows_the_syntax_of_the_family(vocabulary: Vocabulary, family: Family, text: str) -> None:
     constraint = required_calls(family, [WEATHER, NOW], Controls({}), is_parallel=True, is_loose=False)
-    assert accepts(view, constraint, text)
-    assert not accepts(view, constraint, hermes(OSLO))
+    assert accepts(vocabulary, constraint, text)
+    assert not accepts(vocabulary, constraint, hermes(OSLO))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_accepted_calls_of_real_tools_can_be_written(
-    view: TokenView, controls: Controls, test_data: Path, kind: str
+def test_accepted_calls_of_real_tools_match_the_grammar(
+    vocabulary: Vocabulary, controls: Controls, test_data: Path, kind: str
 ) -> None:
     """Their arguments in the order of the schema, as a held model writes them."""
     num_written = num_tried = 0
@@ -227,7 +229,7 @@ def test_accepted_calls_of_real_tools_can_be_written(
             ordered = {name: arguments[name] for name in order[call.name] if name in arguments}
             written.append(json.dumps({"name": call.name, "arguments": ordered}, ensure_ascii=False))
         num_tried += 1
-        num_written += required(view, controls, hermes(*written), tools)
+        num_written += required(vocabulary, controls, hermes(*written), tools)
     assert num_written >= 0.9 * num_tried  # a few answers are not of the type that their schema says
 
 
@@ -235,12 +237,12 @@ def task(**fields: object) -> TextGeneration:
     return TextGeneration(prompt="x", **{"tools": (WEATHER, NOW), **fields})  # type: ignore[arg-type]
 
 
-def plans(controls: Controls, form: Form | None = None, **fields: object) -> Iterator[str | None]:
-    for constraint in make_plan(task(**fields), form or Form(HERMES), controls).constraints:
+def plans(controls: Controls, form: ToolFormat | None = None, **fields: object) -> Iterator[str | None]:
+    for constraint in make_output_plan(task(**fields), form or ToolFormat(HERMES), controls).constraints:
         yield None if constraint is None else constraint.text.splitlines()[0]
 
 
-def test_plans_try_the_strictest_first(controls: Controls) -> None:
+def test_plan_tries_the_strictest_constraint_first(controls: Controls) -> None:
     strict = Tool(name="now", is_strict=True)
     caller = Constraint("json_object")
     assert list(plans(controls)) == ["start: text calls?", "start: text calls?", None]
@@ -249,35 +251,35 @@ def test_plans_try_the_strictest_first(controls: Controls) -> None:
     assert list(plans(controls, tool_choice="required")) == ["start: calls"] * 2
     assert list(plans(controls, constraint=caller)) == ["start: answer | calls"] * 2
     assert list(plans(Controls({}))) == [None]
-    assert list(plans(controls, Form(LLAMA3_JSON))) == [None]
+    assert list(plans(controls, ToolFormat(LLAMA3_JSON))) == [None]
     assert not can_be_lazy(LLAMA3_JSON, controls)
 
 
-def test_a_plan_holds_a_named_tool_alone_and_to_one_call(controls: Controls) -> None:
-    plan = make_plan(task(tool_choice="required", named_tool="now"), Form(HERMES), controls)
+def test_named_tool_choice_allows_one_call_of_this_tool(controls: Controls) -> None:
+    plan = make_output_plan(task(tool_choice="required", named_tool="now"), ToolFormat(HERMES), controls)
     assert plan.constraints[0] is not None
     assert "get_weather" not in plan.constraints[0].text
     assert "*" not in plan.constraints[0].text.splitlines()[1]
     assert plan.tools == (WEATHER, NOW)
 
 
-def test_a_model_whose_template_shows_one_call_is_asked_for_one(controls: Controls) -> None:
-    plan = make_plan(task(), Form(HERMES, takes_several=False), controls)
+def test_template_without_parallel_calls_limits_the_model_to_one_call(controls: Controls) -> None:
+    plan = make_output_plan(task(), ToolFormat(HERMES, supports_parallel=False), controls)
     assert not plan.is_parallel
     parser = plan.parser(None)
     assert parser is not None
     parser.push(hermes(NOON))
-    assert parser.is_over
+    assert parser.is_complete
 
 
-def test_tools_that_must_not_be_called_are_not_shown(controls: Controls) -> None:
+def test_tool_choice_none_hides_the_tools(controls: Controls) -> None:
     caller = Constraint("json_object")
-    plan = make_plan(task(tool_choice="none", constraint=caller), None, controls)
+    plan = make_output_plan(task(tool_choice="none", constraint=caller), None, controls)
     assert (plan.tools, plan.constraints, plan.parser(caller)) == ((), (caller,), None)
 
 
-def test_tools_are_refused_where_they_cannot_be_used(controls: Controls) -> None:
-    with pytest.raises(ToolsUnusable, match="'/tools'"):
-        make_plan(task(), None, controls)
-    with pytest.raises(ToolsUnusable, match="output format"):
-        make_plan(task(constraint=Constraint("regex", "a+")), Form(HERMES), controls)
+def test_unusable_tools_are_refused(controls: Controls) -> None:
+    with pytest.raises(ToolsRefused, match="'/tools'"):
+        make_output_plan(task(), None, controls)
+    with pytest.raises(ToolsRefused, match="output format"):
+        make_output_plan(task(constraint=Constraint("regex", "a+")), ToolFormat(HERMES), controls)

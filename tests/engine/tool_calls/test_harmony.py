@@ -8,15 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from engine.protocol.tasks import Constraint, TextGeneration, Tool
+from engine.protocol.output_format import Constraint
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.tools import Tool
 from engine.structured.compile import compile_matcher
-from engine.structured.token_view import TokenView, read_token_view
+from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.tokenizer import Tokenizer
-from engine.tool_calls.form import Form
+from engine.tool_calls.call_parser import ReasoningPiece, ToolCallPiece
 from engine.tool_calls.grammar import Controls
 from engine.tool_calls.harmony import HARMONY, MARKS, HarmonyParser
-from engine.tool_calls.parser import CallPiece, Thought
-from engine.tool_calls.plan import make_plan
+from engine.tool_calls.output_plan import make_output_plan
+from engine.tool_calls.tool_format import ToolFormat
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
 TOKENIZER = Tokenizer(SPARK)
@@ -42,22 +44,22 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 
 
 def read(
-    pieces: Sequence[str], *, is_held: bool = False, is_cut: bool = False
+    pieces: Sequence[str], *, is_constrained: bool = False, is_cut: bool = False
 ) -> tuple[str, str, list[tuple[str, str]]]:
-    parser = HarmonyParser({"f"}, is_held=is_held)
+    parser = HarmonyParser({"f"}, is_constrained=is_constrained)
     said = [piece for text in pieces for piece in parser.push(text)] + parser.flush(is_cut=is_cut)
-    calls: dict[int, list[CallPiece]] = {}
+    calls: dict[int, list[ToolCallPiece]] = {}
     for piece in said:
-        assert piece not in ("", Thought(""))
-        if isinstance(piece, CallPiece):
+        assert piece not in ("", ReasoningPiece(""))
+        if isinstance(piece, ToolCallPiece):
             calls.setdefault(piece.index, []).append(piece)
-    thought = "".join(piece.text for piece in said if isinstance(piece, Thought))
+    thought = "".join(piece.text for piece in said if isinstance(piece, ReasoningPiece))
     found = [(of[0].name or "", "".join(piece.arguments for piece in of)) for of in calls.values()]
     return thought, "".join(piece for piece in said if isinstance(piece, str)), found
 
 
 @pytest.mark.parametrize(("text", "thought", "content", "calls"), CASES)
-def test_messages_are_told_apart_for_any_split(
+def test_messages_are_separated_for_every_split(
     text: str, thought: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     assert read([text]) == read(list(text)) == (thought, content, calls)
@@ -65,14 +67,14 @@ def test_messages_are_told_apart_for_any_split(
         assert read([text[:at], text[at:]]) == (thought, content, calls)
 
 
-def test_a_held_call_is_told_as_it_comes_and_ends_the_answer() -> None:
-    parser = HarmonyParser({"f"}, is_held=True)
+def test_constrained_call_is_streamed_and_completes_the_output() -> None:
+    parser = HarmonyParser({"f"}, is_constrained=True)
     begin, more = CALL[:-2], CALL[-2:]
-    assert parser.push(begin) == [CallPiece(0, "f", ""), CallPiece(0, None, '{"a": ')]
-    assert not parser.is_over
-    assert parser.push(more) == [CallPiece(0, None, "1}")]
-    assert (parser.is_over, parser.num_calls) == (True, 1)
-    assert not parser.is_thinking
+    assert parser.push(begin) == [ToolCallPiece(0, "f", ""), ToolCallPiece(0, None, '{"a": ')]
+    assert not parser.is_complete
+    assert parser.push(more) == [ToolCallPiece(0, None, "1}")]
+    assert (parser.is_complete, parser.num_calls) == (True, 1)
+    assert not parser.is_reasoning
 
 
 CUT_SHORT = [  # a call's message, cut short: content, and what is told of the call
@@ -86,44 +88,44 @@ CUT_SHORT = [  # a call's message, cut short: content, and what is told of the c
 
 
 @pytest.mark.parametrize(("text", "content", "calls"), CUT_SHORT)
-def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(
+def test_call_cut_by_the_limit_is_returned_as_far_as_it_goes(
     text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     for pieces in ([text], list(text)):
         assert read(pieces, is_cut=True) == ("", content, calls)
         if not content:
-            assert read(pieces, is_held=True, is_cut=True) == ("", "", calls)
+            assert read(pieces, is_constrained=True, is_cut=True) == ("", "", calls)
 
 
-def test_thinking_is_known_while_it_lasts() -> None:
-    parser = HarmonyParser((), is_held=False)
+def test_is_reasoning_is_true_during_reasoning() -> None:
+    parser = HarmonyParser((), is_constrained=False)
     parser.push("<|channel|>analysis<|message|>Hm")
-    assert parser.is_thinking
+    assert parser.is_reasoning
     parser.push(".<|end|>")
-    assert not parser.is_thinking
+    assert not parser.is_reasoning
 
 
 @pytest.fixture(scope="module")
-def view() -> TokenView:
-    return read_token_view(SPARK, 4096, (0, 2))
+def vocabulary() -> Vocabulary:
+    return read_vocabulary(SPARK, 4096, (0, 2))
 
 
 CONTROLS = Controls({mark: 6 + place for place, mark in enumerate(MARKS)})
 
 
-def accepts(view: TokenView, constraint: Constraint | None, text: str) -> bool:
+def accepts(vocabulary: Vocabulary, constraint: Constraint | None, text: str) -> bool:
     """With reserved control tokens in place of harmony's."""
     assert constraint is not None
     for place, mark in enumerate(MARKS):
         text = text.replace(mark, f"<|reserved_{place + 1}|>")
     assert TOKENIZER.control_id("<|reserved_1|>") == 6
-    matcher, token_ids = compile_matcher(constraint, view), TOKENIZER.encode(text, is_raw=True)
+    matcher, token_ids = compile_matcher(constraint, vocabulary), TOKENIZER.encode(text, parse_special=True)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
 
 
-def test_a_required_call_may_follow_a_thought(view: TokenView) -> None:
+def test_required_call_may_follow_reasoning(vocabulary: Vocabulary) -> None:
     task = TextGeneration(prompt="x", tools=(TOOL,), tool_choice="required")
-    held = make_plan(task, Form(HARMONY, takes_several=False), CONTROLS).constraints[0]
+    held = make_output_plan(task, ToolFormat(HARMONY, supports_parallel=False), CONTROLS).constraints[0]
     for text, expected in (
         (CALL, True),
         (THOUGHT + "<|start|>assistant" + CALL, True),
@@ -133,31 +135,31 @@ def test_a_required_call_may_follow_a_thought(view: TokenView) -> None:
         (THOUGHT + FINAL, False),
         ("Hello.", False),
     ):
-        assert accepts(view, held, text) is expected
+        assert accepts(vocabulary, held, text) is expected
 
 
-def test_a_free_answer_may_be_any_of_them_and_a_format_stands_on_the_last_channel(view: TokenView) -> None:
-    form = Form(HARMONY, takes_several=False)
-    free = make_plan(TextGeneration(prompt="x", tools=(TOOL,)), form, CONTROLS).constraints[0]
+def test_output_format_applies_to_the_final_channel(vocabulary: Vocabulary) -> None:
+    form = ToolFormat(HARMONY, supports_parallel=False)
+    free = make_output_plan(TextGeneration(prompt="x", tools=(TOOL,)), form, CONTROLS).constraints[0]
     for text in (
         CALL,
         THOUGHT + FINAL,
         THOUGHT + "<|start|>assistant" + CALL,
         FINAL.removeprefix("<|start|>assistant"),
     ):
-        assert accepts(view, free, text)
-    assert not accepts(view, free, "Hello.")
-    plan = make_plan(TextGeneration(prompt="x", constraint=Constraint("json_object")), form, CONTROLS)
+        assert accepts(vocabulary, free, text)
+    assert not accepts(vocabulary, free, "Hello.")
+    plan = make_output_plan(TextGeneration(prompt="x", constraint=Constraint("json_object")), form, CONTROLS)
     for answer, expected in (('{"b": 2}', True), ("It is 4.", False)):
         text = THOUGHT + FINAL.replace("It is 4.", answer)
-        assert accepts(view, plan.constraints[0], text) is expected
+        assert accepts(vocabulary, plan.constraints[0], text) is expected
     parser = plan.parser(plan.constraints[0])
     assert parser is not None
     said = parser.push(THOUGHT + FINAL.replace("It is 4.", '{"b": 2}')) + parser.flush()
     assert json.loads("".join(piece for piece in said if isinstance(piece, str))) == {"b": 2}
-    assert said[0] == Thought("Hm. <b>2</b>")
+    assert said[0] == ReasoningPiece("Hm. <b>2</b>")
 
 
-def test_a_prompt_that_no_template_wrote_is_gone_on_with_as_it_is() -> None:
-    plan = make_plan(TextGeneration(prompt="x", raw=True), Form(HARMONY), CONTROLS, is_turn=False)
+def test_raw_prompt_is_continued_without_a_grammar() -> None:
+    plan = make_output_plan(TextGeneration(prompt="x", raw=True), ToolFormat(HARMONY), CONTROLS, is_turn=False)
     assert (plan.constraints, plan.parser(None)) == ((None,), None)

@@ -9,16 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.protocol.tasks import Constraint, TextGeneration, Tool
+from engine.protocol.output_format import Constraint
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.tools import Tool
 from engine.structured.compile import compile_matcher
-from engine.structured.token_view import TokenView, read_token_view
+from engine.structured.vocabulary import Vocabulary, read_vocabulary
 from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
+from engine.tool_calls.call_parser import ReasoningPiece, ToolCallPiece
 from engine.tool_calls.families import HERMES, QWEN3_CODER
-from engine.tool_calls.form import Form
-from engine.tool_calls.grammar import Controls, Thinking, thoughtful_answer
-from engine.tool_calls.parser import CallPiece, Thought
-from engine.tool_calls.plan import make_plan
+from engine.tool_calls.grammar import Controls, ReasoningState, answer_after_reasoning
+from engine.tool_calls.output_plan import make_output_plan
 from engine.tool_calls.reasoning import (
     APERTUS,
     APRIEL,
@@ -34,9 +35,10 @@ from engine.tool_calls.reasoning import (
     THINK,
     Phase,
     Reasoning,
-    ThoughtParser,
+    ReasoningParser,
     find_reasoning,
 )
+from engine.tool_calls.tool_format import ToolFormat
 
 SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
 TOKENIZER = Tokenizer(SPARK)
@@ -68,15 +70,15 @@ CASES: list[tuple[Reasoning, Phase, str, str, str]] = [
 
 def read(reasoning: Reasoning, phase: Phase, pieces: Sequence[str]) -> tuple[str, str]:
     """The thought, and the answer."""
-    parser = ThoughtParser(reasoning, phase)
+    parser = ReasoningParser(reasoning, phase)
     said = [piece for text in pieces for piece in parser.push(text)] + parser.flush()
-    assert all(piece != "" and piece != Thought("") for piece in said)
-    thought = "".join(piece.text for piece in said if isinstance(piece, Thought))
+    assert all(piece != "" and piece != ReasoningPiece("") for piece in said)
+    thought = "".join(piece.text for piece in said if isinstance(piece, ReasoningPiece))
     return thought, "".join(piece for piece in said if isinstance(piece, str))
 
 
 @pytest.mark.parametrize(("reasoning", "phase", "text", "thought", "answer"), CASES)
-def test_a_thought_is_told_apart_for_any_split(
+def test_reasoning_is_separated_for_every_split(
     reasoning: Reasoning, phase: Phase, text: str, thought: str, answer: str
 ) -> None:
     assert read(reasoning, phase, [text]) == (thought, answer)
@@ -91,7 +93,7 @@ _noise = st.sampled_from(["<think>", "</think>", "<response>", "</response>", "<
 @given(
     st.sampled_from((THINK, GRANITE)), st.sampled_from(("may_think", "thinks", "answers")), st.lists(_noise), st.data()
 )
-def test_any_text_reads_the_same_however_it_is_split(
+def test_any_text_gives_the_same_result_for_every_split(
     reasoning: Reasoning, phase: Phase, parts: list[str], data: st.DataObject
 ) -> None:
     text = "".join(parts)
@@ -100,14 +102,14 @@ def test_any_text_reads_the_same_however_it_is_split(
     assert read(reasoning, phase, pieces) == read(reasoning, phase, [text])
 
 
-def test_thoughts_and_answers_are_told_as_they_come() -> None:
-    parser = ThoughtParser(THINK, "may_think")
+def test_reasoning_and_text_are_streamed() -> None:
+    parser = ReasoningParser(THINK, "may_think")
     assert parser.push("<thi") == []
-    assert parser.push("nk>\nOne ") == [Thought("One")]
-    assert parser.is_thinking
-    assert parser.push("two.<") == [Thought(" two.")]
+    assert parser.push("nk>\nOne ") == [ReasoningPiece("One")]
+    assert parser.is_reasoning
+    assert parser.push("two.<") == [ReasoningPiece(" two.")]
     assert parser.push("/think>\n") == []
-    assert not parser.is_thinking
+    assert not parser.is_reasoning
     assert parser.push("4") == ["4"]
 
 
@@ -130,7 +132,7 @@ def test_thoughts_and_answers_are_told_as_they_come() -> None:
         ("meta-llama-Llama-3.1-8B-Instruct", None, None),
     ],
 )
-def test_templates_show_the_marks_and_where_a_prompt_ends(
+def test_reasoning_marks_and_phase_are_found_in_templates(
     test_data: Path, name: str, expected: Reasoning | None, phase: Phase | None
 ) -> None:
     template = ChatTemplate((test_data / "templates" / f"{name}.jinja").read_text(), {"bos_token": "", "eos_token": ""})
@@ -141,13 +143,13 @@ def test_templates_show_the_marks_and_where_a_prompt_ends(
 
 
 @pytest.fixture(scope="module")
-def view() -> TokenView:
-    return read_token_view(SPARK, 4096, (0, 2))
+def vocabulary() -> Vocabulary:
+    return read_vocabulary(SPARK, 4096, (0, 2))
 
 
-def accepts(view: TokenView, constraint: Constraint | None, text: str, *, is_raw: bool = False) -> bool:
+def accepts(vocabulary: Vocabulary, constraint: Constraint | None, text: str, *, parse_special: bool = False) -> bool:
     assert constraint is not None
-    matcher, token_ids = compile_matcher(constraint, view), TOKENIZER.encode(text, is_raw=is_raw)
+    matcher, token_ids = compile_matcher(constraint, vocabulary), TOKENIZER.encode(text, parse_special=parse_special)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
 
 
@@ -162,64 +164,66 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("answer", "good", "bad"), KINDS)
-def test_a_format_holds_for_what_follows_a_thought(view: TokenView, answer: Constraint, good: str, bad: str) -> None:
+def test_output_format_applies_after_reasoning(vocabulary: Vocabulary, answer: Constraint, good: str, bad: str) -> None:
     controls = Controls({})
-    may_think = thoughtful_answer(answer, controls, Thinking(THINK, "may_think"))
+    may_think = answer_after_reasoning(answer, controls, ReasoningState(THINK, "may_think"))
     for text in (good, f"<think>\nI < you\n</think>\n\n{good}"):
-        assert accepts(view, may_think, text)
-    thinks = thoughtful_answer(answer, controls, Thinking(THINK, "thinks"))
-    assert accepts(view, thinks, f"Hm {bad}\n</think>\n\n{good}")
-    assert not accepts(view, thinks, good)
+        assert accepts(vocabulary, may_think, text)
+    thinks = answer_after_reasoning(answer, controls, ReasoningState(THINK, "thinks"))
+    assert accepts(vocabulary, thinks, f"Hm {bad}\n</think>\n\n{good}")
+    assert not accepts(vocabulary, thinks, good)
     for constraint, text in ((may_think, bad), (may_think, f"<think>a</think>{bad}"), (thinks, f"a</think>{bad}")):
-        assert not accepts(view, constraint, text)
-    framed = thoughtful_answer(answer, controls, Thinking(GRANITE, "may_think"))
-    assert accepts(view, framed, f"<think>a</think><response>{good}</response>")
+        assert not accepts(vocabulary, constraint, text)
+    framed = answer_after_reasoning(answer, controls, ReasoningState(GRANITE, "may_think"))
+    assert accepts(vocabulary, framed, f"<think>a</think><response>{good}</response>")
 
 
-def test_marks_that_are_control_tokens_are_spelled_with_them(view: TokenView) -> None:
+def test_reasoning_marks_use_control_tokens(vocabulary: Vocabulary) -> None:
     opening, closing = (TOKENIZER.control_id(f"<|reserved_{number}|>") for number in (0, 1))
     assert opening is not None
     assert closing is not None
     marks = Reasoning("<|reserved_0|>", "<|reserved_1|>")
     controls = Controls({marks.opening: opening, marks.closing: closing}, in_text=(opening, closing))
-    held = thoughtful_answer(Constraint("json_object"), controls, Thinking(marks, "may_think"))
-    assert accepts(view, held, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", is_raw=True)
-    assert not accepts(view, held, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", is_raw=True)
-    assert not accepts(view, held, "<|reserved_1|>{}", is_raw=True)
+    held = answer_after_reasoning(Constraint("json_object"), controls, ReasoningState(marks, "may_think"))
+    assert accepts(vocabulary, held, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", parse_special=True)
+    assert not accepts(vocabulary, held, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", parse_special=True)
+    assert not accepts(vocabulary, held, "<|reserved_1|>{}", parse_special=True)
 
 
 NOW = Tool(name="now")
 
 
-def test_a_required_call_may_follow_a_thought_and_is_read_behind_it(view: TokenView) -> None:
+def test_required_call_after_reasoning_is_parsed(vocabulary: Vocabulary) -> None:
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     task = TextGeneration(prompt="x", tools=(NOW,), tool_choice="required")
-    plan = make_plan(task, Form(HERMES), Controls({}), Thinking(THINK, "may_think"))
+    plan = make_output_plan(task, ToolFormat(HERMES), Controls({}), ReasoningState(THINK, "may_think"))
     held = plan.constraints[0]
     for answer in (call, f"<think>\n<tool_call>?\n</think>\n\n{call}"):
-        assert accepts(view, held, answer)
+        assert accepts(vocabulary, held, answer)
         parser = plan.parser(held)
         assert parser is not None
         said = [piece for character in answer for piece in parser.push(character)] + parser.flush()
-        assert [piece.name for piece in said if isinstance(piece, CallPiece) and piece.name] == ["now"]
+        assert [piece.name for piece in said if isinstance(piece, ToolCallPiece) and piece.name] == ["now"]
         assert not any(isinstance(piece, str) for piece in said)
         assert parser.num_calls == 1
-    assert not accepts(view, held, "<think>a</think>")
+    assert not accepts(vocabulary, held, "<think>a</think>")
 
 
-def test_a_free_answer_may_think_and_then_call(view: TokenView) -> None:
+def test_optional_call_may_follow_reasoning(vocabulary: Vocabulary) -> None:
     ids = {mark: TOKENIZER.control_id(mark) for mark in HERMES.marks}
     controls = Controls({mark: token_id for mark, token_id in ids.items() if token_id is not None})
-    plan = make_plan(TextGeneration(prompt="x", tools=(NOW,)), Form(HERMES), controls, Thinking(THINK, "thinks"))
+    plan = make_output_plan(
+        TextGeneration(prompt="x", tools=(NOW,)), ToolFormat(HERMES), controls, ReasoningState(THINK, "thinks")
+    )
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for text, expected in ((f"a</think>b {call}", True), ("a</think>b", True), ("a", False), (f"a{call}", False)):
-        assert accepts(view, plan.constraints[0], text, is_raw=True) is expected
+        assert accepts(vocabulary, plan.constraints[0], text, parse_special=True) is expected
 
 
-def test_a_coders_calls_follow_each_other_with_or_without_a_new_line(view: TokenView) -> None:
+def test_new_line_between_calls_is_optional(vocabulary: Vocabulary) -> None:
     task = TextGeneration(prompt="x", tools=(NOW,), tool_choice="required")
-    held = make_plan(task, Form(QWEN3_CODER), Controls({})).constraints[0]
+    held = make_output_plan(task, ToolFormat(QWEN3_CODER), Controls({})).constraints[0]
     call = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
-    assert accepts(view, held, f"{call}\n{call}")
-    assert accepts(view, held, f"{call}{call}")
-    assert not accepts(view, held, f"{call} {call}")
+    assert accepts(vocabulary, held, f"{call}\n{call}")
+    assert accepts(vocabulary, held, f"{call}{call}")
+    assert not accepts(vocabulary, held, f"{call} {call}")

@@ -11,7 +11,6 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from gateway import app
-from gateway.echo_tenant import EchoTenant
 from gateway.http.exchange import Exchange
 from gateway.routing import Access, Route
 from storage.errors import StoreUnavailable
@@ -77,7 +76,7 @@ async def test_a_file_that_breaks_in_the_middle_does_not_look_whole(monkeypatch:
 
     monkeypatch.setattr(app, "ROUTES", (Route("GET", "/export", Access.PUBLIC, export),))
     settings = SimpleNamespace(cors_origins="", has_access_log=False, pop="local", allowed_hosts="")
-    built = app.build_app(SimpleNamespace(settings=settings, echo_tenant=EchoTenant("")))  # type: ignore[arg-type]
+    built = app.build_app(SimpleNamespace(settings=settings))  # type: ignore[arg-type]
     connection, sent = SilentConnection(), []
 
     async def receive() -> dict[str, Any]:

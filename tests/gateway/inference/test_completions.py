@@ -1,4 +1,4 @@
-"""OpenAI's text completions: a text is continued as it is."""
+"""OpenAI's text completions."""
 
 import json
 
@@ -28,7 +28,7 @@ def script(**fields) -> str:
     return "!" + json.dumps(fields)
 
 
-def test_a_text_is_continued_without_a_template(openai: OpenAI, client: httpx.Client, running: Running):
+def test_text_completion_uses_no_chat_template(openai: OpenAI, client: httpx.Client, running: Running):
     answer = openai.completions.create(model=PARROT, prompt="Once upon")
     assert (answer.object, answer.model, answer.choices[0].text) == ("text_completion", PARROT, TEXT)
     assert answer.choices[0].finish_reason == "stop"
@@ -67,12 +67,12 @@ def test_settings_reach_the_node(client: httpx.Client, running: Running):
      {"structured_outputs": {"regex": "[a-z]+"}}, {"response_format": {"type": "regex", "regex": "[a-z]+"}}],
     ids=json.dumps,
 )  # fmt: skip
-def test_an_output_format_that_chat_takes_holds_a_text_too(client: httpx.Client, running: Running, body: dict):
+def test_text_completions_support_the_output_formats_of_chat(client: httpx.Client, running: Running, body: dict):
     task = running.site.execute_of(complete(client, running, body | {"model": HANDY, "prompt": "x"})).task
     assert task.constraint is not None
 
 
-def test_where_words_end_reaches_the_node(client: httpx.Client, running: Running):
+def test_stop_sequences_reach_the_node(client: httpx.Client, running: Running):
     body = {"prompt": "x", "max_tokens": 5, "stop_token_ids": [3, 4], "min_tokens": 2}
     sampling = running.site.execute_of(complete(client, running, body)).task.sampling
     assert (sampling.stop_token_ids, sampling.min_tokens) == ((3, 4), 2)
@@ -84,14 +84,14 @@ def test_where_words_end_reaches_the_node(client: httpx.Client, running: Running
      ({"prompt": "x", "max_tokens": 0}, True)],
     ids=json.dumps,
 )  # fmt: skip
-def test_an_echo_that_only_a_node_can_tell_is_asked_of_it(
+def test_node_echoes_prompts_that_only_the_node_can_render(
     client: httpx.Client, running: Running, body: dict, is_told: bool
 ):
-    assert running.site.execute_of(complete(client, running, body | {"echo": True})).task.echoes == is_told
+    assert running.site.execute_of(complete(client, running, body | {"echo": True})).task.echoes_prompt == is_told
 
 
 @pytest.mark.usefixtures("relinks")
-def test_a_stream_that_breaks_has_no_done(client: httpx.Client, running: Running):
+def test_broken_stream_has_no_done(client: httpx.Client, running: Running):
     broken = "!" + json.dumps({"then_after": 2, "then": "die", "gap_s": 0.03})
     frames = complete(client, running, {"prompt": broken, "stream": True}).text.split("\n\n")
     assert json.loads(frames[-2].removeprefix("data: "))["error"]["code"] == 3008
@@ -110,7 +110,7 @@ def test_a_stream_that_breaks_has_no_done(client: httpx.Client, running: Running
      {"prompt": "x", "min_tokens": 17}, {"prompt": "x", "min_tokens": 1, "stop": "y"}, {"prompt": "x", "n": 2}],
     ids=json.dumps,
 )  # fmt: skip
-def test_what_does_not_fit_is_named(client: httpx.Client, running: Running, body: dict):
+def test_invalid_field_is_named(client: httpx.Client, running: Running, body: dict):
     answer = complete(client, running, body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, 5006), answer.text
 
@@ -141,7 +141,7 @@ def test_token_ids_reach_the_node_as_they_are(client: httpx.Client, running: Run
     assert [choice["text"] for choice in answer.json()["choices"]] == ["".join(WORDS[:2])] * 2
 
 
-def test_a_stream_of_a_list_tells_the_choices_apart(openai: OpenAI):
+def test_stream_of_several_prompts_numbers_the_choices(openai: OpenAI):
     stream = openai.completions.create(
         model=PARROT, prompt=["a", "b", "c"], stream=True, stream_options={"include_usage": True}
     )
@@ -159,7 +159,7 @@ def test_a_stream_of_a_list_tells_the_choices_apart(openai: OpenAI):
 
 
 @pytest.mark.usefixtures("relinks")
-def test_one_prompt_that_fails_ends_the_others(client: httpx.Client, running: Running):
+def test_failure_of_one_prompt_ends_the_others(client: httpx.Client, running: Running):
     slow, bad = script(gap_s=0.2, repeat=20), script(tokens=[], end="internal")
     answer = complete(client, running, {"prompt": [slow, bad]})
     assert answer.json()["error"]["code"] == 3008
@@ -170,7 +170,7 @@ def test_one_prompt_that_fails_ends_the_others(client: httpx.Client, running: Ru
     assert json.loads(frames.split("\n\n")[-2].removeprefix("data: "))["error"]["code"] == 3008
 
 
-def test_a_client_that_leaves_ends_every_prompt_of_its_list(client: httpx.Client, running: Running):
+def test_disconnect_ends_the_calls_of_all_prompts(client: httpx.Client, running: Running):
     slow = script(gap_s=0.2, repeat=20)
     url, body = f"{running.account_url}/ai/v1/completions", {"model": PARROT, "prompt": [slow] * 3, "stream": True}
     with client.stream("POST", url, json=body) as response:
@@ -181,7 +181,7 @@ def test_a_client_that_leaves_ends_every_prompt_of_its_list(client: httpx.Client
         assert running.site.usage_row(name)["status"] == "client_left"
 
 
-def test_the_best_of_several_tries_are_told(client: httpx.Client, running: Running):
+def test_best_of_returns_the_best_candidates(client: httpx.Client, running: Running):
     answer = complete(client, running, {"model": CHATTY, "prompt": ["a", "b"], "best_of": 3, "n": 2})
     assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2, 3]
     assert all(choice["logprobs"] is None for choice in answer.json()["choices"])
@@ -190,7 +190,7 @@ def test_the_best_of_several_tries_are_told(client: httpx.Client, running: Runni
     assert (task.num_choices, task.sampling.logprobs) == (3, 0)
 
 
-def test_a_model_of_another_task_is_no_model_of_this_route(client: httpx.Client, running: Running):
+def test_model_of_another_task_is_unknown_to_the_route(client: httpx.Client, running: Running):
     assert complete(client, running, {"model": VECTORS, "prompt": "x"}).json()["error"]["code"] == 5007
     asked = {"prompt": "x", "response_format": {"type": "json_object"}}
     assert complete(client, running, asked).status_code == 400

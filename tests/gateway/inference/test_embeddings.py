@@ -44,12 +44,12 @@ def test_a_thousand_texts_go_in_one_call(client: httpx.Client, running: Running)
 
 @pytest.mark.parametrize("body", [{}, {"input": []}, {"input": ""}, {"input": [1, 2]}, {"input": None},
                                   {"input": "x", "encoding_format": "hex"}])  # fmt: skip
-def test_what_is_no_text_is_refused(client: httpx.Client, running: Running, body: dict):
+def test_input_without_text_is_rejected(client: httpx.Client, running: Running, body: dict):
     answer = embed(client, running, body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, 5006)
 
 
-def test_a_model_of_another_task_is_no_model_of_this_route(client: httpx.Client, running: Running):
+def test_model_of_another_task_is_unknown_to_the_route(client: httpx.Client, running: Running):
     answer = embed(client, running, {"input": "x", "model": PARROT})
     assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5007)
     chat = client.post(

@@ -1,11 +1,12 @@
-"""Anthropic's Messages: whole, and as the events that their clients wait for, in that order."""
+"""Anthropic's Messages: whole, and as events in the order that clients expect."""
 
 import json
 
 import httpx
 import pytest
 
-from engine.protocol.tasks import ChatMessage, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import ToolCall
 from tests.fakes.node import WORDS
 from tests.gateway.process import ALIAS, HANDY, PARROT, VECTORS
 from tests.gateway.site import Running
@@ -90,7 +91,7 @@ def test_a_whole_message(client: httpx.Client, running: Running):
     assert answer.headers["cf-ai-req-id"]
 
 
-def test_every_answer_has_its_id_where_clients_look(client: httpx.Client, running: Running):
+def test_every_response_has_its_request_id(client: httpx.Client, running: Running):
     for answer in (
         ask(client, running, {}),
         ask(client, running, {"max_tokens": 0}),
@@ -99,7 +100,7 @@ def test_every_answer_has_its_id_where_clients_look(client: httpx.Client, runnin
         assert answer.headers["request-id"] == answer.headers["x-hearth-request-id"]
 
 
-def test_cached_tokens_are_told_apart(client: httpx.Client, running: Running):
+def test_cached_tokens_are_reported_separately(client: httpx.Client, running: Running):
     usage = ask(client, running, scripted(cached=1, tokens=["a"])).json()["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 1, 1)
 
@@ -149,7 +150,7 @@ def test_settings_reach_the_node(client: httpx.Client, running: Running):
     }  # fmt: skip
     task = running.site.execute_of(ask(client, running, body)).task
     sampling = task.sampling
-    assert (sampling.max_tokens, sampling.must_fit, sampling.temperature) == (7, True, 0)
+    assert (sampling.max_tokens, sampling.has_explicit_max_tokens, sampling.temperature) == (7, True, 0)
     assert (sampling.top_p, sampling.top_k, sampling.stop) == (0.5, 3, ("x", "yz"))
     assert ([tool.name for tool in task.tools], task.named_tool) == (["get_weather", "other"], "get_weather")
     assert task.is_parallel_tool_calls is False
@@ -187,7 +188,7 @@ def test_calls_are_blocks_of_their_own(client: httpx.Client, running: Running):
     ],
     ids=str,
 )
-def test_a_stream_makes_up_the_message_that_the_whole_answer_is(client: httpx.Client, running: Running, fields: dict):
+def test_accumulated_stream_equals_the_whole_message(client: httpx.Client, running: Running, fields: dict):
     body = scripted(**fields) | {"tools": [WEATHER]}
     whole = ask(client, running, body).json()
     streamed = gathered(events_of(ask(client, running, body | {"stream": True})))
@@ -203,7 +204,7 @@ def test_the_stop_sequence_that_ended_an_answer_is_named(client: httpx.Client, r
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "\n\nHuman")
 
 
-def test_a_stream_is_told_block_by_block(client: httpx.Client, running: Running):
+def test_message_stream_has_one_block_after_another(client: httpx.Client, running: Running):
     body = scripted(calls=[("get_weather", '{"a": 1}')], end="tool_calls") | {"tools": [WEATHER], "stream": True}
     kinds = [event["type"] for event in events_of(ask(client, running, body))]
     assert [kind for i, kind in enumerate(kinds) if kind != kinds[i - 1]] == [
@@ -213,7 +214,7 @@ def test_a_stream_is_told_block_by_block(client: httpx.Client, running: Running)
 
 
 @pytest.mark.usefixtures("relinks")
-def test_a_stream_that_breaks_ends_with_an_error(client: httpx.Client, running: Running):
+def test_broken_stream_ends_with_an_error(client: httpx.Client, running: Running):
     *_, last = events_of(ask(client, running, scripted(then_after=2, then="die", gap_s=0.03) | {"stream": True}))
     assert last == {
         "type": "error",
@@ -225,7 +226,7 @@ def test_a_stream_that_breaks_ends_with_an_error(client: httpx.Client, running: 
     }
 
 
-def test_a_stream_that_fails_at_once_is_a_plain_error(client: httpx.Client, running: Running):
+def test_failure_before_the_first_event_is_an_error_response(client: httpx.Client, running: Running):
     answer = ask(client, running, scripted(tokens=[], end="out_of_capacity") | {"stream": True})
     assert (answer.status_code, answer.headers["content-type"]) == (429, "application/json")
     assert answer.json()["error"]["type"] == "rate_limit_error"
@@ -265,7 +266,7 @@ BAD = [
 
 
 @pytest.mark.parametrize("body", BAD, ids=lambda body: json.dumps(body)[:60])
-def test_what_does_not_fit_is_named_in_both_shapes(client: httpx.Client, running: Running, body: dict):
+def test_invalid_field_is_named_in_both_error_formats(client: httpx.Client, running: Running, body: dict):
     answer = ask(client, running, body)
     told = answer.json()
     assert answer.status_code == 400
@@ -294,7 +295,7 @@ def test_every_refusal_of_the_route_is_anthropic_s_too(client: httpx.Client, run
     assert answer.json()["errors"]
 
 
-def test_tokens_are_counted_and_cost_nothing(client: httpx.Client, running: Running):
+def test_token_counting_is_free(client: httpx.Client, running: Running):
     body = {"model": HANDY, "messages": [{"role": "user", "content": "three short words"}]}
     answer = client.post(f"{running.account_url}/ai/v1/messages/count_tokens", json=body)
     assert answer.json() == {"input_tokens": 3}
@@ -305,7 +306,7 @@ def test_tokens_are_counted_and_cost_nothing(client: httpx.Client, running: Runn
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
 
 
-def test_the_token_may_come_as_anthropic_s_clients_send_it(running: Running):
+def test_token_is_accepted_in_x_api_key(running: Running):
     def status(**headers: str) -> int:
         body = {"model": PARROT, "max_tokens": 1, "messages": HELLO}
         named = {name.replace("_", "-"): value for name, value in headers.items()}

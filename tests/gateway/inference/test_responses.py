@@ -1,4 +1,4 @@
-"""OpenAI's Responses: whole and as events, with tools and formats, one after another in a thread."""
+"""OpenAI's Responses: whole and as events, with tools and formats, stored and continued."""
 
 import json
 import sqlite3
@@ -11,8 +11,9 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.responses import Response, ResponseFunctionToolCall, ResponseOutputMessage
 
-from engine.protocol.tasks import ChatMessage, ToolCall
-from gateway.shapes.response import request_id_of
+from engine.protocol.messages import ChatMessage
+from engine.protocol.tools import ToolCall
+from gateway.inference.response_renderer import request_id_of
 from tests.fakes.node import WORDS
 from tests.gateway.process import HANDY, PARROT, VECTORS
 from tests.gateway.site import Running
@@ -57,7 +58,7 @@ def test_a_whole_response(openai: OpenAI):
     assert (response.instructions, response.temperature, response.metadata) == ("Be kind", 0.5, {"a": "b"})
 
 
-def test_a_response_that_is_complete_says_so(openai: OpenAI):
+def test_complete_response_has_status_completed(openai: OpenAI):
     response = openai.responses.create(model=PARROT, input=[{"role": "user", "content": script(cached=1)}])
     assert (response.status, response.incomplete_details, response.error) == ("completed", None, None)
     (message,) = response.output
@@ -105,7 +106,12 @@ def test_settings_reach_the_node(client: httpx.Client, running: Running):
     }  # fmt: skip
     task = task_of(client, running, body)
     sampling = task.sampling
-    assert (sampling.max_tokens, sampling.must_fit, sampling.temperature, sampling.top_p) == (7, True, 0, 0.5)
+    assert (sampling.max_tokens, sampling.has_explicit_max_tokens, sampling.temperature, sampling.top_p) == (
+        7,
+        True,
+        0,
+        0.5,
+    )
     assert sampling.logprobs == 2
     assert (task.named_tool, task.is_parallel_tool_calls) == ("get_weather", False)
     assert json.loads(task.constraint.text) == schema
@@ -162,7 +168,7 @@ def test_events_are_numbered_named_and_add_up(client: httpx.Client, running: Run
 
 
 @pytest.mark.parametrize("text", ["Hello", script(tokens=[]), script(calls=[("get_weather", "{}")], end="tool_calls")])
-def test_a_stream_ends_with_what_the_whole_answer_would_be(openai: OpenAI, text: str):
+def test_stream_ends_with_the_whole_response(openai: OpenAI, text: str):
     whole = openai.responses.create(model=HANDY, input=text, tools=[WEATHER]).to_dict()
     *_, last = openai.responses.create(model=HANDY, input=text, tools=[WEATHER], stream=True)
     streamed = last.to_dict()["response"]
@@ -174,7 +180,7 @@ def test_a_stream_ends_with_what_the_whole_answer_would_be(openai: OpenAI, text:
     assert streamed == whole
 
 
-async def test_a_client_that_gathers_events_gets_the_response(running: Running):
+async def test_accumulated_events_equal_the_whole_response(running: Running):
     async with AsyncOpenAI(base_url=f"{running.account_url}/ai/v1", api_key=running.tenants.secrets["good"]) as client:
         async with client.responses.stream(model=PARROT, input="Hello") as stream:
             texts = [event.delta async for event in stream if event.type == "response.output_text.delta"]
@@ -182,7 +188,7 @@ async def test_a_client_that_gathers_events_gets_the_response(running: Running):
         assert "".join(texts) == final.output_text == TEXT
 
 
-def test_a_stream_that_breaks_ends_with_an_error_that_clients_raise(
+def test_broken_stream_ends_with_an_error_that_clients_raise(
     client: httpx.Client, running: Running, openai: OpenAI, relinks: Callable[[], None]
 ):
     broken = script(then_after=2, then="die", gap_s=0.03)
@@ -200,7 +206,7 @@ def test_a_stream_that_breaks_ends_with_an_error_that_clients_raise(
 # Threads
 
 
-def test_a_response_goes_on_from_an_earlier_one(openai: OpenAI, running: Running, client: httpx.Client):
+def test_response_continues_from_an_earlier_one(openai: OpenAI, running: Running, client: httpx.Client):
     first = openai.responses.create(model=PARROT, input="One", instructions="Only now")
     second = openai.responses.create(model=PARROT, input="Two", previous_response_id=first.id, stream=True)
     *_, last = second
@@ -211,7 +217,9 @@ def test_a_response_goes_on_from_an_earlier_one(openai: OpenAI, running: Running
     assert said == [("user", "One"), ("assistant", TEXT), ("user", "Two"), ("assistant", TEXT), ("user", "Three")]
 
 
-def test_a_call_that_was_cut_short_is_no_part_of_what_goes_on(openai: OpenAI, running: Running, client: httpx.Client):
+def test_partial_tool_call_is_omitted_from_the_stored_conversation(
+    openai: OpenAI, running: Running, client: httpx.Client
+):
     calls = [["get_weather", "{}"], ["get_weather", '{"city": "Os']]
     asked = script(tokens=["Well"], calls=calls, end="length")
     first = openai.responses.create(model=HANDY, input=asked, tools=[WEATHER])
@@ -230,9 +238,7 @@ def test_the_calls_of_an_earlier_response_can_be_answered(openai: OpenAI, runnin
     assert told == ChatMessage("tool", "sunny", tool_call_id="call_0")
 
 
-def test_items_that_are_only_named_are_those_of_the_earlier_responses(
-    openai: OpenAI, running: Running, client: httpx.Client
-):
+def test_item_references_are_filled_from_stored_responses(openai: OpenAI, running: Running, client: httpx.Client):
     first = openai.responses.create(model=PARROT, input="One")
     asked = script(tokens=[], calls=[("get_weather", "{}")], end="tool_calls")
     second = openai.responses.create(model=HANDY, input=asked, tools=[WEATHER])
@@ -257,7 +263,7 @@ def test_items_that_are_only_named_are_those_of_the_earlier_responses(
     assert httpx.post(other, json=body, headers=running.headers("other")).json()["error"]["param"] == "input[0].id"
 
 
-def test_what_is_not_stored_and_what_is_anothers_is_unknown(openai: OpenAI, running: Running, client: httpx.Client):
+def test_unstored_and_foreign_responses_are_unknown(openai: OpenAI, running: Running, client: httpx.Client):
     unstored = openai.responses.create(model=PARROT, input="One", store=False)
     assert unstored.store is False
     stored = openai.responses.create(model=PARROT, input="One")
@@ -265,14 +271,14 @@ def test_what_is_not_stored_and_what_is_anothers_is_unknown(openai: OpenAI, runn
     for response_id in (unstored.id, unknown):
         answer = respond(client, running, {"input": "x", "previous_response_id": response_id})
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, 5006)
-        assert "'/previous_response_id' names no response that is kept" in answer.json()["error"]["message"]
+        assert "'/previous_response_id' names no stored response" in answer.json()["error"]["message"]
     other = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/v1/responses"
     body = {"model": PARROT, "input": "x", "previous_response_id": stored.id}
     assert httpx.post(other, json=body, headers=running.headers("other")).status_code == 400
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_response_is_told_again_and_forgotten(openai: OpenAI, running: Running, is_stream: bool):
+def test_stored_response_can_be_retrieved_and_deleted(openai: OpenAI, running: Running, is_stream: bool):
     items = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     if is_stream:
         with openai.responses.stream(model=PARROT, input=items) as stream:
@@ -302,7 +308,7 @@ def test_a_response_is_told_again_and_forgotten(openai: OpenAI, running: Running
         openai.responses.create(model=PARROT, input="d", previous_response_id=made.id)
 
 
-def test_what_is_not_stored_is_not_told_again(openai: OpenAI, client: httpx.Client, running: Running):
+def test_unstored_response_cannot_be_retrieved(openai: OpenAI, client: httpx.Client, running: Running):
     made = openai.responses.create(model=PARROT, input="a", store=False)
     with pytest.raises(openai_sdk.NotFoundError) as caught:
         openai.responses.retrieve(made.id)
@@ -313,7 +319,7 @@ def test_what_is_not_stored_is_not_told_again(openai: OpenAI, client: httpx.Clie
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, 3003)
 
 
-def test_what_is_kept_cannot_be_read_in_the_store(openai: OpenAI, running: Running):
+def test_stored_responses_are_encrypted(openai: OpenAI, running: Running):
     response = openai.responses.create(model=PARROT, input="s3cret-marker " * 50)
     path = running.site.database_url.removeprefix("sqlite://")
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
@@ -340,7 +346,7 @@ def finished(openai: OpenAI, response_id: str) -> Response:
     return found
 
 
-def test_a_response_runs_in_the_background_and_is_gone_on_from(openai: OpenAI, running: Running):
+def test_background_response_can_be_continued(openai: OpenAI, running: Running):
     made = openai.responses.create(model=PARROT, input="one two", background=True, metadata={"a": "b"})
     assert (made.status, made.background, made.output) == ("queued", True, [])
     (item,) = openai.responses.input_items.list(made.id).data
@@ -358,7 +364,7 @@ def test_a_response_runs_in_the_background_and_is_gone_on_from(openai: OpenAI, r
     assert not running.site.usage_rows(f"{request_id_of(made.id)}-0")
 
 
-def test_a_response_in_the_background_is_cancelled_and_what_it_said_is_paid_for(openai: OpenAI, running: Running):
+def test_cancelled_background_response_is_charged_for_its_tokens(openai: OpenAI, running: Running):
     made = openai.responses.create(model=PARROT, input=script(tokens=["x"] * 400, gap_s=0.02), background=True)
     wait_until_blocking(lambda: openai.responses.retrieve(made.id).status == "in_progress")
     with pytest.raises(openai_sdk.BadRequestError, match="cancel it first"):
@@ -374,7 +380,7 @@ def test_a_response_in_the_background_is_cancelled_and_what_it_said_is_paid_for(
         openai.responses.cancel(waited.id)
 
 
-def test_a_response_in_the_background_that_fails_says_why(openai: OpenAI):
+def test_failed_background_response_has_an_error(openai: OpenAI):
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
     asked = script(end="constraint_failed")
     made = openai.responses.create(model=HANDY, input=asked, text={"format": schema}, background=True)
@@ -385,7 +391,7 @@ def test_a_response_in_the_background_that_fails_says_why(openai: OpenAI):
 
 
 @pytest.mark.parametrize("is_background", [False, True])
-def test_a_stream_that_was_lost_is_taken_up_where_it_ended(openai: OpenAI, is_background: bool):
+def test_lost_stream_resumes_after_the_last_event(openai: OpenAI, is_background: bool):
     asked = script(calls=[("get_weather", '{"city": "Paris"}')], end="tool_calls")
     options = {"model": HANDY, "input": asked, "tools": [WEATHER], "background": is_background}
     if is_background:
@@ -444,13 +450,13 @@ BAD = [
 
 
 @pytest.mark.parametrize("body", BAD, ids=lambda body: json.dumps(body)[:60])
-def test_what_does_not_fit_is_named(client: httpx.Client, running: Running, body: dict):
+def test_invalid_field_is_named(client: httpx.Client, running: Running, body: dict):
     answer = respond(client, running, body)
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, 5006), answer.text
     assert answer.json()["errors"][0]["message"].startswith("AiError: Bad input: Error: ")
 
 
-def test_a_model_that_lacks_it_is_not_asked_for_it(client: httpx.Client, running: Running):
+def test_format_is_rejected_for_a_model_without_json_mode(client: httpx.Client, running: Running):
     assert respond(client, running, {"model": VECTORS, "input": "x"}).json()["errors"][0]["code"] == 5007
     asked = {"model": PARROT, "input": "x", "text": {"format": {"type": "json_object"}}}
     answer = respond(client, running, asked)

@@ -19,7 +19,7 @@ def ask(client: httpx.Client, running: Running, body: Any, query: str = "") -> h
     return client.post(f"{running.account_url}/ai/run{query}", json=body)
 
 
-def test_the_result_is_that_of_the_model_s_own_route(client: httpx.Client, running: Running):
+def test_named_run_equals_the_run_with_the_model_in_the_path(client: httpx.Client, running: Running):
     answer = ask(client, running, {"model": PARROT, "input": {"prompt": "Hello"}, "options": {"tags": ["a"]}})
     assert answer.json()["result"]["response"] == TEXT
     own = client.post(f"{running.account_url}/ai/run/{PARROT}", json={"prompt": "Hello"})
@@ -43,14 +43,14 @@ def test_the_result_is_that_of_the_model_s_own_route(client: httpx.Client, runni
         ({"model": PARROT, "input": {"prompt": "x"}, "options": {"webhookUrl": "https://x.example"}}, "'/options/back"),
     ],
 )
-def test_what_does_not_fit_is_named(client: httpx.Client, running: Running, body: dict[str, Any], word: str):
+def test_invalid_field_is_named(client: httpx.Client, running: Running, body: dict[str, Any], word: str):
     answer = ask(client, running, body)
     (error,) = answer.json()["errors"]
     assert (answer.status_code, error["code"]) == (400, 5006)
     assert word in error["message"]
 
 
-def test_a_call_may_rather_be_refused_than_wait(client: httpx.Client, running: Running):
+def test_reject_if_busy_refuses_a_call_that_would_wait(client: httpx.Client, running: Running):
     hurried = {"messages": [{"role": "user", "content": "x"}], "model": PARROT, "options": {"rejectIfBusy": True}}
     url = f"{running.account_url}/ai/v1/chat/completions"
     assert client.post(url, json=hurried).status_code == 200

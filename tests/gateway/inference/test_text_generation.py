@@ -1,4 +1,4 @@
-"""Text generation, whole and streamed, in the native and the OpenAI shape: the wire as the contract has it."""
+"""Text generation, whole and streamed, in the native and the OpenAI format."""
 
 import json
 import time
@@ -71,7 +71,7 @@ def test_native_answer_is_enveloped(client: httpx.Client, running: Running):
     }
 
 
-def test_answers_that_reached_a_model_say_so_in_their_headers(client: httpx.Client, running: Running):
+def test_responses_of_a_model_have_its_headers(client: httpx.Client, running: Running):
     answer = run(client, running, {"prompt": "one two three"}, headers={"x-request-id": "mine-1"})
     assert answer.headers["cf-ai-req-id"] == answer.headers["x-hearth-request-id"]
     assert answer.headers["cf-ai-req-id"][14] == "7"
@@ -115,17 +115,17 @@ def test_defaults_of_the_contract_reach_the_node(client: httpx.Client, running: 
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.seed) == (256, 0.6, 1.0, None)
 
 
-def test_only_a_max_tokens_that_the_caller_named_must_fit_the_context(client: httpx.Client, running: Running):
-    def must_fit(answer: httpx.Response) -> bool:
-        return running.site.execute_of(answer).task.sampling.must_fit
+def test_only_an_explicit_max_tokens_must_fit_the_context(client: httpx.Client, running: Running):
+    def has_explicit_max_tokens(answer: httpx.Response) -> bool:
+        return running.site.execute_of(answer).task.sampling.has_explicit_max_tokens
 
-    assert not must_fit(run(client, running, {"prompt": "x", "max_tokens": None}))
-    assert must_fit(run(client, running, {"prompt": "x", "max_tokens": "3"}))
-    assert not must_fit(chat(client, running, {"messages": HELLO}))
-    assert must_fit(chat(client, running, {"messages": HELLO, "max_completion_tokens": 3}))
+    assert not has_explicit_max_tokens(run(client, running, {"prompt": "x", "max_tokens": None}))
+    assert has_explicit_max_tokens(run(client, running, {"prompt": "x", "max_tokens": "3"}))
+    assert not has_explicit_max_tokens(chat(client, running, {"messages": HELLO}))
+    assert has_explicit_max_tokens(chat(client, running, {"messages": HELLO, "max_completion_tokens": 3}))
 
 
-def test_an_assistants_turn_without_text_is_taken_by_both_families(client: httpx.Client, running: Running):
+def test_assistant_message_without_text_is_accepted_by_both_formats(client: httpx.Client, running: Running):
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     turns = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}, {"role": "assistant"}, *HELLO]
     for ask in (run, chat):
@@ -230,7 +230,7 @@ def test_impossible_choices_and_biases_name_field_and_limit(
     assert message in answer.json()["errors"][0]["message"]
 
 
-def test_a_model_whose_native_shape_is_chat_answers_with_it_inside_the_envelope(client: httpx.Client, running: Running):
+def test_native_chat_model_returns_a_chat_completion_in_the_envelope(client: httpx.Client, running: Running):
     answer = run(client, running, {"messages": HELLO}, CHATTY).json()
     assert answer["success"] is True
     assert answer["result"]["choices"][0]["message"]["content"] == TEXT
@@ -239,7 +239,7 @@ def test_a_model_whose_native_shape_is_chat_answers_with_it_inside_the_envelope(
     assert json.loads(events[0])["object"] == "chat.completion.chunk"
 
 
-def test_a_model_with_three_faces_answers_as_the_key_that_is_present_says(client: httpx.Client, running: Running):
+def test_model_with_three_formats_uses_the_format_of_the_present_field(client: httpx.Client, running: Running):
     response = run(client, running, {"input": "x"}, MANIFOLD).json()["result"]
     assert (response["object"], response["output"][0]["content"][0]["text"]) == ("response", TEXT)
     chatted = run(client, running, {"messages": HELLO}, MANIFOLD).json()["result"]
@@ -253,9 +253,7 @@ def test_a_model_with_three_faces_answers_as_the_key_that_is_present_says(client
     assert [variant["required"][0] for variant in schema["input"]["oneOf"]] == ["input", "messages", "prompt"]
 
 
-def test_tokens_that_come_close_together_share_a_frame_and_the_first_does_not_wait(
-    client: httpx.Client, running: Running
-):
+def test_close_tokens_share_a_frame_and_the_first_is_sent_at_once(client: httpx.Client, running: Running):
     words = [f" w{i}" for i in range(60)]
     prompt = script(tokens=words, gap_s=0.002)
     for _ in range(10):  # on a busy machine words come more slowly, or two before the first is read
@@ -270,7 +268,7 @@ def test_tokens_that_come_close_together_share_a_frame_and_the_first_does_not_wa
     pytest.fail(f"never so in ten streams; the last frames were {texts}")
 
 
-def test_every_call_leaves_one_entry_that_agrees_with_its_answer(client: httpx.Client, running: Running):
+def test_every_call_has_one_usage_entry_that_agrees_with_its_response(client: httpx.Client, running: Running):
     for is_stream in (False, True):
         answer = run(client, running, {"prompt": script(cached=1), "stream": is_stream})
         row = running.site.usage_row(answer.headers["cf-ai-req-id"])

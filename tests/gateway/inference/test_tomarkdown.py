@@ -1,4 +1,4 @@
-"""`A/ai/tomarkdown` and `/supported`: several files in a call, each with its row; refusals of the whole call."""
+"""`A/ai/tomarkdown` and `/supported`: one row for each file, and refusals of whole requests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def code_of(answer: httpx.Response) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("field", ["files", "files[]"])
-def test_each_file_has_a_row_in_its_place(running: Running, client: httpx.Client, field: str):
+def test_response_has_a_row_for_each_file_in_order(running: Running, client: httpx.Client, field: str):
     files = [(field, PAGE), (field, ("b.csv", b"a,b\n1,2\n", "text/csv")), (field, ("c.docx", b"PK not", "")),
              (field, ("d.png", b"\x89PNG", "image/png")), (field, ("e.exe", b"MZ", "application/x-msdownload")),
              (field, ("f.pdf", b"", "application/pdf"))]  # fmt: skip
@@ -45,7 +45,7 @@ def test_each_file_has_a_row_in_its_place(running: Running, client: httpx.Client
     assert isinstance(page["tokens"], int)
     assert table["data"] == "| a | b |\n| --- | --- |\n| 1 | 2 |"
     assert len({row["id"] for row in (page, table, word)}) == 3
-    for row, why in ((word, "damaged"), (picture, "no model that describes images"), (program, "supported"),
+    for row, why in ((word, "damaged"), (picture, "no image description model"), (program, "supported"),
                      (empty, "empty")):  # fmt: skip
         assert row["format"] == "error"
         assert why in row["error"]
@@ -59,13 +59,13 @@ def test_one_file_is_a_list_of_one_and_text_is_text(running: Running, client: ht
     assert (row["format"], row["data"]) == ("text", "One\n\ntwo three")
 
 
-def test_what_is_supported_is_listed(running: Running, client: httpx.Client):
+def test_supported_file_types_are_listed(running: Running, client: httpx.Client):
     listed = client.get(url(running, "/supported")).json()["result"]
     assert {"extension": ".pdf", "mimeType": "application/pdf"} in listed
     assert {row["extension"] for row in listed} >= {".html", ".docx", ".xlsx", ".pptx", ".odt", ".csv", ".png", ".xml"}
 
 
-def test_a_call_that_makes_no_sense_is_refused_whole(running: Running, client: httpx.Client):
+def test_malformed_conversion_request_is_rejected_as_a_whole(running: Running, client: httpx.Client):
     def post(**body: Any) -> tuple[int, int]:
         return code_of(client.post(url(running), **body))
 
@@ -83,17 +83,17 @@ def test_a_call_that_makes_no_sense_is_refused_whole(running: Running, client: h
 
 def test_files_in_json_are_read_as_a_binding_sends_them():
     file = {"name": "a.csv", "mimeType": "text/csv", "data": base64.b64encode(b"a,b").decode()}
-    ask = documents.ask_of_json({"files": [file, file], "options": {"output": {"format": "text"}}})
+    ask = documents.read_json({"files": [file, file], "options": {"output": {"format": "text"}}})
     assert [each.data for each in ask.documents] == [b"a,b", b"a,b"]
     assert ask.options.output_format == "text"
     bad: list[dict[str, Any]] = [{}, {"files": []}, {"files": "x"}, {"files": [1]}, {"files": [file] * 51}]
     bad += [{"files": [file | change]} for change in ({"data": "!"}, {"name": "a\n"}, {"mimeType": 1})]
     for body in (*bad, {"files": [file], "options": []}):
         with pytest.raises(Refusal):
-            documents.ask_of_json(body)
+            documents.read_json(body)
 
 
-def test_whoever_leaves_ends_the_reading_of_a_file(running: Running):
+def test_disconnect_ends_a_conversion(running: Running):
     page = b"<table><tr><td>" * 400_000  # more than a file's time to read
     form = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.html"\r\n\r\n' + page + b"\r\n--x--\r\n"
     head = [

@@ -1,4 +1,4 @@
-"""Tools and JSON mode over the wire, in both shapes: what nodes are asked, and how their calls are told."""
+"""Tools and JSON mode in the native and the OpenAI format: what nodes receive, and how tool calls are rendered."""
 
 import json
 
@@ -7,7 +7,9 @@ import pytest
 from cloudflare import Cloudflare
 from openai import BadRequestError, OpenAI
 
-from engine.protocol.tasks import ChatMessage, Constraint, Tool, ToolCall
+from engine.protocol.messages import ChatMessage
+from engine.protocol.output_format import Constraint
+from engine.protocol.tools import Tool, ToolCall
 from tests.gateway.inference.test_text_generation import events_of, heard_when_let_go_on, script
 from tests.gateway.process import CHATTY, HANDY, PARROT
 from tests.gateway.site import Running
@@ -160,7 +162,7 @@ def test_text_between_pieces_keeps_its_place_in_a_stream(client: httpx.Client, r
     assert "".join(delta.get("content") or "" for delta in deltas) == "abc"
 
 
-def test_the_older_words_are_answered_in_kind(client: httpx.Client, running: Running):
+def test_legacy_functions_get_legacy_responses(client: httpx.Client, running: Running):
     body = {"messages": calling(calls=CALLS[:1]), "functions": [WEATHER]}
     choice = chat(client, running, body).json()["choices"][0]
     assert choice["finish_reason"] == "function_call"
@@ -208,7 +210,7 @@ def test_tokens_of_calls_are_counted_when_the_node_dies(client: httpx.Client, ru
         ({"response_format": {"type": "text"}}, None),
     ],
 )
-def test_an_output_format_reaches_the_node_from_every_door(
+def test_output_format_reaches_the_node_from_every_endpoint(
     client: httpx.Client, running: Running, fields: dict, expected: Constraint | None
 ):
     value = script(tokens=['{"a": 1}'])
@@ -286,7 +288,7 @@ def test_a_stream_of_json_that_could_not_be_finished_ends_with_the_error(client:
         ),
     ],
 )
-def test_bad_tools_and_formats_are_refused_by_both_doors(
+def test_bad_tools_and_formats_are_rejected_by_both_endpoints(
     client: httpx.Client, running: Running, body: dict, message: str
 ):
     before = running.site.num_executes

@@ -1,4 +1,4 @@
-"""What programs written for vLLM send beyond OpenAI's fields is done or refused by name, by every route."""
+"""Fields that programs written for vLLM send are supported or rejected by name, by every route."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ import pytest
 from msgspec import structs
 
 from catalog.errors import SchemaViolation
-from engine.protocol.completions import completions
+from engine.protocol.completions import read_completion_request
 from engine.protocol.fields import BadInput
-from engine.protocol.tasks import Constraint, TextGeneration
-from engine.protocol.vllm_fields import REFUSED_OF, TAKEN
+from engine.protocol.output_format import Constraint
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.vllm_fields import CHECKED_FIELDS, IGNORED
 from engine.standalone import bodies
-from gateway.inference.completions import read_completion
-from gateway.inference.responses import read_response
-from gateway.shapes.chat_options import ChatReader
+from gateway.inference.chat_completions import parse_chat
+from gateway.inference.completions import parse_completion
+from gateway.inference.responses import parse_response
 from tests.gateway.process import cards
 
 CHATTY = next(card for card in cards() if card.name == "@cf/test/chatty")
 CARD = structs.replace(CHATTY, capabilities=CHATTY.capabilities | {"json_mode"})
 MESSAGES = [{"role": "user", "content": "Hi"}]
 ROUTES: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], TextGeneration]]] = {
-    "gateway chat": ({"messages": MESSAGES}, lambda body: ChatReader(CARD, "openai").read(body)[0]),
-    "gateway completions": ({"prompt": "Hi"}, lambda body: read_completion(CARD, body, is_bare=True).task),  # type: ignore[dict-item]
-    "gateway responses": ({"input": "Hi"}, lambda body: read_response(CARD, body, is_bare=True).task),  # type: ignore[dict-item]
+    "gateway chat": ({"messages": MESSAGES}, lambda body: parse_chat(CARD, body).task),
+    "gateway completions": ({"prompt": "Hi"}, lambda body: parse_completion(CARD, body).task),  # type: ignore[dict-item]
+    "gateway responses": ({"input": "Hi"}, lambda body: parse_response(CARD, body).task),  # type: ignore[dict-item]
     "engine chat": ({"messages": MESSAGES}, lambda body: bodies.chat(body, context_window=2048).task),
     "engine completions": (
         {"prompt": "Hi"},
-        lambda body: completions(body, context_window=2048, vocab_size=100).tasks()[0],
+        lambda body: read_completion_request(body, context_window=2048, vocab_size=100).tasks()[0],
     ),
 }
 FORMATS: dict[str, Any] = {
@@ -123,17 +124,23 @@ def refusal(read: Callable[..., TextGeneration], **fields: Any) -> str:
     return str(refused.value)
 
 
-def test_what_can_be_done_is_done(read: Callable[..., TextGeneration]) -> None:
+def test_supported_vllm_fields_take_effect(read: Callable[..., TextGeneration]) -> None:
     plain = read().sampling
     for field, value, expected in DONE:
         sampling = read(**{field: value}).sampling
-        changed = {name: getattr(sampling, name) for name in plain.__struct_fields__ if name not in ("must_fit",)}
+        changed = {
+            name: getattr(sampling, name)
+            for name in plain.__struct_fields__
+            if name not in ("has_explicit_max_tokens",)
+        }
         assert changed == {name: getattr(plain, name) for name in changed} | expected, field
-    for field in TAKEN:
+    for field in IGNORED:
         assert read(**{field: "x"}) == read()
 
 
-def test_what_cannot_be_done_is_refused_by_name_unless_it_asks_for_nothing(read: Callable[..., TextGeneration]) -> None:
+def test_unsupported_vllm_fields_are_rejected_by_name_unless_without_effect(
+    read: Callable[..., TextGeneration],
+) -> None:
     for field, value, nothing in REFUSED:
         assert f"'/{field}'" in refusal(read, **{field: value}), field
         for neutral in (None, *nothing):
@@ -142,7 +149,7 @@ def test_what_cannot_be_done_is_refused_by_name_unless_it_asks_for_nothing(read:
 
 
 @pytest.mark.parametrize("route", ["gateway chat", "engine chat"])
-def test_what_a_conversation_cannot_have_is_refused_by_name(route: str) -> None:
+def test_fields_unsupported_in_chat_are_rejected_by_name(route: str) -> None:
     asked, reader = ROUTES[route]
     for field, value, nothing in OF_CHAT:
         assert f"'/{field}'" in refusal(reader, body=asked | {field: value}), field
@@ -151,7 +158,7 @@ def test_what_a_conversation_cannot_have_is_refused_by_name(route: str) -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_formats_are_held_to_or_refused_where_they_have_another_name(route: str) -> None:
+def test_formats_are_supported_or_rejected_with_the_right_name(route: str) -> None:
     asked, reader = ROUTES[route]
     for field, (value, kind) in FORMATS.items():
         if route == "gateway responses":
@@ -168,10 +175,10 @@ def test_formats_are_held_to_or_refused_where_they_have_another_name(route: str)
             assert told == f"'/structured_outputs/{option}' is not supported"
 
 
-def test_every_field_is_tried_here_and_told_to_readers() -> None:
+def test_every_unsupported_field_is_tested_and_documented() -> None:
     page = (Path(__file__).parents[3] / "docs/api.md").read_text()
-    refused = REFUSED_OF["chat"] | REFUSED_OF["completions"]
+    refused = CHECKED_FIELDS["chat"] | CHECKED_FIELDS["completions"]
     assert refused == {field for field, *_ in (*REFUSED, *OF_CHAT)}
-    assert REFUSED_OF["responses"] - refused <= FORMATS.keys()
-    for field in (*refused, *TAKEN, *FORMATS, *(field for field, *_ in DONE)):
+    assert CHECKED_FIELDS["responses"] - refused <= FORMATS.keys()
+    for field in (*refused, *IGNORED, *FORMATS, *(field for field, *_ in DONE)):
         assert f"`{field}`" in page, field

@@ -12,8 +12,8 @@ import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 
 from gateway.errors import Refusal
-from gateway.jobs.webhook import Webhook, body_of, webhook_in
-from gateway.jobs.webhook_http import Outgoing
+from gateway.jobs.webhook import Webhook, read_webhook, webhook_body
+from gateway.jobs.webhook_http import WebhookClient
 from tests.fakes.node import WORDS
 from tests.fakes.receiver import Receiver
 from tests.gateway.process import CHATTY, PARROT, VECTORS
@@ -53,7 +53,7 @@ def sent_answer(
     raise AssertionError(body)
 
 
-def test_a_run_in_the_background_is_kept_to_be_asked_for(client: httpx.Client, running: Running):
+def test_background_run_can_be_polled(client: httpx.Client, running: Running):
     request_id = begin(client, running, PARROT, {"prompt": "one two", "stream": True})
     url = f"{running.account_url}/ai/run/{PARROT}"
 
@@ -89,7 +89,7 @@ def test_its_result_is_sent_as_the_model_gives_it_or_as_a_chat_completion(
     assert both[1]["errors"][0]["code"] == 5006
 
 
-def test_what_is_not_taken_is_sent_again_and_no_redirect_is_followed(
+def test_failed_webhook_is_retried_and_redirects_are_not_followed(
     client: httpx.Client, running: Running, receiver: Receiver
 ):
     receiver.answers = [307]
@@ -99,7 +99,7 @@ def test_what_is_not_taken_is_sent_again_and_no_redirect_is_followed(
     assert not receiver.answers
 
 
-def test_a_target_that_never_answers_holds_up_no_other(client: httpx.Client, running: Running, receiver: Receiver):
+def test_unresponsive_webhook_target_does_not_delay_others(client: httpx.Client, running: Running, receiver: Receiver):
     def is_sent_beside() -> bool:
         """Whether another is sent while the target that says nothing is still waited for, for ten seconds."""
         with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -119,7 +119,7 @@ def test_a_target_that_never_answers_holds_up_no_other(client: httpx.Client, run
     assert any(is_sent_beside() for _ in range(3))  # a machine may stand still for that long
 
 
-def test_what_is_sent_is_signed_as_receivers_libraries_verify_it(running: Running, receiver: Receiver):
+def test_webhook_signature_is_verified_by_the_standard_library(running: Running, receiver: Receiver):
     """Signed by no key before there is one, by two while receivers change over, and by the new one alone."""
     with httpx.Client(headers=running.headers("write"), timeout=60) as client:
         url = f"{running.account_url}/ai/webhooks/key"
@@ -160,7 +160,7 @@ def test_what_is_sent_is_signed_as_receivers_libraries_verify_it(running: Runnin
         assert "webhook-signature" not in delivered()[1]
 
 
-def test_nothing_is_sent_to_an_address_that_is_not_public(client: httpx.Client, running: Running):
+def test_webhooks_are_not_sent_to_private_addresses(client: httpx.Client, running: Running):
     with socket.create_server(("127.0.0.2", 0)) as canary:
         port = canary.getsockname()[1]
         for host in ("127.0.0.2", "[::ffff:127.0.0.2]", "[::1]", "10.0.0.1", "169.254.169.254", "0.0.0.0"):
@@ -196,14 +196,14 @@ def test_nothing_is_sent_to_an_address_that_is_not_public(client: httpx.Client, 
         ({"webhookUrl": "https://u:p@x.example/"}, "webhookUrl"),
     ],
 )
-def test_options_that_do_not_fit_are_named(client: httpx.Client, running: Running, options: dict[str, Any], field: str):
+def test_invalid_options_are_named(client: httpx.Client, running: Running, options: dict[str, Any], field: str):
     answer = ask(client, running, PARROT, {"prompt": "x"}, **options)
     (error,) = answer.json()["errors"]
     assert (answer.status_code, error["code"]) == (400, 5006)
     assert f"'/options/{field}'" in error["message"]
 
 
-def test_a_chat_completion_is_of_text_models_alone(client: httpx.Client, running: Running):
+def test_webhook_chat_format_requires_a_text_model(client: httpx.Client, running: Running):
     answer = ask(client, running, VECTORS, {"text": "x"}, webhookUrl="https://x.example/", webhookFormat="chat")
     assert "'/options/webhookFormat'" in answer.json()["errors"][0]["message"]
 
@@ -216,11 +216,11 @@ def test_a_chat_completion_is_of_text_models_alone(client: httpx.Client, running
 )  # fmt: skip
 def test_what_two_readers_could_take_for_different_hosts_is_no_url(url: str):
     with pytest.raises(Refusal):
-        webhook_in({"webhookUrl": url}, is_background=True, is_single=True)
+        read_webhook({"webhookUrl": url}, is_background=True, is_single=True)
 
 
-def test_addresses_that_lead_inside_by_another_name_are_not_reached():
-    outgoing = Outgoing()
+def test_translated_and_tunneled_internal_addresses_are_refused():
+    outgoing = WebhookClient()
     inside = "127.0.0.1 10.1.2.3 172.16.0.1 192.168.0.1 169.254.0.1 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255 :: ::1"
     inside += " ::127.0.0.1 ::10.0.0.1 fec0::1 64:ff9b:1::10.0.0.1 fe80::1 fc00::1 ff02::1 ::ffff:10.0.0.1 2002:a00:1::"
     inside += " 64:ff9b::10.0.0.1 64:ff9b::7f00:1"
@@ -228,14 +228,14 @@ def test_addresses_that_lead_inside_by_another_name_are_not_reached():
         assert not outgoing.may_reach(ipaddress.ip_address(text)), text
     for text in ("1.1.1.1", "2606:4700::1111", "64:ff9b::1.1.1.1"):
         assert outgoing.may_reach(ipaddress.ip_address(text)), text
-    assert Outgoing(["10.0.0.0/8"]).may_reach(ipaddress.ip_address("10.1.2.3"))
+    assert WebhookClient(["10.0.0.0/8"]).may_reach(ipaddress.ip_address("10.1.2.3"))
     outgoing.close()
 
 
-def test_calls_of_tools_are_told_as_chat_completions_tell_them():
+def test_tool_calls_are_rendered_as_in_chat_completions():
     result = {"response": None, "tool_calls": [{"name": "f", "arguments": {"a": 1}}], "usage": {"total_tokens": 3}}
     items = [{"id": 0, "success": True, "result": result}]
-    told = body_of(Webhook("https://x.example/", "chat", True), "1-2", "@cf/a/b", 7, items)["result"]
+    told = webhook_body(Webhook("https://x.example/", "chat", True), "1-2", "@cf/a/b", 7, items)["result"]
     (choice,) = told["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}

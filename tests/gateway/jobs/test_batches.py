@@ -13,7 +13,7 @@ from storage.database import Database
 from tenants.credentials import user_tokens
 from tenants.credentials.policies import Policy
 from tenants.credentials.scopes import GROUPS
-from tenants.credentials.user_tokens import Holder, TokenSpec
+from tenants.credentials.user_tokens import TokenOwner, TokenSpec
 from tests.fakes.node import WORDS
 from tests.faults.test_gateway_faults import open_call
 from tests.gateway.inference.test_text_generation import run, script
@@ -51,7 +51,7 @@ def polled(client: httpx.Client, running: Running, batch_id: str, model: str = P
     return found
 
 
-def test_a_queued_batch_is_answered_in_order_with_references(client: httpx.Client, running: Running):
+def test_batch_results_are_in_order_with_references(client: httpx.Client, running: Running):
     batch_id = queue(
         client, running, [{"prompt": "one two", "external_reference": "a"}, {"prompt": "x", "stream": True}]
     )
@@ -73,7 +73,7 @@ def test_each_request_of_a_batch_has_one_entry(client: httpx.Client, running: Ru
         assert row["account_id"] == running.tenants.account_id
 
 
-def test_a_request_with_several_prompts_has_an_entry_for_each(client: httpx.Client, running: Running):
+def test_each_prompt_has_its_own_usage_entry(client: httpx.Client, running: Running):
     batch_id = queue(client, running, [{"prompt": ["one two", "three"]}], MANIFOLD)
     (item,) = polled(client, running, batch_id, MANIFOLD)["responses"]
     assert [choice["text"] for choice in item["result"]["choices"]] == [TEXT, TEXT]
@@ -81,7 +81,7 @@ def test_a_request_with_several_prompts_has_an_entry_for_each(client: httpx.Clie
     assert [row["prompt_tokens"] for (row,) in entries] == [2, 1]
 
 
-def test_a_request_that_is_wrong_is_answered_so_and_the_others_go_on(client: httpx.Client, running: Running):
+def test_invalid_request_of_a_batch_fails_alone(client: httpx.Client, running: Running):
     requests = [{"prompt": "x", "temperature": 9}, {"prompt": "x"}, {"nothing": 1, "external_reference": "c"}]
     bad, good, empty = polled(client, running, queue(client, running, requests))["responses"]
     assert good["success"]
@@ -92,7 +92,7 @@ def test_a_request_that_is_wrong_is_answered_so_and_the_others_go_on(client: htt
     assert empty["external_reference"] == "c"
 
 
-def test_more_answers_than_a_page_come_whole(client: httpx.Client, running: Running):
+def test_results_of_several_pages_are_complete(client: httpx.Client, running: Running):
     texts = [{"text": "x" * (1 + number)} for number in range(300)]
     batch_id = queue(client, running, texts, VECTORS)
     found = polled(client, running, batch_id, VECTORS)
@@ -108,7 +108,7 @@ def test_models_answer_in_their_own_shape(client: httpx.Client, running: Running
 
 
 @pytest.mark.parametrize("how", ["body", "single", "alias"])
-def test_a_batch_may_be_asked_for_otherwise(client: httpx.Client, running: Running, how: str):
+def test_batch_options_are_accepted_in_query_and_body(client: httpx.Client, running: Running, how: str):
     model = ALIAS if how == "alias" else PARROT
     if how == "body":
         answer = run(client, running, {"requests": [{"prompt": "x"}], "options": {"queueRequest": True}})
@@ -125,7 +125,7 @@ def test_a_batch_may_be_asked_for_otherwise(client: httpx.Client, running: Runni
     assert item["result"]["response"] == TEXT
 
 
-def test_a_text_that_says_undefined_queues_nothing(client: httpx.Client, running: Running):
+def test_option_undefined_is_ignored(client: httpx.Client, running: Running):
     answer = run(client, running, {"prompt": "x"}, params={"queueRequest": "undefined"})
     assert answer.json()["result"]["response"] == TEXT
 
@@ -142,20 +142,20 @@ def test_a_text_that_says_undefined_queues_nothing(client: httpx.Client, running
     ],
 )
 @pytest.mark.parametrize("params", [QUEUED, {}])
-def test_a_batch_that_is_none_is_refused(client, running: Running, body: dict, what: str, params: dict):
+def test_malformed_batch_is_rejected(client, running: Running, body: dict, what: str, params: dict):
     answer = run(client, running, body, params=params)
     assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5006)
     assert what in answer.json()["errors"][0]["message"]
 
 
-def test_a_batch_of_too_many_is_refused(client: httpx.Client, running: Running):
+def test_batch_with_too_many_requests_is_rejected(client: httpx.Client, running: Running):
     for params, most in ((QUEUED, 10_000), ({}, 100)):
         answer = run(client, running, {"requests": [{"prompt": ""}] * (most + 1)}, params=params)
         assert answer.status_code == 400
         assert f"1 to {most} items" in answer.json()["errors"][0]["message"]
 
 
-def test_only_its_account_and_its_model_know_a_batch(client: httpx.Client, running: Running):
+def test_batch_is_visible_only_to_its_account_and_model(client: httpx.Client, running: Running):
     batch_id = queue(client, running, [{"prompt": "x"}])
     polled(client, running, batch_id)
     other_url = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/run/{PARROT}"
@@ -166,13 +166,13 @@ def test_only_its_account_and_its_model_know_a_batch(client: httpx.Client, runni
         assert (answer.status_code, answer.json()["errors"][0]["code"]) == (404, 7003)
 
 
-def test_a_token_for_one_model_neither_runs_nor_queues_another(client: httpx.Client, running: Running):
+def test_token_bound_to_a_model_can_neither_run_nor_queue_another(client: httpx.Client, running: Running):
     async def make() -> str:
         account_id, everything = running.tenants.account_id, tuple(group.group_id for group in GROUPS)
         policy = Policy("p", "allow", everything, (f"com.cloudflare.api.account.{account_id}",))
         asked = TokenSpec("narrow", (policy,), models=(PARROT,))
         database = Database.connect(running.site.database_url)
-        created = await user_tokens.create(database, PEPPER, Holder("account", account_id), asked, who="test")
+        created = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), asked, who="test")
         await database.close()
         return created.secret
 
@@ -185,7 +185,7 @@ def test_a_token_for_one_model_neither_runs_nor_queues_another(client: httpx.Cli
         assert refused.status_code == 403, (body, params, refused.text)
 
 
-def test_requests_without_the_option_are_run_now(client: httpx.Client, running: Running):
+def test_requests_without_queue_option_run_now(client: httpx.Client, running: Running):
     requests = [{"prompt": "one two", "external_reference": "a"}, {"prompt": "x", "max_tokens": 0}, {"prompt": "x"}]
     answer = run(client, running, {"requests": requests})
     assert answer.status_code == 200
@@ -197,7 +197,7 @@ def test_requests_without_the_option_are_run_now(client: httpx.Client, running: 
     assert running.site.usage_row(f"{answer.headers['cf-ai-req-id']}-2")["status"] == "stop"
 
 
-def test_a_client_that_leaves_ends_all_that_it_waited_for(running: Running):
+def test_disconnect_ends_all_calls_of_a_synchronous_batch(running: Running):
     nodes = running.site.nodes.values()
     before = sum(len(node.cancels) for node in nodes)
     with open_call(running, {"requests": [{"prompt": script(held_after=0, message="in a batch")}] * 3}):
@@ -205,7 +205,7 @@ def test_a_client_that_leaves_ends_all_that_it_waited_for(running: Running):
     wait_until_blocking(lambda: sum(len(node.cancels) for node in nodes) == before + 3)
 
 
-def test_nothing_of_a_batch_can_be_read_in_the_stores(client: httpx.Client, running: Running):
+def test_batch_content_is_encrypted_in_the_stores(client: httpx.Client, running: Running):
     marker = "marker-7f3a"
     polled(client, running, queue(client, running, [{"prompt": marker, "external_reference": marker}]))
     file = running.site.database_url.removeprefix("sqlite://")

@@ -51,7 +51,7 @@ def of_one_site(new_site: Callable[..., Site]) -> tuple[Running, Running]:
 
 
 @pytest.mark.parametrize("body", [{"prompt": "k whole"}, {"prompt": "k stream", "stream": True}])
-def test_the_same_again_is_given_the_same_bytes(client: httpx.Client, running: Running, body: dict):
+def test_repeated_request_with_a_key_gets_identical_bytes(client: httpx.Client, running: Running, body: dict):
     key = f"again-{'stream' in body}"
     first, again = keyed(client, running, key, body), keyed(client, running, key, body)
     assert first.status_code == again.status_code == 200
@@ -67,7 +67,7 @@ def test_the_same_again_is_given_the_same_bytes(client: httpx.Client, running: R
         assert events_of(again)[-1] == "[DONE]"
 
 
-def test_another_request_under_the_key_is_refused(client: httpx.Client, running: Running):
+def test_different_request_with_the_same_key_is_rejected(client: httpx.Client, running: Running):
     keyed(client, running, "other", {"prompt": "x"})
     for model, body, params in (
         (PARROT, {"prompt": "y"}, {}),
@@ -79,7 +79,7 @@ def test_another_request_under_the_key_is_refused(client: httpx.Client, running:
         assert answer.headers["x-should-retry"] == "false"
 
 
-def test_a_key_is_its_account_s_own(client: httpx.Client, running: Running):
+def test_idempotency_keys_of_accounts_are_independent(client: httpx.Client, running: Running):
     first = keyed(client, running, "mine", {"prompt": "x"})
     url = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/run/{PARROT}"
     headers = running.headers("other") | {"idempotency-key": "mine"}
@@ -88,14 +88,14 @@ def test_a_key_is_its_account_s_own(client: httpx.Client, running: Running):
     assert other.headers["cf-ai-req-id"] != first.headers["cf-ai-req-id"]
 
 
-def test_what_is_refused_leaves_its_key_free(client: httpx.Client, running: Running):
+def test_refused_request_releases_its_key(client: httpx.Client, running: Running):
     assert keyed(client, running, "free", {"prompt": "x", "temperature": 9}).status_code == 400
     failing = {"prompt": script(end="out_of_capacity")}
     assert keyed(client, running, "free", failing).status_code == 429
     assert keyed(client, running, "free", {"prompt": "x"}).status_code == 200
 
 
-def test_a_stream_that_breaks_is_not_kept(client: httpx.Client, running: Running, relinks: Callable[[], None]):
+def test_broken_stream_is_not_stored(client: httpx.Client, running: Running, relinks: Callable[[], None]):
     body = {"prompt": script(then_after=2, then="die", tokens=["x"] * 4), "stream": True}
     first = keyed(client, running, "breaks", body)
     relinks()
@@ -106,7 +106,7 @@ def test_a_stream_that_breaks_is_not_kept(client: httpx.Client, running: Running
     assert first.headers["cf-ai-req-id"] != again.headers["cf-ai-req-id"]
 
 
-def test_a_batch_under_a_key_is_queued_once(client: httpx.Client, running: Running):
+def test_batch_with_an_idempotency_key_is_queued_once(client: httpx.Client, running: Running):
     body = {"requests": [{"prompt": "queued once"}]}
     first, again = (keyed(client, running, "batch", body, params=QUEUED) for _ in range(2))
     assert first.content == again.content
@@ -115,7 +115,7 @@ def test_a_batch_under_a_key_is_queued_once(client: httpx.Client, running: Runni
     assert executes_of(running, "queued once") == 1
 
 
-def test_polls_need_no_key_of_their_own(client: httpx.Client, running: Running):
+def test_batch_polls_ignore_idempotency_keys(client: httpx.Client, running: Running):
     body = {"requests": [{"text": "x"}]}
     queued = run(client, running, body, VECTORS, params=QUEUED).json()["result"]["request_id"]
     polled(client, running, queued, VECTORS)
@@ -124,7 +124,7 @@ def test_polls_need_no_key_of_their_own(client: httpx.Client, running: Running):
     assert keyed(client, running, "poll", {"prompt": "x"}).status_code == 200
 
 
-def test_of_many_at_once_one_runs_at_all_gateways_together(two: tuple[Running, Running]):
+def test_one_of_many_concurrent_requests_with_a_key_runs(two: tuple[Running, Running]):
     body = {"prompt": script(tokens=["once ", "only"], gap_s=0.3)}
     answers: list[httpx.Response] = []
 
@@ -151,7 +151,7 @@ def test_of_many_at_once_one_runs_at_all_gateways_together(two: tuple[Running, R
 
 
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_a_client_that_comes_back_finds_its_answer(two: tuple[Running, Running], is_stream: bool):
+def test_retry_after_a_disconnect_returns_the_stored_response(two: tuple[Running, Running], is_stream: bool):
     """With a key a client that leaves does not end the call: it means to ask again."""
     marker = f"gone-{is_stream} "
     body = {"prompt": script(tokens=[marker, "a while"] * 5, gap_s=0.1), "stream": is_stream}
@@ -172,7 +172,7 @@ def test_a_client_that_comes_back_finds_its_answer(two: tuple[Running, Running],
     assert not two[0].site.nodes["n1"].cancels
 
 
-def test_a_gateway_that_was_killed_leaves_the_key_to_the_next(two: tuple[Running, Running]):
+def test_idempotency_key_of_a_killed_gateway_is_taken_over(two: tuple[Running, Running]):
     killed, other = two
     body = {"prompt": script(tokens=["killed ", "mid-way"], gap_s=1.0)}
     began_s = time.monotonic()
@@ -202,7 +202,7 @@ def _ignoring_errors(client: httpx.Client, running: Running, body: dict) -> None
         return
 
 
-def test_nothing_of_a_kept_answer_can_be_read_in_the_stores(client: httpx.Client, running: Running):
+def test_stored_response_is_encrypted_in_the_stores(client: httpx.Client, running: Running):
     marker = "kept-marker-51b2"
     body = {"prompt": script(tokens=[marker])}
     assert marker in keyed(client, running, marker, body).text

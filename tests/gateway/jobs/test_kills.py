@@ -105,7 +105,7 @@ def requests_of(batch: int) -> list[dict[str, Any]]:
     ]
 
 
-def test_whatever_is_killed_every_request_has_one_answer_and_one_entry(
+def test_every_request_has_one_response_and_one_entry_despite_kills(
     new_site: Callable[..., Site], own_postgres: PostgresServer
 ):
     campaign = Campaign(new_site(own_postgres.url), own_postgres)

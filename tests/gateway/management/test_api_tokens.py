@@ -11,7 +11,7 @@ import httpx
 import pytest
 from cloudflare import AsyncCloudflare, Cloudflare
 
-from gateway.management.api_token_bodies import shown_token
+from gateway.management.api_token_bodies import render_token
 from tenants.credentials.api_tokens import ApiToken
 from tests.gateway.process import PARROT
 from tests.gateway.site import USER_EMAIL, Running, Site
@@ -329,7 +329,7 @@ def test_a_user_says_who_they_are(running: Running, api: Callable[[str], Api]):
 def test_a_token_s_last_use_is_shown():
     then = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     token = ApiToken("t", "a", "n", "user", "active", (), then, None, None, last_used_at=then)
-    assert shown_token(token)["last_used_on"] == "2026-01-02T03:04:05Z"
+    assert render_token(token)["last_used_on"] == "2026-01-02T03:04:05Z"
 
 
 @pytest.fixture(scope="module")

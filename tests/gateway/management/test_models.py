@@ -133,7 +133,7 @@ RETIRED, LISTED, UNRUN = "@cf/microsoft/phi-2", "@cf/meta/llama-3.2-1b-instruct"
     [
         (RETIRED, (410, 5028), "deprecated on 2026-05-30. Please use @cf/meta/llama-3.2-3b-instruct instead"),
         (LISTED, (400, 5007), f"`hearth model pull {LISTED}`"),
-        (UNRUN, (400, 5007), "nodes do not do Automatic Speech Recognition yet"),
+        (UNRUN, (400, 5007), "nodes do not support Automatic Speech Recognition yet"),
         ("@cf/test/over", (410, 5028), "deprecated on 2026-02-03. Please use @cf/test/parrot instead"),
     ],
 )

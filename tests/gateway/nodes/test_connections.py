@@ -1,4 +1,4 @@
-"""One connection to each node: proven before it is used, kept alive, reopened; its calls end with it."""
+"""The connection to each node: authenticated before use, kept alive, reopened; its calls end with it."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import pytest
 
 from engine.protocol import wire
 from engine.protocol.events import Finished, Started, Token
-from engine.protocol.tasks import TextGeneration
+from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.nodes import connections
 from gateway.nodes.connections import NodeLink, NodeLost
 from gateway.nodes.inbox import Inbox
@@ -93,7 +93,7 @@ async def test_many_calls_share_one_connection_and_each_gets_its_own_events(node
         assert len(node.connections) == 1
 
 
-async def test_an_inbox_that_waits_for_the_end_gives_everything_at_once(node: FakeNode):
+async def test_inbox_that_waits_for_the_end_returns_all_events_at_once(node: FakeNode):
     async with linked(node) as link:
         await wait_until(lambda: link.is_open)
         inbox = Inbox(waits_for_end=True, max_bytes=1 << 20)
@@ -101,7 +101,7 @@ async def test_an_inbox_that_waits_for_the_end_gives_everything_at_once(node: Fa
         assert isinstance((await inbox.take())[-1], Finished)
 
 
-async def test_calls_on_a_node_that_dies_are_lost_at_once(node: FakeNode):
+async def test_calls_on_a_dead_node_fail_at_once(node: FakeNode):
     async with linked(node) as link:
         await wait_until(lambda: link.is_open)
         inbox = Inbox(**STREAM)
@@ -114,7 +114,7 @@ async def test_calls_on_a_node_that_dies_are_lost_at_once(node: FakeNode):
             link.execute(execute("hi"), Inbox(**STREAM))
 
 
-async def test_a_socket_that_has_just_closed_takes_no_call_and_cancels_none(node: FakeNode):
+async def test_closing_connection_accepts_no_call(node: FakeNode):
     """Between the socket's end and the news of it, a call finds the node lost, as it would a moment later."""
     async with linked(node) as link:
         await wait_until(lambda: link.is_open)
@@ -132,7 +132,7 @@ async def test_a_socket_that_has_just_closed_takes_no_call_and_cancels_none(node
             await drain(inbox)
 
 
-async def test_a_node_that_talks_garbage_is_dropped_and_connected_again(node: FakeNode):
+async def test_node_that_sends_garbage_is_disconnected_and_reconnected(node: FakeNode):
     async with linked(node) as link:
         await wait_until(lambda: link.is_open)
         inbox, first = Inbox(**STREAM), link._connection
@@ -146,7 +146,7 @@ async def test_a_node_that_talks_garbage_is_dropped_and_connected_again(node: Fa
         await drain(again)
 
 
-async def test_a_silent_node_is_dropped(node: FakeNode, monkeypatch: pytest.MonkeyPatch):
+async def test_silent_node_is_disconnected(node: FakeNode, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connections.wire, "KEEPALIVE_INTERVAL_S", 0.02)
     async with linked(node) as link:
         await wait_until(lambda: link.is_open)
@@ -159,7 +159,7 @@ async def test_a_silent_node_is_dropped(node: FakeNode, monkeypatch: pytest.Monk
             await asyncio.wait_for(inbox.take(), PATIENCE_S)
 
 
-async def test_a_gateway_that_stood_still_takes_no_node_for_silent(node: FakeNode, monkeypatch: pytest.MonkeyPatch):
+async def test_suspended_gateway_does_not_drop_nodes_as_silent(node: FakeNode, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(connections.wire, "KEEPALIVE_INTERVAL_S", 0.02)
     monkeypatch.setattr(connections.wire, "KEEPALIVE_TIMEOUT_S", 0.8)
     async with linked(node) as link:
@@ -185,7 +185,7 @@ async def test_gateway_with_a_key_from_another_ring_is_not_connected(
         assert not link.is_open
 
 
-async def test_a_node_that_cannot_prove_itself_gets_no_calls(short_tmp_path: Path, caplog: pytest.LogCaptureFixture):
+async def test_node_without_valid_credentials_gets_no_calls(short_tmp_path: Path, caplog: pytest.LogCaptureFixture):
     class Impostor(asyncio.Protocol):
         def connection_made(self, transport):
             self.transport = transport
@@ -218,7 +218,7 @@ async def test_cancel_ends_a_call_with_what_the_node_had_done(node: FakeNode):
         assert events[-1].usage.completion_tokens == 1
 
 
-async def test_over_tcp_both_ends_show_certificates(tmp_path: Path):
+async def test_tcp_connections_use_mutual_tls(tmp_path: Path):
     ca, node_files, gateway_files = certificates(tmp_path)
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_side.verify_mode = ssl.CERT_REQUIRED

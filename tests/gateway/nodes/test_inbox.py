@@ -1,4 +1,4 @@
-"""What a node has said of a call is given in order, in time, and once."""
+"""The inbox returns the events of a call in order, in time and once."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ from gateway.streaming import COALESCE_S
 STREAM = {"waits_for_end": False, "max_bytes": 1 << 20}
 
 
-async def test_nothing_is_given_before_its_time_but_the_end():
+async def test_inbox_returns_nothing_early_except_the_end():
     inbox = Inbox(**STREAM)
     loop = asyncio.get_running_loop()
     inbox.put(Token("a"))
@@ -35,7 +35,7 @@ class Counted(Inbox):
         super()._wake()
 
 
-def test_a_reader_is_woken_once_whatever_the_clock_makes_of_fractions_of_a_second():
+def test_reader_wakes_once_despite_clock_rounding():
     async def take(inbox: Inbox, after_s: float) -> None:
         await asyncio.sleep(after_s)
         inbox.put(Token("a"))
@@ -49,7 +49,7 @@ def test_a_reader_is_woken_once_whatever_the_clock_makes_of_fractions_of_a_secon
     assert uvloop.run(take_at_many_times()) == [1] * 100
 
 
-async def test_a_reader_that_takes_too_little_too_slowly_is_told_so():
+async def test_slow_reader_gets_overrun():
     inbox = Inbox(waits_for_end=False, max_bytes=1000)
     for _ in range(20):
         inbox.put(Token("x" * 50))
@@ -57,7 +57,7 @@ async def test_a_reader_that_takes_too_little_too_slowly_is_told_so():
         await inbox.take()
 
 
-async def test_what_was_said_before_a_loss_is_handed_on_unless_another_node_can_begin_anew():
+async def test_events_before_a_lost_connection_are_passed_on_unless_the_call_is_retried():
     fresh, begun = Inbox(**STREAM), Inbox(**STREAM)
     begun.put(Token("a"))
     await begun.take()

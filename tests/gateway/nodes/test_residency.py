@@ -1,4 +1,4 @@
-"""Region and retention through the gateway: where calls run, what answers 3040, what is found of them later."""
+"""Residency and retention through the gateway: where calls run, when they are refused, and what is stored of them."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_call_runs_where_its_region_is_and_a_node_is_where_it_has_proven_to_be
     wait_until_blocking(lambda: ask(running, client, "DE").status_code == 200)
 
 
-def test_a_gateway_outside_the_region_refuses_before_it_reads(running: Running, client: httpx.Client):
+def test_gateway_outside_the_region_refuses_before_reading_the_body(running: Running, client: httpx.Client):
     before = running.site.num_executes
     assert code_of(ask(running, client, "US")) == (429, 3040)
     assert code_of(ask(running, client, "fedramp,CH")) == (429, 3040)
@@ -164,7 +164,7 @@ def test_the_api_shows_and_changes_an_accounts_rules(running: Running):
         assert not shown.keys() & {"region", "retention"}
 
 
-def test_nothing_of_a_zero_retention_call_is_found_anywhere(running: Running, client: httpx.Client):
+def test_zero_retention_call_stores_no_content(running: Running, client: httpx.Client):
     """The marker went in and came out; no file of the gateway's, row, log line or value in Redis holds it, and no two
     calls share a cache."""
     site, url = running.site, f"{running.account_url}/ai/v1/responses"
@@ -185,13 +185,13 @@ def test_nothing_of_a_zero_retention_call_is_found_anywhere(running: Running, cl
         first = respond()
         gone = client.get(f"{url}/{first.json()['id']}")
         assert gone.status_code == 404
-        assert gone.json()["error"]["message"].endswith(": nothing of this account's calls is kept")
+        assert gone.json()["error"]["message"].endswith(": this account has zero data retention")
         later = respond(background=True)
         assert later.status_code == 400
-        assert "'background' is not supported: nothing of this account's calls is kept" in later.text
+        assert "'background' is not supported: this account has zero data retention" in later.text
         again = respond(previous_response_id=first.json()["id"])
         assert again.status_code == 400
-        assert "nothing of this account's responses is kept" in again.text
+        assert "this account has zero data retention" in again.text
         calls = [site.execute_of(ask(running, client)) for _ in range(2)]
         assert all(call.is_ephemeral for call in calls)
         assert calls[0].namespace != calls[1].namespace
@@ -201,7 +201,7 @@ def test_nothing_of_a_zero_retention_call_is_found_anywhere(running: Running, cl
         run = f"{running.account_url}/ai/run/{PARROT}"
         queued = client.post(run + "?queueRequest=true", json={"requests": [{"prompt": MARKER}]})
         assert code_of(queued) == (400, 5006)
-        assert "nothing of this account's calls is kept" in queued.text
+        assert "this account has zero data retention" in queued.text
         for status in (200, 409):  # the key is spent, since the answer was not kept
             keyed = client.post(run, json={"prompt": MARKER}, headers={"idempotency-key": MARKER})
             assert keyed.status_code == status, keyed.text

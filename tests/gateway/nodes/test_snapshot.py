@@ -1,4 +1,4 @@
-"""What is known of nodes: presence says which exist, connections which can be reached; nonsense is left out."""
+"""The node snapshot: presence says which nodes exist, links which can be reached; malformed presence is ignored."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -52,7 +52,7 @@ async def nodes(presence: Presence) -> AsyncIterator[Nodes]:
     await known.close()
 
 
-async def test_a_node_is_a_candidate_for_what_it_holds_once_it_is_connected(nodes: Nodes, presence: Presence, node):
+async def test_connected_node_is_a_candidate_for_its_models(nodes: Nodes, presence: Presence, node):
     presence.put(node)
     await nodes.refresh()
     assert nodes.candidates(CARD[PARROT]) == ()
@@ -71,7 +71,7 @@ async def test_another_version_of_a_model_is_not_this_one(nodes: Nodes, presence
 
 
 @pytest.mark.parametrize("state", ["draining", "failed"])
-async def test_a_node_that_cannot_serve_is_no_candidate(nodes: Nodes, presence: Presence, node, state: str):
+async def test_draining_or_failed_node_is_no_candidate(nodes: Nodes, presence: Presence, node, state: str):
     node.state = state
     presence.put(node)
     await nodes.refresh()
@@ -80,7 +80,7 @@ async def test_a_node_that_cannot_serve_is_no_candidate(nodes: Nodes, presence: 
     assert nodes.hot_models() == []
 
 
-async def test_load_is_what_a_node_reports_or_what_we_sent_it(nodes: Nodes, presence: Presence, node):
+async def test_load_is_the_larger_of_reported_and_sent_tokens(nodes: Nodes, presence: Presence, node):
     node.queued_tokens = 100
     presence.put(node)
     await nodes.refresh()
@@ -91,7 +91,9 @@ async def test_load_is_what_a_node_reports_or_what_we_sent_it(nodes: Nodes, pres
     assert candidate.load_tokens == 500
 
 
-async def test_a_connected_node_stays_while_presence_is_empty_or_away(nodes: Nodes, presence: Presence, node):
+async def test_connected_node_remains_known_while_presence_is_empty_or_unavailable(
+    nodes: Nodes, presence: Presence, node
+):
     presence.put(node)
     await nodes.refresh()
     await wait_until(lambda: nodes.num_reachable == 1)
@@ -103,7 +105,7 @@ async def test_a_connected_node_stays_while_presence_is_empty_or_away(nodes: Nod
     assert len(nodes.candidates(CARD[PARROT])) == 1
 
 
-async def test_a_node_that_is_neither_present_nor_connected_is_forgotten(nodes: Nodes, presence: Presence, node):
+async def test_absent_and_disconnected_node_is_removed(nodes: Nodes, presence: Presence, node):
     presence.put(node)
     await nodes.refresh()
     await wait_until(lambda: nodes.num_reachable == 1)
@@ -114,7 +116,7 @@ async def test_a_node_that_is_neither_present_nor_connected_is_forgotten(nodes: 
     assert nodes.hot_models() == []
 
 
-async def test_presence_that_makes_no_sense_is_left_out(nodes: Nodes, presence: Presence, node):
+async def test_malformed_presence_is_ignored(nodes: Nodes, presence: Presence, node):
     presence.put(node)
     good = presence.payloads["n1"]
     presence.payloads |= {

@@ -8,7 +8,7 @@ import pytest
 from openapi_spec_validator import validate
 
 from gateway.app import ROUTES
-from gateway.call import Door
+from gateway.call import Endpoint
 from tests.fakes.node import WORDS
 from tests.gateway.process import CHATTY, HANDY, PARROT, VECTORS
 from tests.gateway.site import Running
@@ -41,7 +41,7 @@ def test_every_route_is_in_it_and_says_what_it_does(document: dict):
         paths[path].remove(route.method.lower())
         assert len(operation["summary"]) > 10, path
         assert bool(operation["security"]) == (route.access.name != "PUBLIC")
-        if isinstance(route.endpoint, Door):
+        if isinstance(route.endpoint, Endpoint):
             assert operation["requestBody"]["content"]["application/json"]["schema"]
     assert not any(paths.values())
     ids = [operation["operationId"] for methods in document["paths"].values() for operation in methods.values()]

@@ -13,7 +13,7 @@ from tenants.credentials.principal import AccountTerms, Principal
 from tenants.credentials.roles import ROLES, bounded, parse_role
 from tenants.credentials.scopes import ALL_SCOPES, GROUPS
 from tenants.credentials.token_verifier import TokenVerifier
-from tenants.credentials.user_tokens import Holder, TokenSpec
+from tenants.credentials.user_tokens import TokenOwner, TokenSpec
 from tests.tenants.conftest import PEPPER
 
 READING = frozenset(scope for scope in ALL_SCOPES if scope.endswith(":read"))
@@ -47,7 +47,7 @@ async def test_whatever_a_member_holds_is_bounded_by_the_role(database: Database
     created = await users.create(database, PEPPER, "ada@example.com", (account_id,))
     user_id = created.user.user_id
     await users.join(database, user_id, other, role="viewer")
-    holder = Holder("user", account_id, user_id)
+    holder = TokenOwner("user", account_id, user_id)
     secret = (await user_tokens.create(database, PEPPER, holder, spec(other), who="t")).secret
     verifier = TokenVerifier(database, PEPPER)
     key = await verifier.verify_global_key("ada@example.com", created.global_key)
@@ -89,7 +89,7 @@ async def test_a_verifier_hears_of_another_role_and_of_other_terms(database: Dat
 
 
 async def test_a_token_keeps_its_models_and_limits(database: Database, account_id: str):
-    holder = Holder("account", account_id)
+    holder = TokenOwner("account", account_id)
     models = ("@cf/x/y", "@cf/x/z")
     created = await user_tokens.create(
         database, PEPPER, holder, spec(account_id, models=models, limits="token=3/60"), who="t"

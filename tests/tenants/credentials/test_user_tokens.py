@@ -18,7 +18,7 @@ from tenants.credentials.policies import Policy
 from tenants.credentials.principal import Principal, Refused, TokenKind
 from tenants.credentials.scopes import ALL_SCOPES
 from tenants.credentials.token_verifier import TokenVerifier
-from tenants.credentials.user_tokens import Holder, TokenSpec, TooManyTokens
+from tenants.credentials.user_tokens import TokenOwner, TokenSpec, TooManyTokens
 from tests.tenants.conftest import PEPPER
 from tests.tenants.hand_clock import HandClock
 
@@ -45,11 +45,11 @@ def verifier(database: Database, clock: HandClock) -> TokenVerifier:
 async def test_a_token_lives_through_a_restart_until_it_is_deleted(
     database: Database, database_url: str, account_id: str, kind: TokenKind
 ) -> None:
-    holder = Holder(kind, account_id)
+    holder = TokenOwner(kind, account_id)
     condition = AddressCondition(("10.0.0.0/8",), ("10.1.0.0/16",))
     wanted = TokenSpec("ci", (Policy("p", "allow", (READ,), (EVERYWHERE,)),), condition)
     made = await user_tokens.create(database, PEPPER, holder, wanted, who="ops")
-    other = Holder(kind, (await accounts.create(database, "Bob")).account_id)
+    other = TokenOwner(kind, (await accounts.create(database, "Bob")).account_id)
 
     later = Database.connect(database_url)
     assert (await user_tokens.page(later, holder, page=1, per_page=5)).tokens == [made.token]
@@ -70,7 +70,7 @@ async def test_a_token_lives_through_a_restart_until_it_is_deleted(
 async def test_what_a_verifier_remembers_keeps_up_with_every_change(
     database: Database, account_id: str, verifier: TokenVerifier, clock: HandClock
 ) -> None:
-    holder = Holder("account", account_id)
+    holder = TokenOwner("account", account_id)
     await verifier.poll()
     made = await user_tokens.create(database, PEPPER, holder, spec(), who="ops")
     id_ = made.token.api_token_id
@@ -99,7 +99,7 @@ async def test_times_go_by_the_clock_though_the_rest_is_remembered(
 ) -> None:
     starts_at, ends_at = clock.now() + timedelta(seconds=5), clock.now() + timedelta(seconds=10)
     wanted = TokenSpec("ci", spec().policies, not_before=starts_at, expires_at=ends_at)
-    made = await user_tokens.create(database, PEPPER, Holder("user", account_id), wanted, who="ops", clock=clock)
+    made = await user_tokens.create(database, PEPPER, TokenOwner("user", account_id), wanted, who="ops", clock=clock)
     told = []
     for _ in range(3):
         verdict = await verifier.verify(made.secret)
@@ -112,7 +112,7 @@ async def test_a_users_token_opens_the_accounts_that_the_user_has_now(
     database: Database, account_id: str, verifier: TokenVerifier
 ) -> None:
     user_id = (await users.create(database, PEPPER, "ada@example.com", (account_id,))).user.user_id
-    made = await user_tokens.create(database, PEPPER, Holder("user", account_id, user_id), spec(), who="ops")
+    made = await user_tokens.create(database, PEPPER, TokenOwner("user", account_id, user_id), spec(), who="ops")
     await verifier.poll()
     assert set((await principal_of(verifier, made.secret)).accounts()) == {account_id}
 
@@ -162,7 +162,7 @@ async def test_a_deleted_account_is_gone_with_its_tokens_and_its_record_stays(
     database: Database, account_id: str, verifier: TokenVerifier
 ) -> None:
     secrets = [
-        (await user_tokens.create(database, PEPPER, Holder(kind, account_id), spec(), who="ops")).secret
+        (await user_tokens.create(database, PEPPER, TokenOwner(kind, account_id), spec(), who="ops")).secret
         for kind in ("user", "account")
     ]
     await verifier.poll()
@@ -185,13 +185,13 @@ async def test_a_deleted_account_is_gone_with_its_tokens_and_its_record_stays(
 async def test_a_holder_has_only_so_many_tokens(sqlite_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     account_id = (await accounts.create(sqlite_database, "Ada")).account_id
     monkeypatch.setitem(user_tokens.MAX_TOKENS, "user", 2)
-    holder = Holder("user", account_id)
+    holder = TokenOwner("user", account_id)
     made = [await user_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops") for _ in range(2)]
     with pytest.raises(TooManyTokens, match="at most 2 user tokens"):
         await user_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops")
     await user_tokens.delete(sqlite_database, holder, made[0].token.api_token_id, who="ops")
     await user_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops")
-    await user_tokens.create(sqlite_database, PEPPER, Holder("account", account_id), spec(), who="ops")
+    await user_tokens.create(sqlite_database, PEPPER, TokenOwner("account", account_id), spec(), who="ops")
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from sqlalchemy import func, select
 from storage.database import Database, uuid7
 from tenants import accounts
 from tenants.jobs import batches
-from tenants.jobs.batches import Answered, Leased, NewBatch, NewChunk, QueueFull
+from tenants.jobs.batches import Completion, LeasedChunk, NewBatch, NewChunk, QueueFull
 from tenants.tables import batch_chunks, batch_results, usage_entries
 from tenants.tables import batches as batches_table
 from tests.tenants.usage.made_entries import entry
@@ -39,18 +39,18 @@ async def queue(database: Database, account_id: str, *, chunks: int = 1, of: int
     return batch.batch_id
 
 
-def answered(leased: Leased, numbers: Sequence[int] | None = None) -> list[Answered]:
+def answered(leased: LeasedChunk, numbers: Sequence[int] | None = None) -> list[Completion]:
     """Answers to what a chunk needs, or to these of it."""
     first = leased.key[1]
     wanted = range(first, first + leased.num_requests) if numbers is None else numbers
     return [
-        Answered(n, b"answer", 1, 2, (entry(f"{leased.key[0]}-{n}", account_id=leased.account_id),))
+        Completion(n, b"answer", 1, 2, (entry(f"{leased.key[0]}-{n}", account_id=leased.account_id),))
         for n in wanted
         if n not in leased.answered
     ]
 
 
-async def take(database: Database, owner: str = "w1", now: datetime = NOW) -> Leased:
+async def take(database: Database, owner: str = "w1", now: datetime = NOW) -> LeasedChunk:
     found = await batches.take(database, owner, now, LEASE_S)
     assert found is not None
     return found
@@ -118,7 +118,7 @@ async def test_a_worker_that_renews_is_not_taken_for_dead(database: Database, ac
 async def test_what_is_given_back_waits_as_long_as_it_is_told(database: Database, account_id: str):
     await queue(database, account_id)
     leased = await take(database)
-    await batches.give_back(database, "w1", [leased.key], later(5))
+    await batches.release(database, "w1", [leased.key], later(5))
     assert not await batches.has_work(database, later(4))
     assert await batches.has_work(database, later(5))
     assert (await take(database, "w2", later(5))).num_losses == 0
@@ -164,7 +164,7 @@ async def test_what_was_given_back_is_not_charged(database: Database):
     await queue(database, bob, chunks=2)
     for owner in ("w1", "w2", "w3", "w4", "w5"):
         first = await take(database, owner)
-        await batches.give_back(database, owner, [first.key], NOW)
+        await batches.release(database, owner, [first.key], NOW)
     assert {(await take(database, owner)).account_id for owner in ("w1", "w2")} == {ada, bob}
 
 

@@ -17,7 +17,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule, r
 
 from storage.database import Database, new_id_hex
 from tenants.jobs import idempotency
-from tenants.jobs.idempotency import Kept, Keyed, Mine, Taken
+from tenants.jobs.idempotency import Claimed, InUse, Kept, Keyed
 
 LEASE_S, TTL_S = 10.0, 100.0
 OWNERS = itertools.count()
@@ -33,7 +33,7 @@ class Keys(RuleBasedStateMachine):
         super().__init__()
         self.account_id = new_id_hex()
         self.now = datetime(2026, 11, 22, tzinfo=UTC)
-        self.believed: dict[str, tuple[Mine, datetime]] = {}  # key -> its owner, and until when
+        self.believed: dict[str, tuple[Claimed, datetime]] = {}  # key -> its owner, and until when
         self.lost_id: dict[str, str] = {}  # key -> request id of an owner that may be dead
         self.answer: dict[str, bytes] = {}
         self.fingerprint: dict[str, str] = {}
@@ -54,7 +54,7 @@ class Keys(RuleBasedStateMachine):
         if isinstance(found, Kept):
             assert found.answer == self.answer[key]
             assert body == self.fingerprint[key]
-        elif isinstance(found, Taken):
+        elif isinstance(found, InUse):
             assert is_known
             assert found.is_other == (body != self.fingerprint[key])
             assert found.is_other or self.believed[key][1] > self.now
@@ -70,7 +70,7 @@ class Keys(RuleBasedStateMachine):
         return None
 
     @rule(mine=consumes(held), is_told_twice=st.booleans())
-    def answered(self, mine: Mine | None, is_told_twice: bool) -> None:
+    def answered(self, mine: Claimed | None, is_told_twice: bool) -> None:
         if mine is None:
             return
         answer = f"by {mine.owner}".encode()
@@ -82,18 +82,18 @@ class Keys(RuleBasedStateMachine):
             assert not self._run(idempotency.keep(self.database, mine, b"again"))
 
     @rule(mine=consumes(held))
-    def refused(self, mine: Mine | None) -> None:
+    def refused(self, mine: Claimed | None) -> None:
         if mine is not None:
             self._run(idempotency.give_up(self.database, mine))
             if self._is_owner(mine):
                 self._forget(mine.keyed.key_hash)
 
     @rule(mine=consumes(held))
-    def dies(self, mine: Mine | None) -> None:
+    def dies(self, mine: Claimed | None) -> None:
         """And says nothing any more."""
 
     @rule(mine=held)
-    def renews(self, mine: Mine | None) -> None:
+    def renews(self, mine: Claimed | None) -> None:
         if mine is not None:
             self._run(idempotency.renew(self.database, [mine], self.now, LEASE_S))
             if self._is_owner(mine):
@@ -109,7 +109,7 @@ class Keys(RuleBasedStateMachine):
         for key in [key for key, at in self.expires_at.items() if at <= self.now]:
             self._forget(key)
 
-    def _is_owner(self, mine: Mine) -> bool:
+    def _is_owner(self, mine: Claimed) -> bool:
         key = mine.keyed.key_hash
         return key in self.believed and self.believed[key][0] == mine and key not in self.answer
 
@@ -142,5 +142,5 @@ async def test_of_many_at_once_one_is_let_through(database: Database):
             for n in range(8)
         )
     )
-    assert [type(one) for one in found].count(Mine) == 1
-    assert {type(one) for one in found} == {Mine, Taken}
+    assert [type(one) for one in found].count(Claimed) == 1
+    assert {type(one) for one in found} == {Claimed, InUse}

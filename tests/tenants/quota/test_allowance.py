@@ -9,11 +9,11 @@ import pytest
 
 from catalog.pricing import micro_neurons_for
 from storage.database import Database
-from telemetry.steady_clock import BELIEVED_AFTER_S
+from telemetry.steady_clock import ACCEPT_JUMP_AFTER_S
 from tenants.quota import budgets
 from tenants.quota.allowance import Allowance, Budget, forecast
 from tenants.quota.budgets import MonthlyBudget
-from tenants.quota.quota_days import QuotaDays
+from tenants.quota.quota_days import QuotaCalendar
 from tenants.usage import usage_entries as usage
 from tests.tenants.usage.made_entries import entry
 
@@ -71,7 +71,7 @@ def test_a_free_account_has_so_much_a_day_and_a_paid_one_as_much_as_it_likes() -
     clock = Clock()
     allowance = allowance_of(None, clock)
     [today] = allowance.of(Caller())
-    assert (today.name, today.limit, today.is_closed_when_away) == ("allowance", FREE, True)
+    assert (today.name, today.limit, today.requires_redis) == ("allowance", FREE, True)
     assert today.until == datetime(2026, 11, 21, tzinfo=UTC)
     assert allowance.of(Caller(plan="paid")) == ()
     clock.wait(12 * 3600 - 1)
@@ -149,7 +149,7 @@ def test_a_budget_that_makes_no_sense_is_refused(bad: dict[str, object]) -> None
 @pytest.mark.parametrize("jump_s", [3600, -3600, 86_400, -86_400, 61, -61, 1e7])
 def test_a_clock_that_jumps_moves_the_day_neither_back_nor_early(jump_s: float) -> None:
     clock = Clock(wall=datetime(2026, 11, 20, 23, 30, tzinfo=UTC))
-    days = QuotaDays(clock)
+    days = QuotaCalendar(clock)
     clock.wall += timedelta(seconds=jump_s)
     true = datetime(2026, 11, 20, 23, 30, tzinfo=UTC)
     for _ in range(14):
@@ -168,9 +168,9 @@ def test_a_clock_that_jumps_moves_the_day_neither_back_nor_early(jump_s: float) 
 
 def test_a_clock_that_was_wrong_and_stays_corrected_is_believed_and_a_day_never_comes_again() -> None:
     clock = Clock(wall=datetime(2026, 11, 20, 12, tzinfo=UTC))
-    days = QuotaDays(clock)
+    days = QuotaCalendar(clock)
     clock.wall -= timedelta(days=1)
-    for _ in range(int(BELIEVED_AFTER_S // 60) + 2):
+    for _ in range(int(ACCEPT_JUMP_AFTER_S // 60) + 2):
         clock.wait(60)
         assert days.day() == datetime(2026, 11, 20, tzinfo=UTC)
     assert days.now() == clock.wall

@@ -72,7 +72,7 @@ def test_owners_do_not_share_what_is_counted():
 def test_calls_that_wait_are_counted_apart_from_calls():
     rules = in_force(parse_rules("account.calls=9, account.waiting=3, free:token.waiting=1"), "free")
     found = items_of(rules, "a", "t", "chat")
-    assert [(item.name, item.kind, item.limit, item.is_until_begun) for item in found] == [
+    assert [(item.name, item.kind, item.limit, item.ends_at_first_output) for item in found] == [
         ("account.calls", "c", 9, False),
         ("account.waiting", "c", 3, True),
         ("token.waiting", "c", 1, True),

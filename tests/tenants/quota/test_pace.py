@@ -2,11 +2,11 @@
 
 import pytest
 
-from tenants.quota.pace import MAX_WAIT_S, MIN_WAIT_S, Pace
+from tenants.quota.pace import MAX_WAIT_S, MIN_WAIT_S, ReleasePace
 
 
 def test_a_place_becomes_free_sooner_the_more_there_are():
-    pace = Pace()
+    pace = ReleasePace()
     assert pace.next_s("a", 4) == MIN_WAIT_S
     pace.saw("a", 40.0)
     assert pace.next_s("a", 4) == 10.0
@@ -18,7 +18,7 @@ def test_a_place_becomes_free_sooner_the_more_there_are():
 
 
 def test_newer_ones_count_more():
-    pace = Pace()
+    pace = ReleasePace()
     pace.saw("a", 2.0)
     for _ in range(40):
         pace.saw("a", 30.0)

@@ -19,7 +19,7 @@ from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral
 from tenants.quota.allowance import Allowance
 from tenants.quota.quota import Quota
-from tenants.quota.quota_plan import Entered, QuotaExceeded
+from tenants.quota.quota_plan import QuotaExceeded, Reservation
 from tenants.usage import usage_entries as usage
 from tenants.usage.usage_entries import UsageEntry
 from tests.tenants.hand_clock import HandClock
@@ -68,7 +68,7 @@ class Money(RuleBasedStateMachine):
         return gateway, entered
 
     @rule(call=consumes(held), share=st.sampled_from([0.0, 0.5, 1.0]), is_told=st.booleans())
-    def settle(self, call: tuple[int, Entered] | None, share: float, is_told: bool) -> None:
+    def settle(self, call: tuple[int, Reservation] | None, share: float, is_told: bool) -> None:
         """The entry becomes durable; then the gateway tells Redis, or dies before it does."""
         if call is None:
             return
@@ -83,7 +83,7 @@ class Money(RuleBasedStateMachine):
         del self.open[entered.op]
 
     @rule(call=consumes(held))
-    def crash(self, call: tuple[int, Entered] | None) -> None:
+    def crash(self, call: tuple[int, Reservation] | None) -> None:
         """Nothing was done, and nothing is said; the lease ends."""
         if call is not None:
             self._lease_ends(call[1])
@@ -126,11 +126,11 @@ class Money(RuleBasedStateMachine):
         self._run(usage.write(self.database, [one]))
         self.settled += used
 
-    def _leave(self, gateway: int, entered: Entered, used: int) -> None:
+    def _leave(self, gateway: int, entered: Reservation, used: int) -> None:
         self.quotas[gateway].leave(entered, micro_neurons=used)
         self._behind(self.quotas[gateway])
 
-    def _leave_now(self, quota: Quota, entered: Entered) -> None:
+    def _leave_now(self, quota: Quota, entered: Reservation) -> None:
         quota.leave(entered)
         self._behind(quota)
 
@@ -143,10 +143,10 @@ class Money(RuleBasedStateMachine):
 
         self._run(said())
 
-    def _lease_ends(self, entered: Entered) -> None:
+    def _lease_ends(self, entered: Reservation) -> None:
         self.redis.zadd(f"quota:open:{self.caller.account_id}", {entered.op: 1})
         for quota in self.quotas:
-            quota._under_way.pop(entered.op, None)
+            quota._running.pop(entered.op, None)
 
     def _counted(self) -> dict[str, int]:
         (budget,) = self.allowance.of(self.caller)

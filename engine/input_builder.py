@@ -1,0 +1,107 @@
+"""Build the inputs of a step from the slot table. Costs a handful of NumPy calls whatever the batch size."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.arrays import Ints
+from engine.inputs import ConstraintSource, LogitBias, SamplingInputs, StepInputs, TokenHistory
+from engine.prompt_logprobs import select_rows
+from engine.scheduling.sequence import SlotTable
+from engine.scheduling.step_budget import ScheduledStep
+
+
+def build_inputs(step: ScheduledStep, table: SlotTable, constraints: ConstraintSource | None = None) -> StepInputs:
+    """Return the inputs of `step`, in the order of its rows."""
+    slots, num_tokens = step.slots, step.num_tokens
+    starts = table.num_computed[slots]  # int32 [R]
+    context_lens = starts + num_tokens
+    query_starts = np.zeros(len(slots) + 1, dtype=np.int32)
+    np.cumsum(num_tokens, out=query_starts[1:])
+    if query_starts[-1] == len(slots):  # one token a row: a decode step
+        token_slots, positions = slots, starts.astype(np.int64)
+        num_decode_rows = len(slots)
+    else:
+        token_slots = np.repeat(slots, num_tokens)  # [T]
+        positions = np.arange(query_starts[-1]) + np.repeat(starts - query_starts[:-1], num_tokens)  # int64 [T]
+        num_decode_rows = int(np.argmax(num_tokens > 1))
+    block_size = table.block_size
+    block_ids = table.block_table[token_slots, positions // block_size]  # int32 [T]
+    slot_mapping = block_ids.astype(np.int64) * block_size + positions % block_size
+    prompt_logprobs = None
+    if step.num_drafts is None:
+        sampled = np.flatnonzero(context_lens == table.length[slots])  # [K], rows whose last known token is computed
+        logit_rows = query_starts[sampled + 1].astype(np.int64) - 1
+        sampling = _sampling(slots[sampled], table.length[slots[sampled]], table, constraints)
+        if table.num_prompt_logprobs:
+            logit_rows, prompt_logprobs = select_rows(step, query_starts, logit_rows, table)
+    else:  # every row decodes and samples at each of its tokens
+        logit_rows = np.arange(len(positions))
+        sampling = _sampling(token_slots, (positions + 1).astype(np.int32), table, constraints)
+    return StepInputs(
+        token_ids=torch.from_numpy(table.token_ids[token_slots, positions].astype(np.int64)),
+        positions=torch.from_numpy(positions),
+        slot_mapping=torch.from_numpy(slot_mapping),
+        logit_rows=torch.from_numpy(logit_rows),
+        query_starts=query_starts,
+        context_lens=context_lens,
+        block_tables=table.block_table[slots],
+        sequence_ids=table.sequence_id[slots],
+        num_decode_rows=num_decode_rows,
+        sampling=sampling,
+        adapters=_adapters(slots, table) if table.has_adapters else None,
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+def _adapters(slots: Ints, table: SlotTable) -> Ints | None:
+    handles = table.adapter[slots]
+    return handles if handles.any() else None
+
+
+def _sampling(slots: Ints, lengths: Ints, table: SlotTable, constraints: ConstraintSource | None) -> SamplingInputs:
+    """Return the sampling parameters of the K rows in `slots`, each of which samples token number `lengths` [K]."""
+    constrained = None
+    if constraints is not None:
+        constrained = constraints.begin(table.sequence_id[slots], table.max_total_len[slots] - lengths)
+    repetition = table.repetition_penalty[slots]
+    presence = table.presence_penalty[slots]
+    frequency = table.frequency_penalty[slots]
+    penalized = np.flatnonzero((repetition != 1) | (presence != 0) | (frequency != 0))
+    histories = tuple(
+        TokenHistory(
+            row=int(row),
+            token_ids=table.token_ids[slots[row], : lengths[row]],
+            num_prompt=int(table.num_prompt[slots[row]]),
+        )
+        for row in penalized
+    )
+    return SamplingInputs(
+        temperature=table.temperature[slots],
+        top_k=table.top_k[slots],
+        top_p=table.top_p[slots],
+        min_p=table.min_p[slots],
+        repetition_penalty=repetition,
+        presence_penalty=presence,
+        frequency_penalty=frequency,
+        seeds=table.seed[slots],
+        positions=lengths.astype(np.int64),
+        num_logprobs=table.num_logprobs[slots],
+        histories=histories,
+        biases=_biases(slots, lengths, table) if table.logit_biases or table.min_lengths else (),
+        constrained=constrained,
+    )
+
+
+def _biases(slots: Ints, lengths: Ints, table: SlotTable) -> tuple[LogitBias, ...]:
+    """Return the biases of the K rows in `slots`: requested ones, and those that enforce min_tokens."""
+    found = []
+    for row, (slot, length) in enumerate(zip(slots.tolist(), lengths.tolist(), strict=True)):
+        bias, min_length = table.logit_biases.get(slot), table.min_lengths.get(slot)
+        if bias is not None:
+            found.append(LogitBias(row, *bias))
+        if min_length is not None and length < min_length[0]:
+            ends = min_length[1]
+            found.append(LogitBias(row, ends, np.full(len(ends), -np.inf, np.float32)))
+    return tuple(found)

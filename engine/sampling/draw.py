@@ -1,0 +1,166 @@
+"""Random sampling: draw a token from each row of logits by temperature, top-k, top-p and min-p.
+
+If a filter is set, the most likely candidates are found first, and the draw happens among them if the filter cannot
+leave others. The vocabulary is never sorted.
+
+Letters: K rows, V vocabulary, M candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.nn import functional
+
+from engine.arrays import Floats, Ints
+from engine.inputs import SamplingInputs
+from engine.sampling.random_numbers import uniform
+
+_NUM_CANDIDATES = 64
+_MANY_CANDIDATES = 1024  # for rows whose top_k is larger than the above
+_SPAN = 128  # consecutive ids that are summed together when sampling from the whole vocabulary
+
+Reals = NDArray[np.float64]
+Rows = NDArray[np.intp]
+
+
+@dataclass(frozen=True, eq=False)
+class _Filters:
+    """Filter parameters of K rows."""
+
+    top_k: Ints
+    top_p: Reals
+    min_p: Reals
+
+    def select(self, rows: Rows) -> _Filters:
+        return _Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
+
+
+def draw(logits: torch.Tensor, inputs: SamplingInputs, rows: Rows, seeds: NDArray[np.uint64]) -> Ints:
+    """Sample one token id for each of `rows` of logits [·, V]. A row's result does not depend on other rows."""
+    selected = logits if len(rows) == len(logits) else logits[rows]  # [K, V]
+    scaled = selected / torch.from_numpy(inputs.temperature[rows]).unsqueeze(1)
+    weights = scaled.sub_(scaled.amax(-1, keepdim=True)).exp_()  # [K, V], at most 1
+    uniforms = uniform(seeds[rows], inputs.positions[rows])
+    top_k, top_p, min_p = inputs.top_k[rows], inputs.top_p[rows], inputs.min_p[rows]
+    is_filtered = inputs.is_filtered[rows]
+    if not np.count_nonzero(is_filtered):
+        return _draw_by_weight(weights, uniforms)
+    filters = _Filters(top_k, top_p.astype(np.float64), min_p.astype(np.float64))
+    most = np.where(top_k <= _NUM_CANDIDATES, _NUM_CANDIDATES, _MANY_CANDIDATES)
+    most[~is_filtered] = 0
+    token_ids = np.empty(len(rows), np.int32)
+    for num_candidates in np.unique(most):
+        chosen = np.flatnonzero(most == num_candidates)
+        part = weights if len(chosen) == len(rows) else weights[chosen]
+        if num_candidates == 0:
+            token_ids[chosen] = _draw_by_weight(part, uniforms[chosen])
+        else:
+            token_ids[chosen] = _draw_filtered(part, uniforms[chosen], filters.select(chosen), int(num_candidates))
+    return token_ids
+
+
+def _draw_filtered(weights: torch.Tensor, uniforms: Reals, filters: _Filters, num_candidates: int) -> Ints:
+    """Sample from weights [K, V] in order of likelihood; from all tokens if the candidates do not suffice."""
+    num_rows, vocab_size = weights.shape
+    top, top_ids = _likeliest(weights, min(num_candidates, vocab_size))  # [K, M], descending
+    remaining, is_final = _filter_candidates(top.numpy().astype(np.float64), weights, filters)
+    cumulative = remaining.cumsum(1)  # [K, M]
+    index = (cumulative <= (uniforms * cumulative[:, -1])[:, None]).sum(1)  # first beyond the target
+    token_ids: Ints = top_ids.numpy()[np.arange(num_rows), index].astype(np.int32)
+    wide = np.flatnonzero(~is_final)
+    if len(wide):
+        token_ids[wide] = _draw_by_weight(_filter_all(weights[wide], filters.select(wide)), uniforms[wide])
+    return token_ids
+
+
+def _likeliest(weights: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the M largest of each row of weights [K, V] and their ids, descending, both [K, M].
+
+    In a large vocabulary only the M spans with the largest maxima are searched: the M largest weights are in these.
+    """
+    num_rows, vocab_size = weights.shape
+    if vocab_size < 2 * _SPAN * num_candidates:
+        return weights.topk(num_candidates)
+    if vocab_size % _SPAN:
+        weights = functional.pad(weights, (0, -vocab_size % _SPAN))
+    spans = weights.view(num_rows, -1, _SPAN)  # [K, spans, SPAN]
+    best = spans.amax(-1).topk(num_candidates).indices  # [K, M], spans
+    within = spans.gather(1, best.unsqueeze(2).expand(-1, -1, _SPAN)).flatten(1)  # [K, M × SPAN]
+    top, indices = within.topk(num_candidates)  # [K, M]
+    return top, best.gather(1, indices // _SPAN) * _SPAN + indices % _SPAN
+
+
+def _filter_candidates(candidates: Reals, weights: torch.Tensor, filters: _Filters) -> tuple[Reals, NDArray[np.bool_]]:
+    """Return candidates [K, M] with filtered ones set to 0, and whether each row's filters leave no other token."""
+    num_candidates, vocab_size = candidates.shape[1], weights.shape[1]
+    top_k, top_p, min_p = np.minimum(filters.top_k, vocab_size), filters.top_p, filters.min_p
+    is_limited = ((top_k > 0) & (top_k <= num_candidates)) | (num_candidates == vocab_size)
+    is_removed = (top_k > 0)[:, None] & (np.arange(num_candidates) >= top_k[:, None])
+    remaining = np.where(is_removed, 0.0, candidates)  # [K, M]
+    cumulative = remaining.cumsum(1)
+    mass = np.where(is_limited, cumulative[:, -1], weights.sum(-1).numpy())  # [K], the whole that top_p refers to
+    is_covered = ((top_p < 1) & (cumulative[:, -1] >= top_p * mass)) | (candidates[:, -1] < min_p)
+    is_final = is_limited | (is_covered & (top_k == 0))
+    is_remaining = (cumulative - remaining < (top_p * mass)[:, None]) & (remaining >= min_p[:, None])
+    is_remaining[:, 0] = True  # the most likely token is never filtered
+    return np.where(is_remaining, remaining, 0.0), is_final
+
+
+def _filter_all(weights: torch.Tensor, filters: _Filters) -> torch.Tensor:
+    """Set filtered weights [K, V] to 0, in place. Equal weights are treated alike."""
+    thresholds = filters.min_p.copy()
+    for row, (top_k, top_p) in enumerate(zip(filters.top_k.tolist(), filters.top_p.tolist(), strict=True)):
+        if top_k > 0:
+            least = weights[row].topk(min(top_k, weights.shape[1])).values[-1]
+            weights[row].mul_(weights[row] >= least)
+        if top_p < 1:
+            thresholds[row] = max(thresholds[row], _nucleus_threshold(weights[row].numpy(), top_p))
+    return weights.mul_(weights >= torch.from_numpy(thresholds.astype(np.float32)).unsqueeze(1))
+
+
+def _draw_by_weight(weights: torch.Tensor, uniforms: Reals) -> Ints:
+    """Return one id for each row of weights [K, V]: the first at which the cumulative sum exceeds the target.
+
+    Searches the sums of spans first, then the span that contains the target.
+    """
+    num_rows, vocab_size = weights.shape
+    if vocab_size % _SPAN:
+        weights = functional.pad(weights, (0, -vocab_size % _SPAN))
+    spans = weights.view(num_rows, -1, _SPAN)  # [K, spans, SPAN]
+    until = spans.sum(-1).cumsum(-1)  # [K, spans]
+    target = _below(torch.from_numpy(uniforms.astype(np.float32)).unsqueeze(1) * until[:, -1:], until[:, -1:])  # [K, 1]
+    span = torch.searchsorted(until, target, right=True)  # [K, 1]
+    before = functional.pad(until, (1, 0)).gather(1, span)  # [K, 1]
+    inside = spans[torch.arange(num_rows), span.squeeze(1)].cumsum(-1)  # [K, SPAN]
+    offset = torch.searchsorted(inside, _below(target - before, inside[:, -1:]), right=True)
+    return (span * _SPAN + offset).squeeze(1).numpy().astype(np.int32)
+
+
+def _below(target: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
+    """Return `target` limited to less than `total`, which rounding can reach: a weight of 0 must not be sampled."""
+    return torch.minimum(target, torch.nextafter(total, torch.zeros_like(total)))
+
+
+def _nucleus_threshold(weights: Floats, top_p: float) -> float:
+    """Return the largest weight such that the weights [V] from it upwards sum to at least `top_p` of the total.
+
+    Splits at the mean and continues on the side of the threshold, so that all passes together read a few times V.
+    """
+    target = top_p * float(weights.sum(dtype=np.float64))
+    above, rest = 0.0, weights
+    while len(rest) > _NUM_CANDIDATES:
+        is_upper = rest > rest.mean()
+        upper = float(rest[is_upper].sum(dtype=np.float64))
+        if not is_upper.any():  # all equal
+            break
+        if above + upper >= target:
+            rest = rest[is_upper]
+        else:
+            above, rest = above + upper, rest[~is_upper]
+    descending = np.sort(rest)[::-1]
+    index = np.searchsorted(above + descending.cumsum(dtype=np.float64), target)
+    return float(descending[min(int(index), len(descending) - 1)])

@@ -1,0 +1,187 @@
+"""What management endpoints share: typed bodies and queries, pages, and responses in the envelope.
+
+`takes_body` and `takes_query` parse a request into a msgspec Struct and declare the same Struct for the OpenAPI
+document. A new endpoint is a function with one of these decorators and a line in the route table of `gateway/app.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Annotated, Any, Literal, TypeVar
+
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from gateway import envelope
+from gateway.errors import Reason, Refusal
+from gateway.http import json_body, struct_fields
+from gateway.http.exchange import Exchange
+from gateway.openapi.operation import describe
+from gateway.services import Services
+from storage.errors import Missing
+from tenants.credentials.principal import Principal
+
+MAX_BODY_BYTES = 128 * 1024
+DEFAULT_PER_PAGE, MAX_PER_PAGE = 20, 1000
+
+Endpoint = Callable[[Services, Request], Awaitable[Response]]
+Count = Annotated[int, Meta(ge=0, le=999_999_999)]
+
+_Body = TypeVar("_Body", bound=Struct)
+_Query = TypeVar("_Query", bound=Struct)
+_Row = TypeVar("_Row")
+
+
+def takes_body(
+    type_: type[_Body],
+    *,
+    permit: Callable[[Principal], None] | None = None,
+    is_optional: bool = False,
+    is_ai: bool = False,
+) -> Callable[[Callable[[Services, Request, _Body], Awaitable[Response]]], Endpoint]:
+    """Return a decorator that passes the JSON body to an endpoint as a `type_`.
+
+    `permit` is called with the principal before the body is read and raises Refusal. With `is_optional`, a missing
+    body counts as an empty object. With `is_ai`, errors have the codes and texts of Workers AI's routes.
+    """
+
+    def decorate(handler: Callable[[Services, Request, _Body], Awaitable[Response]]) -> Endpoint:
+        @describe(body=type_)
+        @functools.wraps(handler)
+        async def endpoint(services: Services, request: Request) -> Response:
+            if permit is not None:
+                permit(principal_of(request))
+            is_missing = is_optional and not _has_body(request)
+            values = {} if is_missing else await read_object(services, request, is_ai=is_ai)
+            try:
+                body = struct_fields.convert(values, type_)
+            except struct_fields.FieldError as error:
+                raise (_invalid_ai_input(error) if is_ai else invalid(str(error))) from None
+            return await handler(services, request, body)
+
+        return endpoint
+
+    return decorate
+
+
+def takes_query(
+    type_: type[_Query],
+) -> Callable[[Callable[[Services, Request, _Query], Awaitable[Response]]], Endpoint]:
+    """Return a decorator that passes the query to an endpoint as a `type_`. Empty parameters count as missing."""
+
+    def decorate(handler: Callable[[Services, Request, _Query], Awaitable[Response]]) -> Endpoint:
+        @describe(query=type_)
+        @functools.wraps(handler)
+        async def endpoint(services: Services, request: Request) -> Response:
+            values = {name: value for name, value in request.query_params.items() if value}
+            try:
+                query = struct_fields.convert(values, type_, from_text=True)
+            except struct_fields.FieldError as error:
+                rule = "is missing" if error.is_missing else f"must be {error.expected}"
+                raise invalid_query(error.path, rule) from None
+            return await handler(services, request, query)
+
+        return endpoint
+
+    return decorate
+
+
+def principal_of(request: Request) -> Principal:
+    """Return the authenticated caller. Routes with public access have none."""
+    principal: Principal = request.scope["hearth.principal"]
+    return principal
+
+
+async def read_object(services: Services, request: Request, *, is_ai: bool = False) -> dict[str, Any]:
+    """Return the JSON object in the body. Raises Refusal."""
+    exchange: Exchange = request.scope["hearth.exchange"]
+    exchange.check_content_length(MAX_BODY_BYTES)
+    try:
+        return json_body.parse(await exchange.read_body(MAX_BODY_BYTES, services.settings.body_timeout_s))
+    except Refusal as refusal:
+        # By default these reasons are reported as errors of an AI run, which a management call is not.
+        if not is_ai and refusal.reason in (Reason.BODY_INVALID, Reason.INPUT_INVALID):
+            raise invalid(f"the request body is invalid: {refusal.detail}") from None
+        raise
+
+
+def change_context(services: Services, request: Request) -> dict[str, Any]:
+    """Return the arguments that every change of an object takes: the audit actor, Redis and the clock."""
+    return {"who": principal_of(request).api_token_id, "ephemeral": services.ephemeral, "clock": services.clock}
+
+
+@contextmanager
+def unknown_if_missing() -> Iterator[None]:
+    """Respond with 404 if the object of a change does not exist."""
+    try:
+        yield
+    except Missing:
+        raise Refusal(Reason.OBJECT_UNKNOWN) from None
+
+
+def invalid(message: str) -> Refusal:
+    """Return the error for an invalid field of a body. `message` names the field and never contains its value."""
+    return Refusal(Reason.OBJECT_INVALID, message)
+
+
+def invalid_query(name: str, rule: str) -> Refusal:
+    """Return the error for an invalid query parameter."""
+    return Refusal(Reason.QUERY_INVALID, f"the query parameter '{name}' {rule}")
+
+
+def respond(result: Any, *, messages: list[dict[str, Any]] | None = None) -> Response:
+    """Return a successful response with `result` in the envelope."""
+    return Response(envelope.success(result, messages=messages), media_type="application/json")
+
+
+def format_time(time: datetime) -> str:
+    """Return a time as the API writes times: in UTC, to the second."""
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class PageQuery(Struct, frozen=True, kw_only=True):
+    """The query parameters of a paged list. Pages count from 1; sizes are clamped to 1 to MAX_PER_PAGE."""
+
+    page: Count = 1
+    per_page: Count = DEFAULT_PER_PAGE
+    direction: Literal["asc", "desc"] = "asc"
+
+    @property
+    def number(self) -> int:
+        """The page number."""
+        return max(1, self.page)
+
+    @property
+    def size(self) -> int:
+        """The number of rows per page."""
+        return min(max(1, self.per_page), MAX_PER_PAGE)
+
+    @property
+    def is_descending(self) -> bool:
+        """True if the rows are requested in reverse order."""
+        return self.direction == "desc"
+
+    def slice(self, rows: Sequence[_Row]) -> list[_Row]:
+        """Return this page of a complete list."""
+        ordered = list(reversed(rows)) if self.is_descending else list(rows)
+        return ordered[(self.number - 1) * self.size : self.number * self.size]
+
+    def respond(self, rows: list[dict[str, Any]], total_count: int) -> Response:
+        """Return one page. A page past the end is empty, which is how clients know to stop."""
+        info = envelope.page_info(self.number, self.size, len(rows), total_count)
+        return Response(envelope.success(rows, result_info=info), media_type="application/json")
+
+
+def _has_body(request: Request) -> bool:
+    return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
+
+
+def _invalid_ai_input(error: struct_fields.FieldError) -> Refusal:
+    if error.is_missing:
+        *parents, name = error.path.split("/")
+        return Refusal(Reason.INPUT_INVALID, f"required properties at '/{'/'.join(parents)}' are '{name}'")
+    return Refusal(Reason.INPUT_INVALID, f"'/{error.path}' must be {error.expected}")

@@ -1,0 +1,75 @@
+"""The plan of a local platform: address, nodes and their PoPs, checked before any process starts."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MAX_NODES = 64
+_POP = re.compile(r"[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to start. `nodes` maps node id to PoP; the gateway is in the PoP of the first node."""
+
+    host: str
+    port: int
+    nodes: Mapping[str, str]
+
+    @property
+    def origin(self) -> str:
+        """The gateway's URL for clients on this machine."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)  # noqa: S104
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def probe_host(self) -> str:
+        """The host to which readiness probes connect."""
+        return self.origin.removeprefix("http://").rpartition(":")[0].strip("[]")
+
+
+def plan_nodes(pops: str, nodes: int | None) -> dict[str, str]:
+    """Return node id -> PoP for comma-separated PoPs, for example `lis-1`, `fra-1`, `lis-2`.
+
+    Nodes are assigned to the PoPs in turn; with `nodes` None, each PoP gets one. Raises ValueError naming the option.
+    """
+    names = [name.strip() for name in pops.split(",")]
+    for name in names:
+        if not _POP.fullmatch(name):
+            raise ValueError(f"--pops: {name!r} is not a PoP name (1 to 16 of a-z, 0-9 and -)")
+    if len(set(names)) != len(names):
+        raise ValueError("--pops: a PoP is listed twice")
+    count = len(names) if nodes is None else nodes
+    if not len(names) <= count <= MAX_NODES:
+        raise ValueError(f"--nodes must be between {len(names)} and {MAX_NODES}: each PoP needs a node (got {count})")
+    return {f"{names[i % len(names)]}-{i // len(names) + 1}": names[i % len(names)] for i in range(count)}
+
+
+def listen_error(host: str, port: int) -> str | None:
+    """Return None if a server could listen on this address now, else the operating system's error message."""
+    try:
+        with _bound_socket(host, port):
+            return None
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def free_port(host: str) -> int:
+    """Return a TCP port that is unused now. Raises OSError."""
+    with _bound_socket(host, 0) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _bound_socket(host: str, port: int) -> socket.socket:
+    family, kind, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM)[0]
+    probe = socket.socket(family, kind)
+    try:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+    except BaseException:
+        probe.close()
+        raise
+    return probe

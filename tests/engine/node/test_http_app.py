@@ -1,0 +1,163 @@
+"""People with curl get the wire's messages as lines, with a service token; anyone may ask how the node is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine.node.http_app import HttpApp
+from engine.protocol.events import Failed, Finished, Started, Token, Usage
+from engine.protocol.status import NodeStatus
+from engine.serving.addresses import parse_http_address
+from engine.serving.calls import Calls
+from engine.serving.http_server import HttpServer
+from engine.serving.model_store import ModelUnavailable
+from engine.serving.replicas import Replicas
+from tests.fakes.task_models import FakeLoaders, FakeStore
+from tests.service_keys import service_keys
+from tests.waiting import wait_until
+
+
+def bearer() -> dict[str, str]:
+    """Headers with a fresh token; each can be used once."""
+    return {"authorization": f"Bearer {service_keys().identity('gateway/gateway').sign('node/n1')}"}
+
+
+ASK = {"model": "a", "task": {"type": "text-generation", "prompt": "Hi"}}
+
+
+class Door:
+    def __init__(self) -> None:
+        self.loaders = FakeLoaders()
+        self.store = FakeStore()
+        self.replicas = Replicas(self.store, self.loaders, 4)
+        self.calls = Calls(self.replicas, 8)
+        self.is_ready = False
+        app = HttpApp(self.calls, self.store, service_keys().identity("node/n1"), self.status, lambda: self.is_ready)
+        self.server = HttpServer(app)
+
+    def status(self) -> NodeStatus:
+        return NodeStatus(node_id="n", pop="p", address="unix:///x", replicas=self.replicas.statuses())
+
+    def runs(self) -> list[Any]:
+        return self.loaders.models["a"].runs if "a" in self.loaders.models else []
+
+
+@pytest.fixture
+async def door(short_tmp_path: Path) -> AsyncIterator[Door]:
+    door = Door()
+    await door.server.open(parse_http_address(f"unix://{short_tmp_path}/http.sock"))
+    yield door
+    await door.server.close()
+    await door.replicas.close()
+
+
+@pytest.fixture
+async def http(door: Door, short_tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.AsyncHTTPTransport(uds=f"{short_tmp_path}/http.sock")
+    async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=60) as client:
+        yield client
+
+
+async def test_events_come_as_lines_while_they_are_said(door: Door, http: httpx.AsyncClient) -> None:
+    async with http.stream("POST", "/execute", json=ASK, headers=bearer()) as response:
+        assert response.headers["content-type"] == "application/x-ndjson"
+        await wait_until(door.runs)
+        lines = response.aiter_lines()
+        door.runs()[0].say(Started(2), Token("\u2615"))
+        assert json.loads(await anext(lines)) == {"type": "started", "prompt_tokens": 2}
+        assert json.loads(await anext(lines)) == {"type": "token", "text": "\u2615"}
+        door.runs()[0].say(Finished("stop", Usage(prompt_tokens=2)))
+        assert json.loads(await anext(lines)) == {"type": "finished", "reason": "stop", "usage": {"prompt_tokens": 2}}
+        assert [line async for line in lines] == []
+
+
+async def test_two_calls_share_no_namespace_unless_they_name_one(door: Door, http: httpx.AsyncClient) -> None:
+    for named in ({}, {}, {"namespace": "ab" * 32}):
+        before = len(door.runs())
+        async with http.stream("POST", "/execute", json={**ASK, **named}, headers=bearer()) as response:
+            await wait_until(lambda before=before: len(door.runs()) > before)
+            door.runs()[-1].say(Failed("internal"))
+            await response.aread()
+    namespaces = [run.work.namespace for run in door.runs()]
+    assert len(set(namespaces)) == 3
+    assert namespaces[2] == bytes.fromhex("ab" * 32)
+
+
+async def test_a_client_that_leaves_cancels_its_call(door: Door, http: httpx.AsyncClient) -> None:
+    async with http.stream("POST", "/execute", json=ASK, headers=bearer()):
+        await wait_until(door.runs)
+    await wait_until(lambda: door.runs()[0].is_cancelled)
+    assert len(door.calls) == 0
+
+
+@pytest.mark.parametrize(
+    "headers", [{}, {"authorization": "Bearer x"}, {"authorization": "a.b.c"}, {"authorization": "Basic x"}]
+)
+async def test_without_the_secret_nothing_runs(door: Door, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    response = await http.post("/execute", json=ASK, headers=headers)
+    assert response.status_code == 401
+    assert door.loaders.num_loads == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"\xff",
+        b'{"model":"a"}',
+        b'{"model":1,"task":{"type":"text-generation"}}',
+        b'{"model":"a","task":{"type":"magic"}}',
+        b'{"model":"a","task":{"type":"text-generation","prompt":"x"},"namespace":"abc"}',
+        b'{"model":"a","task":{"type":"text-generation","prompt":"x"},"namespace":"abcd"}',
+        b'{"task":' * 5000,
+    ],
+)
+async def test_a_body_that_is_no_execute_is_refused_with_400(door: Door, http: httpx.AsyncClient, body: bytes) -> None:
+    response = await http.post("/execute", content=body, headers=bearer())
+    assert response.status_code == 400
+    assert response.json()["error"]
+    assert door.loaders.num_loads == 0
+
+
+async def test_a_model_that_nobody_knows_is_refused_with_404(door: Door, http: httpx.AsyncClient) -> None:
+    async def unknown(_name: str) -> str:
+        raise ModelUnavailable("x is not published")
+
+    door.store.current_revision = unknown
+    assert (await http.post("/execute", json=ASK, headers=bearer())).status_code == 404
+
+
+async def test_a_body_over_the_limit_is_refused_with_413(
+    door: Door, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("engine.node.http_app.MAX_BODY_BYTES", 1000)
+    response = await http.post("/execute", content=b"x" * 2000, headers=bearer())
+    assert response.status_code == 413
+
+
+async def test_readiness_and_health_are_told_apart(door: Door, http: httpx.AsyncClient) -> None:
+    assert (await http.get("/healthz")).status_code == 200
+    assert (await http.get("/readyz")).status_code == 503
+    door.is_ready = True
+    assert (await http.get("/readyz")).status_code == 200
+
+
+async def test_status_and_metrics_say_what_is_loaded(door: Door, http: httpx.AsyncClient) -> None:
+    door.replicas.release(await door.replicas.acquire("a", "r"))
+    assert (await http.get("/status")).json()["replicas"][0]["state"] == "ready"
+    text = (await http.get("/metrics")).text
+    assert 'hearth_replica_running{model="a"} 0.0' in text
+    assert "hearth_node_calls 0.0" in text
+
+
+@pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("GET", "/execute"), ("POST", "/status")])
+async def test_other_routes_are_not_there(http: httpx.AsyncClient, method: str, path: str) -> None:
+    assert (await http.request(method, path)).status_code == 404

@@ -1,0 +1,5 @@
+"""Fixtures of this folder."""
+
+from tests.commands import data, hearth
+
+__all__ = ["data", "hearth"]
