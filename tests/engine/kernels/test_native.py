@@ -228,7 +228,6 @@ def step_of_rows(rows: list[tuple[int, int]], tables: np.ndarray) -> Step:
         query_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         context_lens=lens,
         block_tables=tables[: len(rows)],
-        sequence_ids=np.arange(len(rows), dtype=np.int64),
         num_decode_rows=int(np.argmax(np.append(counts, 2) > 1)),
     )
 
