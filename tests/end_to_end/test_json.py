@@ -140,7 +140,7 @@ FORMATS: list[tuple[dict[str, Any], str]] = [
     ({"response_format": {"type": "regex", "regex": "[AB]{4}"}}, "[AB]{4}"),
     ({"guided_choice": ["red", "green"]}, "red|green"),
     ({"structured_outputs": {"choice": ["red", "green"]}}, "red|green"),
-    ({"guided_grammar": 'start: "a"+ "b"'}, "a+b"),
+    ({"guided_grammar": 'start: "a" "b"'}, "ab"),
     ({"response_format": {"type": "grammar", "grammar": 'root ::= "a" "b" [0-9]'}}, "ab[0-9]"),
 ]
 
