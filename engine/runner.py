@@ -21,8 +21,9 @@ from engine.inputs import StepInputs, StepOutput, warmup_step
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
 from engine.kernels.device import DeviceKernels
-from engine.kernels.interface import Kernels, KvPool
+from engine.kernels.interface import KvPool
 from engine.kernels.native.operators import find_native_kernels
+from engine.kernels.reference import Kernels
 from engine.kernels.upload import Upload
 from engine.layers.shard import WHOLE, Shard
 from engine.models.config import ModelConfig
@@ -144,7 +145,6 @@ class Runner:
             self._broadcast_wipe(block_ids)
         slots = self._pool.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, ·]
         slots.index_fill_(1, torch.from_numpy(block_ids).long().to(slots.device), 0)
-        self._attention.wipe()
 
     @torch.inference_mode()
     def poison_kv(self, block_ids: Sequence[int] | None = None) -> None:

@@ -42,7 +42,7 @@ _GATHER_S = 0.001
 
 
 class SpoolFull(StoreUnavailable):
-    """The spool has reached its bound; nothing was written."""
+    """The spool has reached its size limit; nothing was written."""
 
 
 class Position(NamedTuple):
@@ -87,12 +87,13 @@ class Spool:
 
     @property
     def num_pending(self) -> int:
-        """Durable records not yet acknowledged."""
+        """Return the number of durable records that are not yet acknowledged."""
         return self._num_appended - self._acknowledged.num_before
 
     @property
     def has_room(self) -> bool:
-        """Whether new work may start that will need a record: false early enough that what is under way still fits."""
+        """Return True if new work that will append a record may start. Leaves enough space for the records of running
+        work."""
         if self._writer.is_disk_full:
             self._thread.do_aside(self._writer.keep_spare)
             return False
@@ -122,16 +123,16 @@ class Spool:
         await waiter
 
     async def read_batch(self, max_records: int) -> tuple[list[bytes], Position]:
-        """The oldest records not yet acknowledged, at most `max_records`, and the position after them."""
+        """Return up to `max_records` of the oldest unacknowledged records, and the position after them."""
         return await asyncio.to_thread(self._read, max_records, self._acknowledged, dict(self._ends))
 
     @property
     def acknowledged(self) -> Position:
-        """Everything before it has been acknowledged."""
+        """Return the position before which all records are acknowledged."""
         return self._acknowledged
 
     async def acknowledge(self, position: Position) -> None:
-        """Every record before `position`, which `read_batch` gave, need be read no more."""
+        """Acknowledge all records before `position`, which was returned by `read_batch`."""
         self._acknowledged = position
         now_s = time.monotonic()
         acknowledged = [number for number in self._ends if number < position.segment]
@@ -191,7 +192,7 @@ class Spool:
         return ends | {position.segment: position.offset} if position.offset else ends
 
     async def close(self) -> None:
-        """Waits for appends under way, then lets go of the folder."""
+        """Wait for pending appends, then release the folder."""
         if self._committer is not None:
             await self._committer
         self._thread.close()

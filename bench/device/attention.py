@@ -21,17 +21,17 @@ import torch
 
 from bench.device.facts import Timer, copy_gb_s
 from engine.inputs import NO_SAMPLING, StepInputs
-from engine.kernels.interface import AttentionShape, KvPool, Reach
+from engine.kernels.interface import AttentionShape, AttentionWindow, KvPool
 from engine.kernels.paged_attention import PagedAttention, attend_slowly
 
 BLOCK_SIZE = 16
 SHAPES = {
     "llama 8B": AttentionShape(32, 8, 128),
     "one rank of two": AttentionShape(16, 4, 128),
-    "window": AttentionShape(32, 8, 128, reaches=(Reach(window=100),)),
-    "chunk": AttentionShape(40, 8, 128, reaches=(Reach(chunk=96),)),
+    "window": AttentionShape(32, 8, 128, windows=(AttentionWindow(size=100),)),
+    "chunk": AttentionShape(40, 8, 128, windows=(AttentionWindow(chunk=96),)),
     "gemma2": AttentionShape(16, 8, 256, softcap=50.0),
-    "gpt-oss": AttentionShape(64, 8, 64, reaches=(Reach(window=128),)),
+    "gpt-oss": AttentionShape(64, 8, 64, windows=(AttentionWindow(size=128),)),
     "latent": AttentionShape(16, 1, 576, value_dim=512, scale=0.1),
     "odd heads": AttentionShape(14, 2, 96),
 }

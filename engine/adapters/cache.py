@@ -25,7 +25,7 @@ from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
 from engine.arrays import Ints
 from engine.checkpoints.stored import Files, StoredTensor, WeightsError
 from engine.kernels.cpu import CpuKernels
-from engine.kernels.interface import Kernels
+from engine.kernels.reference import Kernels
 from engine.layers.linear import Linear
 from engine.models.decoder import Decoder, Layer
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING

@@ -15,7 +15,8 @@ import torch
 
 from engine.adapters.tables import SiteTables, Table, first_outputs, order_within
 from engine.arrays import ceil_div
-from engine.kernels.interface import AddLowRank, Kernels, LowRank, LowRankShape, LowRankTokens
+from engine.kernels.interface import AddLowRank, LowRank, LowRankShape, LowRankTokens
+from engine.kernels.reference import Kernels
 from engine.layers.linear import Linear
 
 _RANKS = (8, 16, 32, 64)

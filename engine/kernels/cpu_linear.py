@@ -1,6 +1,6 @@
 """Matrix products on the CPU: which operator, which weight layout, and which precision is fast here.
 
-oneDNN's prepacked linear reads weights at memory speed where the plain operator reaches half of it; torch offers it
+oneDNN's prepacked linear reads weights at memory speed where the plain operator windows half of it; torch offers it
 only under private names, so it is tried once on a small product and left alone if it is missing or wrong. Its call
 costs 10 µs more than the plain one, which decides for small float32 matrices. It compiles a kernel for every number of
 rows it meets, half a millisecond each, so rows are padded to few numbers.

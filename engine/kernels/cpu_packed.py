@@ -38,7 +38,7 @@ _PROBE_BUDGET_S = 0.01
 _MAX_SLOWDOWN = 16
 
 
-def takes_packed(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+def supports_packed(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
     """Return True if `bind_packed` supports such a matrix [out, in] with inputs of `dtype` on this machine."""
     num_out, num_in = shape
     if form.bits == 8:
@@ -50,7 +50,7 @@ def takes_packed(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -
 
 
 def bind_packed(matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
-    """Return x [T, in] -> x @ weight.T + bias in `dtype`, for a matrix that `takes_packed` accepts."""
+    """Return x [T, in] -> x @ weight.T + bias in `dtype`, for a matrix that `supports_packed` accepts."""
     if matrix.bits == 8:
         return _int8(matrix, bias, dtype)
     return _int4(matrix, bias)

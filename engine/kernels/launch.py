@@ -1,4 +1,4 @@
-"""What a launch of paged attention is told: a layer's facts, and the step's tokens in blocks of one row each.
+"""What a launch of paged attention is told: a layer's tables, and the step's tokens in blocks of one row each.
 
 The host cuts the blocks, for whichever kernel answers for them. Knows nothing of how one does.
 
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.arrays import ceil_div, segment_offsets
-from engine.kernels.interface import AttentionShape, Reach
+from engine.kernels.interface import AttentionShape, AttentionWindow
 
 _MOST_HEADS = 16  # of one KV head that one program answers for
 _ROW, _FIRST_TOKEN, _NUM_TOKENS, _FIRST_POSITION = range(4)
@@ -35,7 +35,7 @@ class AttentionLayer:
     """What never changes about one layer's attention."""
 
     shape: AttentionShape
-    reach: Reach
+    window: AttentionWindow
     sinks: torch.Tensor | None  # float32 [H]
     block_size: int  # of the pool
 

@@ -28,9 +28,9 @@ class PagedAttention:
         self._pool, self._shape = pool, shape
         self._launch = launch or _launch_for(pool.data.device)
         self._upload = Upload(pool.data.device)
-        reaches, indices = shape.distinct_reaches(pool.num_layers)
+        windows, indices = shape.distinct_windows(pool.num_layers)
         self._layers = [
-            AttentionLayer(shape, reaches[index], sinks[number] if sinks else None, pool.block_size)
+            AttentionLayer(shape, windows[index], sinks[number] if sinks else None, pool.block_size)
             for number, index in enumerate(indices)
         ]
         self._slots: torch.Tensor
@@ -48,23 +48,20 @@ class PagedAttention:
         kv.index_copy_(0, self._slots, qkv[:, self._shape.query_width :])
         return self._launch(qkv, kv, self._blocks, self._layers[layer])
 
-    def wipe(self) -> None:
-        """It has nothing beside the pool."""
-
 
 def attend_slowly(qkv: torch.Tensor, kv: torch.Tensor, blocks: StepBlocks, layer: AttentionLayer) -> torch.Tensor:
     """The kernel's law in plain torch, a block after the other. See `Launch`."""
     shape, block_size = layer.shape, layer.block_size
     query = qkv[:, : shape.query_width].unflatten(1, (shape.num_heads, shape.head_dim))  # [T, H, D]
-    out = qkv.new_empty(len(qkv), shape.mixed_width)
+    out = qkv.new_empty(len(qkv), shape.output_width)
     for row, first, num_tokens, first_position in blocks.plan.tolist():
         positions = torch.arange(first_position + num_tokens, device=qkv.device)  # [context]
         block_ids = blocks.block_tables[row].long().index_select(0, positions // block_size)
         seen = kv.index_select(0, block_ids * block_size + positions % block_size)
         seen = seen.unflatten(1, (shape.num_planes, shape.num_kv_heads, shape.head_dim))
-        keys, values = seen[:, 0], seen[:, -1, :, : shape.mixed_head_dim]  # [context, G, ·]
+        keys, values = seen[:, 0], seen[:, -1, :, : shape.output_head_dim]  # [context, G, ·]
         last = first + num_tokens
-        out[first:last] = attend_one(query[first:last], keys, values, shape, layer.reach, layer.sinks)
+        out[first:last] = attend_one(query[first:last], keys, values, shape, layer.window, layer.sinks)
     return out
 
 

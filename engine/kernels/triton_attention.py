@@ -117,8 +117,8 @@ def _attend(
 
 def attend(qkv: torch.Tensor, kv: torch.Tensor, blocks: StepBlocks, layer: AttentionLayer) -> torch.Tensor:
     """See `engine.kernels.launch.Launch`."""
-    shape, reach, sinks = layer.shape, layer.reach, layer.sinks
-    out = qkv.new_empty(len(qkv), shape.mixed_width)
+    shape, window, sinks = layer.shape, layer.window, layer.sinks
+    out = qkv.new_empty(len(qkv), shape.output_width)
     heads, group = heads_per_program(shape), shape.num_heads // shape.num_kv_heads
     width = triton.next_power_of_2(max(shape.head_dim, 16))
     is_wide = width > 256
@@ -137,21 +137,21 @@ def attend(qkv: torch.Tensor, kv: torch.Tensor, blocks: StepBlocks, layer: Atten
         blocks.block_tables.stride(0),
         shape.score_scale,
         shape.softcap or 1.0,
-        reach.window or 1,
-        reach.chunk or 1,
+        window.size or 1,
+        window.chunk or 1,
         block_size=layer.block_size,
         group=group,
         heads=heads,
         head_dim=shape.head_dim,
-        value_dim=shape.mixed_head_dim,
+        value_dim=shape.output_head_dim,
         first_value=(shape.num_planes - 1) * shape.num_kv_heads * shape.head_dim,
         num_m=num_rows,
         num_n=_keys_per_tile(width, qkv.dtype),
         num_d=width,
-        num_v=triton.next_power_of_2(max(shape.mixed_head_dim, 16)),
+        num_v=triton.next_power_of_2(max(shape.output_head_dim, 16)),
         has_softcap=shape.softcap is not None,
-        has_window=reach.window is not None,
-        has_chunk=reach.chunk is not None,
+        has_window=window.size is not None,
+        has_chunk=window.chunk is not None,
         has_sinks=sinks is not None,
         num_warps=8 if is_wide else 4,
         num_stages=1 if is_wide else 2,

@@ -1,6 +1,6 @@
 """Self-attention of one layer, around the kernel that keeps keys and values: projections, norms, positions.
 
-Knows a checkpoint's names for its parts. How far a layer reaches and what is kept of a token is the kernel's affair.
+Knows a checkpoint's names for its parts. How far a layer windows and what is kept of a token is the kernel's affair.
 
 Letters: T tokens, C channels, H query heads, G KV heads, D head size.
 """
@@ -13,7 +13,8 @@ from dataclasses import replace
 import torch
 
 from engine.checkpoints.part import Cut, Destination, Span, part_of
-from engine.kernels.interface import Attention, Facts, Kernels, Operator, Place
+from engine.kernels.interface import Attention, Operator, RotaryTables, Rotate
+from engine.kernels.reference import Kernels
 from engine.layers.config import AttentionConfig, NormConfig
 from engine.layers.linear import Linear
 from engine.layers.shard import WHOLE, Shard, scaled
@@ -62,7 +63,7 @@ class SelfAttention:
         self._norm_weight = torch.ones(self._num_keyed_heads, config.head_dim, device=device)
         self._head_norms = torch.empty(2, config.head_dim, device=device) if qk_norm == "head" else None
         self.sinks = torch.empty(config.num_heads, device=device) if config.has_sinks else None  # float32 [H]
-        self._place: Place | None = None
+        self._place: Rotate | None = None
         self._normalise: list[Callable[[torch.Tensor], None]] = []
 
     @property
@@ -94,19 +95,19 @@ class SelfAttention:
         if self._positions == "rotary":
             self._place = kernels.rotation(self._num_keyed_heads)
         elif self._positions == "temperature":
-            self._place = lambda qkv, facts: qkv[:, :width].mul_(facts[0])
+            self._place = lambda qkv, tables: qkv[:, :width].mul_(tables[0])
 
     def link(self) -> None:
         """Keep what is called every step where it is found at once."""
         self.project = self._out.forward
 
-    def mix(self, index: int, x: torch.Tensor, facts: Facts, attention: Attention) -> torch.Tensor:
+    def mix(self, index: int, x: torch.Tensor, tables: RotaryTables, attention: Attention) -> torch.Tensor:
         """x [T, C] -> each token's mix of values [T, H D]."""
         qkv = self._qkv.forward(x)  # [T, (H + 2 G) D]
         for normalise in self._normalise:
             normalise(qkv)
         if self._place is not None:
-            self._place(qkv, facts)
+            self._place(qkv, tables)
         return attention.attend(index, qkv)
 
     def _rearrange(self, order: torch.Tensor) -> None:

@@ -8,7 +8,8 @@ import torch
 
 from engine.arrays import ceil_div
 from engine.checkpoints.part import Destination, Span, part_of
-from engine.kernels.interface import Kernels, Operator
+from engine.kernels.interface import Operator
+from engine.kernels.reference import Kernels
 from engine.layers.linear import Linear
 from engine.layers.shard import WHOLE, Shard
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import torch
 
 from engine.checkpoints.part import Destination
-from engine.kernels.interface import Kernels, Operator
+from engine.kernels.interface import Operator
+from engine.kernels.reference import Kernels
 from engine.layers.config import MlpConfig
 from engine.layers.linear import Linear
 from engine.layers.shard import WHOLE, Shard

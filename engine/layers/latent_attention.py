@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import torch
 
 from engine.checkpoints.part import Cut, Destination
-from engine.kernels.interface import Attention, Facts, Kernels, Operator, Place
+from engine.kernels.interface import Attention, Operator, RotaryTables, Rotate
+from engine.kernels.reference import Kernels
 from engine.layers.config import AttentionConfig, LatentConfig, NormConfig
 from engine.layers.linear import Linear
 from engine.layers.norm import Norm
@@ -63,10 +64,10 @@ class LatentAttention:
         up_width = latent.plain_dim + latent.value_dim
         up = {"kv_b_proj": config.num_heads * up_width}
         self._kv_up = Linear(up, latent.rank, False, dtype, device, {"kv_b_proj": cut(0, up_width)})
-        mixed_width, has_bias = config.num_heads * latent.value_dim, config.has_output_bias and shard.is_first
+        output_width, has_bias = config.num_heads * latent.value_dim, config.has_output_bias and shard.is_first
         out_cuts = {"o_proj": cut(1, latent.value_dim)}
-        self._out = Linear({"o_proj": num_channels}, mixed_width, has_bias, dtype, device, out_cuts)
-        self._rotate: Place  # [T, (H + 1) S], queries' rotated parts and the key's
+        self._out = Linear({"o_proj": num_channels}, output_width, has_bias, dtype, device, out_cuts)
+        self._rotate: Rotate  # [T, (H + 1) S], queries' rotated parts and the key's
         self._to_latent: Operator  # [T, H P] -> [T, H R]
         self._from_latent: Operator  # [T, H R] -> [T, H V]
 
@@ -97,7 +98,7 @@ class LatentAttention:
             if norm is not None:
                 norm.bind(kernels)
 
-    def mix(self, index: int, x: torch.Tensor, facts: Facts, attention: Attention) -> torch.Tensor:
+    def mix(self, index: int, x: torch.Tensor, tables: RotaryTables, attention: Attention) -> torch.Tensor:
         """x [T, C] -> each token's mix of latents [T, H R]."""
         latent, num_heads = self._latent, self._num_heads
         if self._query_down is None or self._query_norm is None:
@@ -107,7 +108,7 @@ class LatentAttention:
         kv = self._kv_down.forward(x)  # [T, R + S]
         plain = num_heads * latent.plain_dim
         rotated = torch.cat((query[:, plain:], kv[:, latent.rank :]), 1)  # [T, (H + 1) S]
-        self._rotate(rotated, facts)
+        self._rotate(rotated, tables)
         heads = x.new_empty(x.shape[0], num_heads + 1, latent.rank + latent.rotary_dim)  # [T, H + 1, R + S]
         to_latent = self._to_latent(query[:, :plain].contiguous())
         heads[:, :-1, : latent.rank] = to_latent.view(-1, num_heads, latent.rank)

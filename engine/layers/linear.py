@@ -11,7 +11,8 @@ import torch
 
 from engine.checkpoints.part import Cut, Destination, part_of
 from engine.checkpoints.quantized import PackedForm, PackedSlot, joined
-from engine.kernels.interface import Kernels, Operator
+from engine.kernels.interface import Operator
+from engine.kernels.reference import Kernels
 
 NO_CUTS: Mapping[str, Cut | None] = {}
 

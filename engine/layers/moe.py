@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator
 import torch
 
 from engine.checkpoints.part import Destination, part_of
-from engine.kernels.interface import Kernels, Operator
+from engine.kernels.interface import Operator
+from engine.kernels.reference import Kernels
 from engine.layers.config import MoeConfig, RouterConfig
 from engine.layers.feed_forward import Mlp
 from engine.layers.linear import Linear

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.kernels.interface import Kernels, Operator
+from engine.kernels.interface import Operator
+from engine.kernels.reference import Kernels
 from engine.layers.config import NormConfig
 
 

@@ -10,8 +10,8 @@ from engine.layers.config import NormConfig
 from engine.models.config import LayerConfig, ModelConfig, Names
 from engine.models.fields import Fields
 from engine.models.llama import llama
-from engine.models.reaches import FULL, SLIDING, layer_types, read_window
 from engine.models.rope_fields import with_neighbours
+from engine.models.sliding_window import FULL, SLIDING, layer_types, read_window
 
 
 def cohere2(fields: Fields) -> ModelConfig:
@@ -22,8 +22,8 @@ def cohere2(fields: Fields) -> ModelConfig:
     window = read_window(fields)
 
     def change(index: int, layer: LayerConfig) -> LayerConfig:
-        is_windowed = kinds[index] == SLIDING and window.window is not None
-        return replace(layer, reach=window) if is_windowed else replace(layer, positions=None)
+        is_windowed = kinds[index] == SLIDING and window.size is not None
+        return replace(layer, window=window) if is_windowed else replace(layer, positions=None)
 
     return replace(
         config.with_layers(change),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from engine.kernels.interface import EVERYTHING, AttentionShape, Reach
+from engine.kernels.interface import FULL_ATTENTION, AttentionShape, AttentionWindow
 from engine.layers.config import RMS_NORM, AttentionConfig, MlpConfig, MoeConfig, NormConfig
 
 
@@ -63,7 +63,7 @@ class LayerConfig:
 
     feed_forward: MlpConfig | MoeConfig
     positions: RopeConfig | QueryTemperature | None
-    reach: Reach = EVERYTHING
+    window: AttentionWindow = FULL_ATTENTION
     qk_norm: str | None = None
 
 
@@ -124,19 +124,19 @@ class ModelConfig:
     @property
     def attention_shape(self) -> AttentionShape:
         """What the kernels and the KV pool need to know."""
-        attention, reaches = self.attention, tuple(layer.reach for layer in self.layers)
+        attention, windows = self.attention, tuple(layer.window for layer in self.layers)
         latent = attention.latent
         if latent is None:
             return AttentionShape(
                 attention.num_heads,
                 attention.num_kv_heads,
                 attention.head_dim,
-                reaches,
+                windows,
                 attention.scale,
                 attention.softcap,
             )
         return AttentionShape(
-            attention.num_heads, 1, latent.rank + latent.rotary_dim, reaches, attention.scale, value_dim=latent.rank
+            attention.num_heads, 1, latent.rank + latent.rotary_dim, windows, attention.scale, value_dim=latent.rank
         )
 
     def with_attention(self, **changes: object) -> ModelConfig:

@@ -17,7 +17,16 @@ import torch
 
 from engine.arrays import ceil_div
 from engine.checkpoints.part import Destination
-from engine.kernels.interface import Add, Attention, AttentionShape, AttentionStep, Facts, Kernels, KvPool, Operator
+from engine.kernels.interface import (
+    AddInPlace,
+    Attention,
+    AttentionShape,
+    AttentionStep,
+    KvPool,
+    Operator,
+    RotaryTables,
+)
+from engine.kernels.reference import Kernels
 from engine.layers.attention import SelfAttention
 from engine.layers.config import MoeConfig
 from engine.layers.embedding import Embedding, Head, gathered
@@ -151,7 +160,7 @@ class Decoder:
         stream = self._embedding.forward(step.token_ids)  # float32 [T, C]
         if self.config.embedding_multiplier != 1:
             stream.mul_(self.config.embedding_multiplier)
-        tables: list[Facts] = [table.at(step.positions) for table in self._tables]
+        tables: list[RotaryTables] = [table.at(step.positions) for table in self._tables]
         attention.begin(step)
         logit_rows = step.logit_rows
         layers = self._layers if adapted is None else adapted.layers
@@ -198,7 +207,7 @@ class Layer:
         self._names: Names = config.names
         self._output: Operator  # [T, H ·] -> [T, C], what attention adds
         self._feed: Operator  # [T, C] -> [T, C], what the feed-forward adds
-        self._add: Add
+        self._add: AddInPlace
         self._residual_multiplier = config.residual_multiplier
         self._attention = _attention(config, layer, dtype, device, shard)
         self._feed_forward: Mlp | Moe
@@ -282,7 +291,7 @@ class Layer:
         """What the ranks' parts add is summed before anything else is done with it."""
         self._output, self._feed = _totalled(self._output, self._shard), _totalled(self._feed, self._shard)
 
-    def attend(self, index: int, stream: torch.Tensor, facts: Facts, attention: Attention) -> torch.Tensor:
+    def attend(self, index: int, stream: torch.Tensor, facts: RotaryTables, attention: Attention) -> torch.Tensor:
         """stream [T, C] -> each token's mix of values [T, H ·]."""
         return self._attention.mix(index, self._before_attention.forward(stream), facts, attention)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from engine.models.config import ModelConfig, Names
 from engine.models.fields import Fields
 from engine.models.llama import llama
-from engine.models.reaches import with_windows
+from engine.models.sliding_window import with_windows
 
 _NAMES = Names(
     after_attention="post_attention_layernorm",

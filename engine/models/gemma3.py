@@ -11,8 +11,8 @@ from engine.models.config import LayerConfig, ModelConfig, RopeConfig
 from engine.models.fields import Fields
 from engine.models.gemma2 import gemma
 from engine.models.qwen3 import with_head_norms
-from engine.models.reaches import FULL, SLIDING, layer_types, read_window
 from engine.models.rope_fields import read_rope
+from engine.models.sliding_window import FULL, SLIDING, layer_types, read_window
 
 # Published configs of the larger models leave these out.
 _DEFAULTS: Mapping[str, Any] = {
@@ -36,7 +36,7 @@ def gemma3(fields: Fields) -> ModelConfig:
 
     def change(index: int, layer: LayerConfig) -> LayerConfig:
         if kinds[index] == SLIDING:
-            return replace(layer, reach=window, positions=near)
+            return replace(layer, window=window, positions=near)
         return replace(layer, positions=far)
 
     return config.with_layers(change)

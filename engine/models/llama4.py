@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engine.kernels.interface import Activation, Reach
+from engine.kernels.interface import Activation, AttentionWindow
 from engine.layers.config import ExpertNames, MlpConfig, MoeConfig
 from engine.models.config import LayerConfig, ModelConfig, Names, QueryTemperature
 from engine.models.fields import Fields
 from engine.models.llama import llama, read_activation
 from engine.models.mixtures import read_num_experts, read_router, with_mixture
-from engine.models.reaches import CHUNKED, FULL, layer_types
 from engine.models.rope_fields import with_neighbours
+from engine.models.sliding_window import CHUNKED, FULL, layer_types
 from engine.models.smollm3 import read_turning
 
 _EXPERTS = ExpertNames(router="router", is_stacked=True)
@@ -53,7 +53,7 @@ def _with_places(config: ModelConfig, fields: Fields) -> ModelConfig:
     is_turning = read_turning(config, fields)
     kinds = layer_types(config, fields, lambda index: CHUNKED if is_turning[index] else FULL)
     has_chunks = "attention_chunk_size" in fields
-    chunk = Reach(chunk=fields.whole("attention_chunk_size", 1, 1 << 26)) if has_chunks else Reach()
+    chunk = AttentionWindow(chunk=fields.whole("attention_chunk_size", 1, 1 << 26)) if has_chunks else AttentionWindow()
     qk_norm = "weightless" if fields.flag("use_qk_norm", default=True) else None
     temperature = None
     if fields.raw.get("attn_temperature_tuning", True):  # published as a flag and as a number
@@ -62,10 +62,10 @@ def _with_places(config: ModelConfig, fields: Fields) -> ModelConfig:
         )
 
     def change(index: int, layer: LayerConfig) -> LayerConfig:
-        reach = chunk if kinds[index] == CHUNKED else Reach()
+        window = chunk if kinds[index] == CHUNKED else AttentionWindow()
         if is_turning[index]:
-            return replace(layer, reach=reach, qk_norm=qk_norm)
-        return replace(layer, reach=reach, positions=temperature)
+            return replace(layer, window=window, qk_norm=qk_norm)
+        return replace(layer, window=window, positions=temperature)
 
     return config.with_layers(change)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from engine.models.config import ModelConfig
 from engine.models.fields import Fields
 from engine.models.llama import llama
-from engine.models.reaches import with_window
+from engine.models.sliding_window import with_window
 
 _IMAGES = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 

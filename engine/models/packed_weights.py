@@ -12,7 +12,7 @@ import torch
 
 from engine.checkpoints.quantized import PackedForm, PackedSlot
 from engine.checkpoints.weights import Checkpoint
-from engine.kernels.interface import Kernels
+from engine.kernels.reference import Kernels
 from engine.layers.linear import Linear
 from engine.models.decoder import Decoder
 
@@ -49,7 +49,7 @@ def _taken(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torc
     model.destinations(checkpoint.entries)  # tells its parts how this checkpoint names them
     for linear in model.linears:
         form = _common_form(linear, checkpoint)
-        if form is not None and kernels.takes_packed(form, linear.shape, dtype):
+        if form is not None and kernels.supports_packed(form, linear.shape, dtype):
             yield linear
 
 

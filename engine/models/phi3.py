@@ -8,7 +8,7 @@ from dataclasses import replace
 from engine.models.config import ModelConfig, Names
 from engine.models.fields import Fields
 from engine.models.llama import llama
-from engine.models.reaches import with_window
+from engine.models.sliding_window import with_window
 
 _NAMES = Names(qkv=("qkv_proj",), gate_up=("gate_up_proj",))
 

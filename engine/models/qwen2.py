@@ -6,7 +6,7 @@ from __future__ import annotations
 from engine.models.config import ModelConfig
 from engine.models.fields import Fields
 from engine.models.llama import llama
-from engine.models.reaches import with_windows
+from engine.models.sliding_window import with_windows
 
 
 def qwen2(fields: Fields) -> ModelConfig:

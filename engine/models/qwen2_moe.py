@@ -10,7 +10,7 @@ from engine.models.config import ModelConfig
 from engine.models.fields import Fields
 from engine.models.llama import llama, read_activation
 from engine.models.mixtures import read_num_experts, read_router, with_mixture
-from engine.models.reaches import with_windows
+from engine.models.sliding_window import with_windows
 
 
 def qwen2_moe(fields: Fields) -> ModelConfig:

@@ -7,7 +7,7 @@ from engine.models.fields import Fields
 from engine.models.llama import llama
 from engine.models.qwen2_moe import read_qwen_mixture, with_qwen_mixture
 from engine.models.qwen3 import with_head_norms
-from engine.models.reaches import with_window
+from engine.models.sliding_window import with_window
 
 
 def qwen3_moe(fields: Fields) -> ModelConfig:

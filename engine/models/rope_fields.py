@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from engine.models.config import LayerConfig, ModelConfig, RopeConfig
 from engine.models.fields import Fields
-from engine.models.reaches import FULL, SLIDING
+from engine.models.sliding_window import FULL, SLIDING
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 

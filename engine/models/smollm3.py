@@ -7,7 +7,7 @@ from dataclasses import replace
 from engine.models.config import LayerConfig, ModelConfig
 from engine.models.fields import Fields
 from engine.models.llama import llama
-from engine.models.reaches import with_windows
+from engine.models.sliding_window import with_windows
 
 
 def smollm3(fields: Fields) -> ModelConfig:

@@ -10,7 +10,7 @@ from engine.layers.config import MlpConfig, NormConfig
 from engine.models.config import ModelConfig, Names
 from engine.models.fields import Fields
 from engine.models.llama import llama, read_activation
-from engine.models.reaches import with_window
+from engine.models.sliding_window import with_window
 
 
 def starcoder2(fields: Fields) -> ModelConfig:

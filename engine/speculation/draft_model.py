@@ -113,7 +113,6 @@ class DraftModel:
             block_tables=self._block_tables[at],
             sequence_ids=np.array([self._owner[cache_row] for cache_row in cache_rows], dtype=np.int64),
             num_decode_rows=0,
-            has_drafts=True,
             sampling=NO_SAMPLING,
         )
         probabilities, likeliest = self._runner.forward(step).softmax(-1).max(-1)  # [R]

@@ -13,7 +13,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from engine.config import EngineConfig
-from engine.kernels.interface import Kernels
+from engine.kernels.reference import Kernels
 from engine.runner import Runner
 from tests.engine import one_thread  # noqa: F401
 from tests.engine.pusher import Pusher

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoints import weights
 from engine.kernels.native.operators import find_native_kernels
-from engine.kernels.reference import ReferenceKernels
+from engine.kernels.reference import Kernels
 from tests.engine import one_thread  # noqa: F401
 from tests.engine.checkpoints.made import GPTQ, gptq_tensors
 from tests.engine.checkpoints.test_stored_models import Model, in_levels
@@ -54,7 +54,7 @@ def test_every_kind_of_family_stays_itself_and_is_computed_with_as_it_is_stored(
     assert written.variant_bytes == sum(each.nbytes for each in load_file(folder / "model.safetensors").values())
     prompt = np.random.default_rng(3).integers(3, 190, 24).tolist()
     ours = Pusher(runner_of(folder, dtype="bfloat16")).push(prompt)
-    reference = Pusher(runner_of(folder, ReferenceKernels(), dtype="float32")).push(prompt)
+    reference = Pusher(runner_of(folder, Kernels(), dtype="float32")).push(prompt)
     original = Pusher(runner_of(base, dtype="float32")).push(prompt)
     assert torch.corrcoef(torch.stack((ours, reference)))[0, 1] > 0.98
     assert torch.corrcoef(torch.stack((ours, original)))[0, 1] > (0.97 if recipe == INT8 else 0.8)

@@ -1,7 +1,7 @@
-"""`CpuKernels` with its frequent operators in C++: one short call each instead of torch's several.
+"""`CpuKernels` with its frequent operators in C++: one call instead of several calls of torch operators.
 
-Products in bfloat16, norms, rotation, gated silu, what is added to the stream, and attention. All else,
-and any operand of another kind, goes through torch. Exists only where `library.py` finds a library.
+Bfloat16 products, packed products, norms, rotation, gated silu, residual addition, LoRA and attention. Other operators,
+and operands of other types, use torch. Available only if `library.py` finds a compiled library.
 """
 
 from __future__ import annotations
@@ -18,45 +18,49 @@ from engine.kernels.cpu import CpuKernels
 from engine.kernels.interface import (
     GATED_SILU,
     Activation,
-    Add,
+    AddInPlace,
     Attention,
     AttentionShape,
     AttentionStep,
-    Facts,
-    Kernels,
     KvPool,
     LowRank,
     LowRankShape,
     LowRankTokens,
     Operator,
-    Place,
+    RotaryTables,
+    Rotate,
 )
 from engine.kernels.native import packed
 from engine.kernels.native.adapters import find_low_rank
 from engine.kernels.native.library import AttentionCall, find_library, load
-from engine.kernels.reference import ReferenceKernels
+from engine.kernels.reference import Kernels
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 def find_native_kernels() -> NativeKernels | None:
-    """The kernels compiled for this machine, if there are any."""
+    """Return the kernels compiled for this machine, or None if there are none."""
     library = find_library()
     return None if library is None else NativeKernels(library)
 
 
 class NativeKernels(CpuKernels):
-    """See `engine.kernels.interface.Kernels` for the law of each."""
+    """See `engine.kernels.reference.Kernels`.
+
+    `has_linear` and `has_packed` are True if the CPU has the instructions for the compiled bfloat16 product (AVX-512
+    BF16) and for the packed products (also VNNI).
+    """
 
     has_cheap_multi_token_rows = True
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self._facts: Facts = ()  # of positions, that a rotation got last, and where they are
-        self._facts_at: tuple[int, ...] = ()
+        self.has_linear = bool(library.hearth_has_linear())
+        self.has_packed = bool(library.hearth_has_packed())
+        # The rotary tables of the latest rotation and their addresses: all layers of a step share them.
+        self._tables: RotaryTables = ()
+        self._table_addresses: tuple[int, ...] = ()
         self._half = 0
-        self.has_linear = bool(library.hearth_has_linear())  # bfloat16 products, on CPUs with AVX-512 BF16
-        self.has_packed = bool(library.hearth_has_packed())  # packed products, on CPUs with AVX-512 BF16 and VNNI
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
         num_out, num_in = weight.shape
@@ -64,26 +68,27 @@ class NativeKernels(CpuKernels):
         if weight.dtype != torch.bfloat16 or num_in % 2 or not self.has_linear:
             return super().linear(weight, bias)
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
-        packed = torch.empty(library.hearth_packed_size(num_out, num_in), dtype=torch.bfloat16)
-        library.hearth_pack(weight.data_ptr(), weight.stride(0), packed.data_ptr(), num_out, num_in)
+        panels = torch.empty(library.hearth_packed_size(num_out, num_in), dtype=torch.bfloat16)
+        library.hearth_pack(weight.data_ptr(), weight.stride(0), panels.data_ptr(), num_out, num_in)
         bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
-        multiply, packed_at = library.hearth_linear, packed.data_ptr()
+        multiply, panels_at = library.hearth_linear, panels.data_ptr()
         bias_at = None if bias is None else bias.data_ptr()
 
-        def forward(x: torch.Tensor, _kept: object = (packed, bias)) -> torch.Tensor:
+        def forward(x: torch.Tensor, _owners: object = (panels, bias)) -> torch.Tensor:
             x = x.contiguous()
             num_rows = x.shape[0]
             out = torch.empty(num_rows, num_out, dtype=torch.bfloat16)
-            multiply(x.data_ptr(), packed_at, bias_at, out.data_ptr(), num_rows, num_out, num_in)
+            multiply(x.data_ptr(), panels_at, bias_at, out.data_ptr(), num_rows, num_out, num_in)
             return out
 
         return forward
 
-    def takes_packed(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-        return packed.takes_packed(self._library, form, shape, dtype) or super().takes_packed(form, shape, dtype)
+    def supports_packed(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+        is_native = self.has_packed and packed.supports_packed(form, shape, dtype)
+        return is_native or super().supports_packed(form, shape, dtype)
 
     def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
-        if packed.takes_packed(self._library, matrix.form, matrix.shape, dtype):
+        if self.has_packed and packed.supports_packed(matrix.form, matrix.shape, dtype):
             return packed.bind_packed(self._library, matrix, bias)
         return super().packed_linear(matrix, bias, dtype)
 
@@ -94,7 +99,7 @@ class NativeKernels(CpuKernels):
         exact = weight.float().contiguous()
         width, weight_at = exact.numel(), exact.data_ptr()
 
-        def norm(x: torch.Tensor, _kept: object = exact) -> torch.Tensor:
+        def norm(x: torch.Tensor, _owner: object = exact) -> torch.Tensor:
             if x.dtype != torch.float32:
                 x = x.float()
             x = x.contiguous()
@@ -104,15 +109,15 @@ class NativeKernels(CpuKernels):
 
         return norm
 
-    def rotation(self, num_heads: int) -> Place:
+    def rotation(self, num_heads: int) -> Rotate:
         functions = {dtype: getattr(self._library, f"hearth_rotate_{_SUFFIXES[dtype]}") for dtype in _SUFFIXES}
 
-        def rotate(qkv: torch.Tensor, facts: Facts) -> None:
-            if facts is not self._facts:  # a step's layers share them
-                cos, sin = self._facts = facts
-                self._facts_at = cos.data_ptr(), cos.stride(0), sin.data_ptr(), sin.stride(0), cos.shape[0]
+        def rotate(qkv: torch.Tensor, tables: RotaryTables) -> None:
+            if tables is not self._tables:
+                cos, sin = self._tables = tables
+                self._table_addresses = cos.data_ptr(), cos.stride(0), sin.data_ptr(), sin.stride(0), cos.shape[0]
                 self._half = cos.shape[-1]
-            functions[qkv.dtype](qkv.data_ptr(), qkv.stride(0), *self._facts_at, num_heads, self._half)
+            functions[qkv.dtype](qkv.data_ptr(), qkv.stride(0), *self._table_addresses, num_heads, self._half)
 
         return rotate
 
@@ -130,7 +135,7 @@ class NativeKernels(CpuKernels):
 
         return gate
 
-    def add(self, multiplier: float) -> Add:
+    def add(self, multiplier: float) -> AddInPlace:
         function = self._library.hearth_accumulate_bf16
 
         def add(stream: torch.Tensor, x: torch.Tensor) -> None:
@@ -149,37 +154,37 @@ class NativeKernels(CpuKernels):
 
 
 class NativeAttention:
-    """Attention of all rows straight over the pool: nothing is gathered, and nothing is kept between steps.
+    """Attention of all rows that reads keys and values directly from the pool.
 
-    A token's result is the same to the bit whether it comes alone, with others of its row as guesses and chunks do, or
-    beside other rows, whatever those are.
+    A token's result is bitwise the same whether the token is computed alone, with other tokens of its row (prefill
+    chunks, draft tokens) or beside any other rows.
     """
 
     def __init__(
         self, library: ctypes.CDLL, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor]
     ) -> None:
         self._function = getattr(library, f"hearth_attend_{_SUFFIXES[pool.data.dtype]}")
-        self._pool = pool  # what its addresses are of
+        self._pool = pool  # owns the memory at the addresses below
         self._layers = [layer.data_ptr() for layer in pool.data.unbind(0)]
         self._sinks = [sink.float().contiguous() for sink in sinks]
-        self._sinks_at: list[int | None] = [sink.data_ptr() for sink in self._sinks] or [None] * pool.num_layers
-        self._mixed_width = shape.mixed_width
-        facts = {
+        self._sink_addresses: list[int | None] = [sink.data_ptr() for sink in self._sinks] or [None] * len(self._layers)
+        self._output_width = shape.output_width
+        constants = {
             "block_size": pool.block_size,
             "num_heads": shape.num_heads,
             "num_kv_heads": shape.num_kv_heads,
             "head_dim": shape.head_dim,
-            "value_dim": shape.mixed_head_dim,
+            "value_dim": shape.output_head_dim,
             "kv_width": shape.kv_width,
             "value_offset": (shape.num_planes - 1) * shape.num_kv_heads * shape.head_dim,
             "scale": shape.score_scale,
             "softcap": shape.softcap or 0.0,
         }
-        reaches, reach_of = shape.distinct_reaches(pool.num_layers)
-        calls = [AttentionCall(window=reach.window or 0, chunk=reach.chunk or 0, **facts) for reach in reaches]
-        self._distinct = calls
-        self._calls = [(calls[index], ctypes.byref(calls[index])) for index in reach_of]  # of each layer
-        self._kept: tuple[object, ...] = ()  # what the calls point to
+        windows, window_of = shape.distinct_windows(pool.num_layers)
+        calls = [AttentionCall(window=window.size or 0, chunk=window.chunk or 0, **constants) for window in windows]
+        self._distinct_calls = calls
+        self._calls = [(calls[index], ctypes.byref(calls[index])) for index in window_of]  # of each layer
+        self._owners: tuple[object, ...] = ()  # own the step's memory that the calls point to
 
     def begin(self, step: AttentionStep) -> None:
         slots = step.slot_mapping.contiguous()
@@ -187,47 +192,44 @@ class NativeAttention:
             np.ascontiguousarray(array, dtype=np.int32)
             for array in (step.block_tables, step.context_lens, step.query_starts)
         ]
-        self._kept = slots, arrays
+        self._owners = slots, arrays
         tables, lens, starts = (array.ctypes.data for array in arrays)
-        for call in self._distinct:
+        for call in self._distinct_calls:
             call.slots, call.block_tables, call.context_lens, call.query_starts = slots.data_ptr(), tables, lens, starts
             call.num_rows, call.table_stride = len(arrays[1]), arrays[0].shape[1]
 
-    def wipe(self) -> None:
-        """There is nothing to: the pool is all there is."""
-
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
         call, reference = self._calls[layer]
-        out = torch.empty(qkv.shape[0], self._mixed_width, dtype=qkv.dtype)
+        out = torch.empty(qkv.shape[0], self._output_width, dtype=qkv.dtype)
         call.qkv, call.qkv_stride, call.out = qkv.data_ptr(), qkv.stride(0), out.data_ptr()
-        call.kv, call.sinks = self._layers[layer], self._sinks_at[layer]
+        call.kv, call.sinks = self._layers[layer], self._sink_addresses[layer]
         self._function(reference)
         return out
 
 
 def check(path: Path) -> None:
     """Compare the library at `path` with torch on small operands. Raises OSError or AssertionError."""
-    native, reference = NativeKernels(load(path)), ReferenceKernels()
+    native, reference = NativeKernels(load(path)), Kernels()
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
         for dtype, tolerance in ((torch.float32, 1e-4), (torch.bfloat16, 0.05)):
             stream = torch.randn(3, 96, generator=generator)
             weight = torch.randn(192, 96, generator=generator).to(dtype)
-            seen = [_small_model(kernels, stream.clone(), weight) for kernels in (native, reference)]
-            torch.testing.assert_close(*seen, atol=tolerance, rtol=tolerance)
+            results = [_small_model(kernels, stream.clone(), weight) for kernels in (native, reference)]
+            torch.testing.assert_close(*results, atol=tolerance, rtol=tolerance)
 
 
 def _small_model(kernels: Kernels, stream: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """A norm, a product, an adapter's part of it, a gate and a sum over stream [T, C] with weight [2 C, C]."""
+    """Return stream [T, C] after a norm, a product with weight [2 C, C], a LoRA adapter, a gate and an addition."""
     dtype = weight.dtype
-    normalised = kernels.rms_norm(weight[0], 1e-6, dtype)(stream)
-    product = kernels.linear(weight, None)(normalised)
+    normalized = kernels.rms_norm(weight[0], 1e-6, dtype)(stream)
+    product = kernels.linear(weight, None)(normalized)
     low_rank = kernels.low_rank(LowRankShape(len(weight[0]), 8, ((0, len(weight)),)), dtype)
     assert low_rank is not None
     adapters = torch.zeros(1, low_rank.size, dtype=dtype)
     low_rank.write(adapters[0], 0, weight[:8], weight[:, :8] * 0.1)
     tokens = LowRankTokens(torch.zeros(len(stream), dtype=torch.int32), torch.arange(len(stream)))
-    low_rank.bind(adapters, tokens)(normalised, product)
+    low_rank.bind(adapters, tokens)(normalized, product)
     gated = kernels.activation(GATED_SILU)(product * 0.1)
     kernels.add(0.5)(stream, gated)
     return stream

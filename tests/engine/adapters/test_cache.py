@@ -15,8 +15,7 @@ from engine.adapters.cache import AdapterCache
 from engine.adapters.local_adapter import LocalAdapter
 from engine.adapters.slot_pool import SlotPool
 from engine.kernels.cpu import CpuKernels
-from engine.kernels.interface import Kernels
-from engine.kernels.reference import ReferenceKernels
+from engine.kernels.reference import Kernels
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
 from engine.runner import Runner
 from tests.engine.adapters.made import Matrices, named, random_matrices, save_adapter
@@ -25,7 +24,7 @@ from tests.engine.made_checkpoints import runner_of, save_random
 
 PROMPT = list(range(3, 40))
 # Tables of torch's operators, and one piece of memory for each adapter.
-BY_KERNELS = pytest.mark.parametrize("kernels", [CpuKernels(), ReferenceKernels()], ids=["tables", "packed"])
+BY_KERNELS = pytest.mark.parametrize("kernels", [CpuKernels(), Kernels()], ids=["tables", "packed"])
 GREEDY = {"max_tokens": 6, "temperature": 0.0}
 
 

@@ -13,7 +13,7 @@ import transformers
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.kernels.cpu import CpuKernels
-from engine.kernels.interface import Kernels
+from engine.kernels.reference import Kernels
 from engine.report import RUNNING
 from engine.runner import Runner
 from tests.engine.adapters.made import named, random_matrices, save_adapter, save_merged

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from engine.kernels import cpu_linear
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_attention import CpuAttention
-from engine.kernels.decode_workspace import DecodeWorkspace
-from engine.kernels.interface import Activation, AttentionShape, Kernels, KvPool, Reach
-from engine.kernels.reference import ReferenceAttention, ReferenceKernels, attend_one, causal_bias
+from engine.kernels.interface import FULL_ATTENTION, Activation, AttentionShape, AttentionWindow, KvPool
+from engine.kernels.reference import Kernels, ReferenceAttention, attend_one, causal_bias
 from tests.engine import one_thread  # noqa: F401
 
 BLOCK = 4
@@ -23,16 +22,20 @@ NUM_LAYERS = 2
 SHAPES = {
     "grouped": AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8),
     "single": AttentionShape(num_heads=3, num_kv_heads=3, head_dim=4),
-    "windowed": AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, reaches=(Reach(window=7),)),
-    "window of one": AttentionShape(num_heads=2, num_kv_heads=1, head_dim=4, reaches=(Reach(window=1),)),
-    "chunked": AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, reaches=(Reach(chunk=6),)),
-    "window, then all": AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, reaches=(Reach(window=5), Reach())),
+    "windowed": AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, windows=(AttentionWindow(size=7),)),
+    "window of one": AttentionShape(num_heads=2, num_kv_heads=1, head_dim=4, windows=(AttentionWindow(size=1),)),
+    "chunked": AttentionShape(num_heads=4, num_kv_heads=2, head_dim=8, windows=(AttentionWindow(chunk=6),)),
+    "window, then all": AttentionShape(
+        num_heads=4, num_kv_heads=2, head_dim=8, windows=(AttentionWindow(size=5), FULL_ATTENTION)
+    ),
     "chunk, then window": AttentionShape(
-        num_heads=4, num_kv_heads=2, head_dim=8, reaches=(Reach(chunk=9), Reach(window=3))
+        num_heads=4, num_kv_heads=2, head_dim=8, windows=(AttentionWindow(chunk=9), AttentionWindow(size=3))
     ),
     "capped": AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8, softcap=0.7, scale=0.9),
     "value within key": AttentionShape(num_heads=5, num_kv_heads=1, head_dim=12, value_dim=8, scale=0.2),
-    "with sinks": AttentionShape(num_heads=6, num_kv_heads=2, head_dim=8, reaches=(Reach(window=6), Reach())),
+    "with sinks": AttentionShape(
+        num_heads=6, num_kv_heads=2, head_dim=8, windows=(AttentionWindow(size=6), FULL_ATTENTION)
+    ),
     "capped, with sinks": AttentionShape(num_heads=2, num_kv_heads=2, head_dim=8, softcap=0.7),
 }
 
@@ -49,9 +52,7 @@ class Step:
     query_starts: NDArray[np.int32]
     context_lens: NDArray[np.int32]
     block_tables: NDArray[np.int32]
-    sequence_ids: NDArray[np.int64]
     num_decode_rows: int
-    has_drafts: bool = False
 
 
 class Life:
@@ -86,7 +87,7 @@ class Life:
         step = self.step_of(sorted(rows, key=lambda row: chunks[row] > 1), chunks)
         for row in rows:
             self.lengths[row] -= int(self.rng.integers(0, chunks[row]))  # these were wrong
-        return replace(step, has_drafts=True)
+        return step
 
     def step_of(self, rows: list[int], chunks: dict[int, int]) -> Step:
         mapping: list[int] = []
@@ -105,7 +106,6 @@ class Life:
             query_starts=np.cumsum([0, *counts]).astype(np.int32),
             context_lens=np.array([self.lengths[row] for row in rows], np.int32),
             block_tables=tables,
-            sequence_ids=np.array(rows, np.int64),
             num_decode_rows=next((i for i, count in enumerate(counts) if count > 1), len(counts)),
         )
 
@@ -122,7 +122,7 @@ def assert_twins_agree(name: str, seed: int, dtype: torch.dtype, tolerance: floa
     generator = torch.Generator().manual_seed(seed)
     for _ in range(80):
         step = life.draft_step() if life.rng.random() < draft_fraction else life.step()
-        if not len(step.sequence_ids):
+        if not len(step.context_lens):
             continue
         for twin in twins:
             twin.begin(step)
@@ -150,26 +150,13 @@ def test_attention_in_bfloat16_equals_its_reference_within_bfloat16(name: str) -
     assert_twins_agree(name, 11, torch.bfloat16, 0.03)
 
 
-@pytest.mark.parametrize("num_positions", [0, 1 << 30])
-def test_either_precision_of_the_workspace_serves_a_bfloat16_pool(num_positions: int, monkeypatch) -> None:
-    monkeypatch.setattr("engine.kernels.decode_workspace._MAX_FLOAT32_POSITIONS", num_positions)
-    assert_twins_agree("grouped", 5, torch.bfloat16, 0.03)
-
-
-@pytest.mark.parametrize("num_rows", [0, 1, 3])
-def test_rows_beyond_the_workspace_s_memory_gather_their_context(num_rows: int, monkeypatch) -> None:
-    monkeypatch.setattr(DecodeWorkspace, "_max_rows", lambda self, longest: num_rows)
-    assert_twins_agree("grouped", 3, torch.float32, 1e-5)
-    assert_twins_agree("windowed", 4, torch.float32, 1e-5)
-
-
 def test_prefill_in_small_tiles_equals_prefill_in_one(monkeypatch) -> None:
     monkeypatch.setattr("engine.kernels.cpu_attention._TILES", (1, 8))
     shape, life = SHAPES["windowed"], Life(0)
     life.lengths, life.tables = {0: 0}, {0: []}
     step = life.step_of([0], {0: 50})
     qkv = torch.randn(50, shape.query_width + shape.kv_width).bfloat16()
-    attention, reference = CpuAttention(pool_of(shape, torch.bfloat16), shape), ReferenceKernels().attention
+    attention, reference = CpuAttention(pool_of(shape, torch.bfloat16), shape), Kernels().attention
     twin = reference(pool_of(shape, torch.bfloat16), shape)
     attention.begin(step)
     twin.begin(step)
@@ -194,34 +181,34 @@ def test_a_row_that_is_not_finite_leaves_its_batch_mates_alone_also_after_it_lef
 
 
 def test_a_window_shows_a_token_itself_and_those_just_before() -> None:
-    assert mean_position_seen(Reach(window=3)) == 4.0
-    assert mean_position_seen(Reach()) == 2.5
+    assert mean_position_seen(AttentionWindow(size=3)) == 4.0
+    assert mean_position_seen(FULL_ATTENTION) == 2.5
 
 
 def test_a_chunk_shows_a_token_itself_and_those_before_it_in_the_same_chunk() -> None:
-    assert mean_position_seen(Reach(chunk=4)) == 4.5  # of the six positions, the last two
-    assert mean_position_seen(Reach(chunk=5)) == 5.0
+    assert mean_position_seen(AttentionWindow(chunk=4)) == 4.5  # of the six positions, the last two
+    assert mean_position_seen(AttentionWindow(chunk=5)) == 5.0
 
 
-def mean_position_seen(reach: Reach) -> float:
+def mean_position_seen(window: AttentionWindow) -> float:
     """By the last of six tokens."""
     query, keys = torch.zeros(1, 1, 2), torch.zeros(6, 1, 2)  # equal scores: the mean of what is seen
     values = torch.arange(6.0).view(6, 1, 1).expand(6, 1, 2)
-    return float(attend_one(query, keys, values, AttentionShape(1, 1, 2), reach)[0, 0])
+    return float(attend_one(query, keys, values, AttentionShape(1, 1, 2), window)[0, 0])
 
 
 def test_a_sink_takes_its_share_and_gives_nothing() -> None:
     query, keys, values = torch.zeros(1, 2, 2), torch.zeros(3, 1, 2), torch.ones(3, 1, 2)
     sinks = torch.tensor([0.0, float("-inf")])  # a fourth of one head's weight, nothing of the other's
-    mixed = attend_one(query, keys, values, AttentionShape(2, 1, 2), Reach(), sinks)
+    mixed = attend_one(query, keys, values, AttentionShape(2, 1, 2), FULL_ATTENTION, sinks)
     torch.testing.assert_close(mixed, torch.tensor([[0.75, 0.75, 1.0, 1.0]]))
 
 
-@pytest.mark.parametrize("reach", [Reach(), Reach(window=5), Reach(chunk=5)])
-def test_what_a_reach_counts_is_what_the_bias_shows(reach: Reach) -> None:
+@pytest.mark.parametrize("window", [FULL_ATTENTION, AttentionWindow(size=5), AttentionWindow(chunk=5)])
+def test_what_a_reach_counts_is_what_the_bias_shows(window: AttentionWindow) -> None:
     lengths = np.arange(1, 17, dtype=np.int32)
-    counted = [int((causal_bias(1, int(length), reach) == 0).sum()) for length in lengths]
-    assert reach.num_seen(lengths).tolist() == counted
+    counted = [int((causal_bias(1, int(length), window) == 0).sum()) for length in lengths]
+    assert window.num_visible(lengths).tolist() == counted
 
 
 # ── the small ones ──
@@ -230,7 +217,7 @@ def test_what_a_reach_counts_is_what_the_bias_shows(reach: Reach) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_norm_rotation_and_gate_equal_their_references(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
-    twins: tuple[Kernels, Kernels] = (ReferenceKernels(), CpuKernels())
+    twins: tuple[Kernels, Kernels] = (Kernels(), CpuKernels())
     tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
     for num_tokens in (1, 5):
         x, weight = torch.randn(num_tokens, 24, generator=generator), torch.randn(24, generator=generator).to(dtype)
@@ -263,11 +250,11 @@ def test_layer_norm_and_linear_per_head_equal_their_references(dtype: torch.dtyp
         x = torch.randn(num_tokens, 24, generator=generator) + 3
         weight, bias = (torch.randn(24, generator=generator).to(dtype) for _ in range(2))
         for some_bias in (None, bias):
-            twins = [twin.layer_norm(weight, some_bias, 1e-5, dtype)(x) for twin in (ReferenceKernels(), CpuKernels())]
+            twins = [twin.layer_norm(weight, some_bias, 1e-5, dtype)(x) for twin in (Kernels(), CpuKernels())]
             assert twins[1].dtype == dtype
             torch.testing.assert_close(twins[1], twins[0], **tolerance)
         matrices = torch.randn(4, 6, 10, generator=generator).to(dtype)
-        twins = [twin.linear_per_head(matrices)(x.to(dtype)) for twin in (ReferenceKernels(), CpuKernels())]
+        twins = [twin.linear_per_head(matrices)(x.to(dtype)) for twin in (Kernels(), CpuKernels())]
         assert twins[1].shape == (num_tokens, 40)
         torch.testing.assert_close(twins[1], twins[0], **tolerance)
 
@@ -279,12 +266,12 @@ def test_activations_equal_their_references(dtype: torch.dtype) -> None:
     seen = []
     for kind in ("silu", "gelu", "gelu_tanh", "relu"):
         for activation in (Activation(kind), Activation(kind, is_gated=False)):
-            expected, found = (twin.activation(activation)(x.clone()) for twin in (ReferenceKernels(), CpuKernels()))
+            expected, found = (twin.activation(activation)(x.clone()) for twin in (Kernels(), CpuKernels()))
             torch.testing.assert_close(found, expected, **tolerance)
             assert found.shape == (5, 12 if activation.is_gated else 24)
             seen.append(found)
     limited = Activation("silu", limit=0.8, slope=1.7)
-    expected, found = (twin.activation(limited)(x.clone()) for twin in (ReferenceKernels(), CpuKernels()))
+    expected, found = (twin.activation(limited)(x.clone()) for twin in (Kernels(), CpuKernels()))
     torch.testing.assert_close(found, expected, **tolerance)
     assert not torch.equal(found, seen[0])
 
@@ -303,7 +290,7 @@ def test_a_linear_map_is_the_same_with_and_without_the_prepacked_operator(
         bias = torch.randn(num_out, generator=generator).to(dtype) if has_bias else None
         for num_tokens in (1, 7):
             x = torch.randn(num_tokens, num_in, generator=generator).to(dtype)
-            expected = ReferenceKernels().linear(weight, bias)(x)
+            expected = Kernels().linear(weight, bias)(x)
             tolerance = 1e-4 if dtype == torch.float32 else 0.1
             found = CpuKernels().linear(weight, bias)(x)
             torch.testing.assert_close(found, expected, atol=tolerance, rtol=0.02)

@@ -162,7 +162,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch, num_tensors: list[int]) -> It
     def launch(qkv: torch.Tensor, kv: torch.Tensor, blocks: StepBlocks, layer: AttentionLayer) -> torch.Tensor:
         operands = [qkv, kv, blocks.plan, blocks.block_tables, *([] if layer.sinks is None else [layer.sinks])]
         assert all(each.device == GPU and each.stride(-1) == 1 for each in operands)
-        return qkv.new_empty(len(qkv), layer.shape.mixed_width)
+        return qkv.new_empty(len(qkv), layer.shape.output_width)
 
     def chosen(experts: Experts, flat: torch.Tensor) -> tuple[list[int], list[int], int]:
         assert flat.device == GPU

@@ -14,16 +14,15 @@ import torch
 from engine.kernels.interface import (
     Activation,
     AttentionShape,
-    Kernels,
+    AttentionWindow,
     KvPool,
     LowRank,
     LowRankShape,
     LowRankTokens,
-    Reach,
 )
 from engine.kernels.native import build, library
 from engine.kernels.native.operators import NativeKernels, check
-from engine.kernels.reference import ReferenceAttention, ReferenceKernels
+from engine.kernels.reference import Kernels, ReferenceAttention
 from tests.engine import one_thread  # noqa: F401
 from tests.engine.kernels.test_cpu import NUM_LAYERS, SHAPES, Life, Step, pool_of, sinks_of
 
@@ -54,7 +53,7 @@ def test_attention_over_the_pool_equals_the_reference_through_joins_departures_c
     generator = torch.Generator().manual_seed(0)
     for _ in range(25):
         step = life.draft_step() if life.rng.random() < draft_fraction else life.step()
-        if not len(step.sequence_ids):
+        if not len(step.context_lens):
             continue
         for twin in twins:
             twin.begin(step)
@@ -112,7 +111,7 @@ def test_a_product_equals_its_reference_whatever_its_shape(
     linear = native.linear(weight, bias)
     x = random(29, num_in, dtype=torch.bfloat16, seed=2)
     whole = linear(x)
-    torch.testing.assert_close(whole, ReferenceKernels().linear(weight, bias)(x), atol=0.1, rtol=0.02)
+    torch.testing.assert_close(whole, Kernels().linear(weight, bias)(x), atol=0.1, rtol=0.02)
     if native.has_linear and num_in % 2 == 0:
         for num_tokens in range(1, 14):  # a row is the same whatever rows are beside it
             assert torch.equal(linear(x[:num_tokens]), whole[:num_tokens])
@@ -125,12 +124,12 @@ def test_a_product_equals_its_reference_whatever_its_shape(
 def test_a_part_of_a_fused_weight_and_of_wider_rows_is_multiplied_as_it_is(native: NativeKernels) -> None:
     weight, x = random(64, 80, dtype=torch.bfloat16)[:50, 16:48], random(5, 64, dtype=torch.bfloat16)[:, 32:]
     found = native.linear(weight, None)(x)
-    torch.testing.assert_close(found, ReferenceKernels().linear(weight, None)(x), atol=0.1, rtol=0.02)
+    torch.testing.assert_close(found, Kernels().linear(weight, None)(x), atol=0.1, rtol=0.02)
 
 
 @DTYPES
 def test_norm_rotation_gate_and_sum_equal_their_references(dtype: torch.dtype, native: NativeKernels) -> None:
-    twins, tolerance = (ReferenceKernels(), native), TOLERANCES[dtype]
+    twins, tolerance = (Kernels(), native), TOLERANCES[dtype]
     for num_tokens, width in ((1, 24), (5, 288), (3, 7)):
         x, weight = random(num_tokens, width), random(width, dtype=dtype, seed=1)
         for scale in (1.0, 1e-4, 1e4):
@@ -157,7 +156,7 @@ def test_rotation_equals_its_reference_and_leaves_values_alone(
     qkv, angles = random(4, 5 * 2 * half, dtype=dtype), random(4, 1, 1, half, seed=1)
     table = torch.cat((angles.cos(), -angles.sin(), angles.sin()), 2).to(dtype)  # as `Rotary` keeps it
     rotated = qkv.clone(), qkv.clone()
-    for twin, copy in zip((ReferenceKernels(), native), rotated, strict=True):
+    for twin, copy in zip((Kernels(), native), rotated, strict=True):
         twin.rotation(3)(copy, table.split((1, 2), 2))
     torch.testing.assert_close(rotated[1], rotated[0], **TOLERANCES[dtype])
     assert torch.equal(rotated[1][:, 6 * half :], qkv[:, 6 * half :])
@@ -180,9 +179,11 @@ def test_what_is_not_finite_stays_so_and_stays_in_its_row(dtype: torch.dtype, na
             assert found[[0, 2]].isfinite().all()
 
 
-@pytest.mark.parametrize("reach", [Reach(), Reach(window=21), Reach(chunk=18)])
-def test_a_token_s_bits_are_the_same_alone_and_with_others_of_its_row(reach: Reach, native: NativeKernels) -> None:
-    shape = AttentionShape(6, 2, 64, reaches=(reach,))
+@pytest.mark.parametrize("window", [AttentionWindow(), AttentionWindow(size=21), AttentionWindow(chunk=18)])
+def test_a_token_s_bits_are_the_same_alone_and_with_others_of_its_row(
+    window: AttentionWindow, native: NativeKernels
+) -> None:
+    shape = AttentionShape(6, 2, 64, windows=(window,))
     qkv, found = random(61, shape.query_width + shape.kv_width, dtype=torch.bfloat16), []
     for chunks in ([61], [40, *[1] * 21], [17, 30, 5, 9]):
         life, attention, mixed = Life(0), native.attention(pool_of(shape, torch.bfloat16), shape), []
@@ -227,7 +228,6 @@ def step_of_rows(rows: list[tuple[int, int]], tables: np.ndarray) -> Step:
         query_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         context_lens=lens,
         block_tables=tables[: len(rows)],
-        sequence_ids=np.arange(len(rows), dtype=np.int64),
         num_decode_rows=int(np.argmax(np.append(counts, 2) > 1)),
     )
 
@@ -340,7 +340,7 @@ def test_adapters_of_many_tokens_equal_the_reference(
 ) -> None:
     tokens = low_rank_tokens((2, [5, 1]), (1, [0]), (4, [3, 7, 8, 9, 10, 6]))
     x, seen = random(11, shape.num_in + 3, dtype=dtype, seed=1)[:, 1 : shape.num_in + 1], []
-    for kernels in (native, ReferenceKernels()):
+    for kernels in (native, Kernels()):
         kernel, memory = low_rank(kernels, shape, dtype)
         y = random(11, 1200, dtype=dtype, seed=2)
         kernel.bind(memory, tokens)(x, y)

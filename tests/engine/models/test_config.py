@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import LlamaConfig, MistralConfig, Olmo2Config
 
-from engine.kernels.interface import Reach
+from engine.kernels.interface import AttentionWindow
 from engine.models.config import RopeConfig, UnsupportedModel
 from engine.models.registry import ARCHITECTURES, parse_config, read_config
 
@@ -48,21 +48,21 @@ def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
     attention, layer = llama.attention, llama.layers[-1]
     assert (attention.num_kv_heads, attention.head_dim) == (2, 16)
     assert (attention.has_bias, attention.has_output_bias, layer.feed_forward.has_bias) == (True, True, False)
-    assert (layer.reach, llama.norm.eps, llama.is_head_tied) == (Reach(), 1e-6, False)
+    assert (layer.window, llama.norm.eps, llama.is_head_tied) == (AttentionWindow(), 1e-6, False)
     mistral = MistralConfig(**shape, sliding_window=7, architectures=["MistralForCausalLM"], rms_norm_eps=1e-5)
     mistral.save_pretrained(tmp_path / "mistral")
     found = read_config(tmp_path / "mistral")
-    assert (found.layers[0].reach, found.norm.eps) == (Reach(window=7), 1e-5)
+    assert (found.layers[0].window, found.norm.eps) == (AttentionWindow(size=7), 1e-5)
 
 
 def test_defaults_are_those_of_the_family() -> None:
     config = parse_config({key: value for key, value in PLAIN.items() if key != "num_key_value_heads"})
     assert (config.attention.num_kv_heads, config.attention.head_dim) == (8, 8)
     assert config.layers[0].positions == RopeConfig(theta=10000.0)
-    assert parse_config(PLAIN | {"sliding_window": 5}).layers[0].reach == Reach()  # Llama has none
+    assert parse_config(PLAIN | {"sliding_window": 5}).layers[0].window == AttentionWindow()  # Llama has none
     mistral = PLAIN | {"architectures": ["MistralForCausalLM"]}
-    assert parse_config(mistral).layers[0].reach == Reach(window=4096)
-    assert parse_config(mistral | {"sliding_window": None}).layers[0].reach == Reach()
+    assert parse_config(mistral).layers[0].window == AttentionWindow(size=4096)
+    assert parse_config(mistral | {"sliding_window": None}).layers[0].window == AttentionWindow()
 
 
 def test_generation_config_says_what_ends_text(tmp_path: Path) -> None:
@@ -276,12 +276,12 @@ def test_the_text_part_of_a_model_of_images_is_read_with_the_defaults_it_was_pub
     own = raw | {"text_config": raw["text_config"] | {"eos_token_id": 7}}
     assert parse_config(own).eos_token_ids == (7,)
     near, far = config.layers[0], config.layers[5]
-    assert (near.reach, near.positions) == (Reach(window=1024), RopeConfig(theta=1e4))
-    assert (far.reach, far.positions) == (
-        Reach(),
+    assert (near.window, near.positions) == (AttentionWindow(size=1024), RopeConfig(theta=1e4))
+    assert (far.window, far.positions) == (
+        AttentionWindow(),
         RopeConfig(theta=1e6, kind="linear", factor=8.0, original_max_positions=131_072),
     )
-    assert sum(layer.reach == Reach() for layer in config.layers) == 2
+    assert sum(layer.window == AttentionWindow() for layer in config.layers) == 2
 
 
 def test_the_text_part_of_mistral_3_is_mistral() -> None:

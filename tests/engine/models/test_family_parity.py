@@ -19,8 +19,8 @@ import transformers
 from safetensors import safe_open
 
 from catalog.base_model import targets_of
-from engine.kernels.interface import Reach
-from engine.kernels.reference import ReferenceKernels
+from engine.kernels.interface import AttentionWindow
+from engine.kernels.reference import Kernels
 from engine.layers.config import MlpConfig, MoeConfig, NormConfig
 from engine.models.config import LayerConfig, ModelConfig, RopeConfig
 from engine.models.decoder import Decoder
@@ -118,7 +118,7 @@ def test_greedy_tokens_equal_transformers_with_and_without_a_prefix_from_the_cac
 @pytest.mark.parametrize("kind", KINDS)
 def test_reference_kernels_give_the_same_logits(kind: str, model_of: Callable[[str], Model]) -> None:
     model = model_of(kind)
-    for num_pushed, logits in push(runner_of(model.folder, ReferenceKernels()), model.prompts[0], 19):
+    for num_pushed, logits in push(runner_of(model.folder, Kernels()), model.prompts[0], 19):
         torch.testing.assert_close(logits, model.logits[0, num_pushed - 1], atol=1e-4, rtol=0)
 
 
@@ -169,7 +169,7 @@ def with_relu(layer: LayerConfig) -> LayerConfig:
     return replace(layer, feed_forward=replace(layer.feed_forward, activation=activation))
 
 
-SEES_ALL = of_layers(lambda layer: replace(layer, reach=Reach()))
+SEES_ALL = of_layers(lambda layer: replace(layer, window=AttentionWindow()))
 NO_HEAD_NORM = of_layers(lambda layer: replace(layer, qk_norm=None))
 NO_NEIGHBOURS = of_positions(is_interleaved=False)
 # What sets each family apart, taken away: a forgotten difference must not pass for parity.

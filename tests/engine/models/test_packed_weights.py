@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoints.quantized import PackedForm, QuantizedTensor, quantized
 from engine.kernels import cpu_packed
 from engine.kernels.cpu import CpuKernels
-from engine.kernels.interface import Kernels, Operator
+from engine.kernels.interface import Operator
 from engine.kernels.native import build, library
 from engine.kernels.native.operators import NativeKernels
-from engine.kernels.reference import ReferenceKernels
+from engine.kernels.reference import Kernels
 from tests.engine import one_thread  # noqa: F401
 from tests.engine.checkpoints.made import (
     AWQ,
@@ -64,7 +64,7 @@ def kernels_named(name: str) -> CpuKernels:
 
 def bind(kernels: Kernels, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
     """Bind the product as a model does: packed if the kernels accept the matrix, otherwise expanded."""
-    if kernels.takes_packed(matrix.form, matrix.shape, dtype):
+    if kernels.supports_packed(matrix.form, matrix.shape, dtype):
         return kernels.packed_linear(matrix, bias, dtype)
     return kernels.linear(matrix.dequantize(dtype), bias)
 
@@ -79,10 +79,10 @@ def test_8_bit_product_equals_the_reference_and_rows_do_not_affect_each_other(
     x = rows(19, dtype)
     x[4] = 0
     chosen = kernels_named(kernels)
-    is_packed = chosen.takes_packed(matrix.form, matrix.shape, dtype)
+    is_packed = chosen.supports_packed(matrix.form, matrix.shape, dtype)
     with torch.inference_mode():
         ours = bind(chosen, matrix, bias, dtype)
-        y, expected = ours(x), ReferenceKernels().packed_linear(matrix, bias, dtype)(x)
+        y, expected = ours(x), Kernels().packed_linear(matrix, bias, dtype)(x)
         assert y.dtype == dtype
         if not is_packed:  # the inputs of an expanded matrix are not rounded; the reference rounds them to 255 levels
             torch.testing.assert_close(y, expected, atol=0.3, rtol=0.02)
@@ -106,7 +106,7 @@ def test_4_bit_product_equals_the_reference(group_size: int, has_zeros: bool, ke
     for num_rows in (1, 5, 33):
         x = rows(num_rows, torch.bfloat16)
         y = bind(kernels_named(kernels), matrix, bias, torch.bfloat16)(x)
-        expected = ReferenceKernels().packed_linear(matrix, bias, torch.bfloat16)(x)
+        expected = Kernels().packed_linear(matrix, bias, torch.bfloat16)(x)
         torch.testing.assert_close(y.float(), expected.float(), atol=1.0, rtol=0.02)  # sums of 128 numbers around 30
 
 
@@ -122,7 +122,7 @@ def test_native_4_bit_product_of_any_size_equals_the_reference_and_rows_do_not_a
     matrix, bias = quantized(levels, 4, scales, zeros, group_size, None), torch.ones(num_out).bfloat16()
     x = torch.randn(15, num_in, generator=generator).bfloat16()
     ours = bind(native, matrix, bias, torch.bfloat16)
-    y, expected = ours(x), ReferenceKernels().packed_linear(matrix, bias, torch.bfloat16)(x)
+    y, expected = ours(x), Kernels().packed_linear(matrix, bias, torch.bfloat16)(x)
     torch.testing.assert_close(y.float(), expected.float(), atol=0.02 * float(expected.abs().max()), rtol=0.01)
     if native.has_packed:
         for row in range(15):
@@ -159,7 +159,7 @@ def test_matrix_is_accepted_if_the_probed_operator_is_usable(
     form: PackedForm, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     is_usable = cpu_packed.has_int4_linear() if form.bits == 4 else cpu_packed.has_int8_linear(dtype)
-    assert CpuKernels().takes_packed(form, shape, dtype) is is_usable
+    assert CpuKernels().supports_packed(form, shape, dtype) is is_usable
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ def test_matrix_is_accepted_if_the_probed_operator_is_usable(
     ],
 )
 def test_matrix_without_an_operator_is_refused(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    assert not CpuKernels().takes_packed(form, shape, dtype)
+    assert not CpuKernels().supports_packed(form, shape, dtype)
 
 
 class ExpandingKernels(CpuKernels):
     """Accepts no packed matrix."""
 
-    def takes_packed(self, _form: PackedForm, _shape: tuple[int, int], _dtype: torch.dtype) -> bool:
+    def supports_packed(self, _form: PackedForm, _shape: tuple[int, int], _dtype: torch.dtype) -> bool:
         return False
 
 

@@ -5,31 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.kernels.interface import Reach
+from engine.kernels.interface import AttentionWindow
 from engine.models.config import ModelConfig
 from engine.models.fields import Fields
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 
-def read_window(fields: Fields) -> Reach:
+def read_window(fields: Fields) -> AttentionWindow:
     """`sliding_window` positions, all of them where it is absent."""
-    return Reach(window=fields.whole("sliding_window", 1, 1 << 26)) if "sliding_window" in fields else Reach()
+    return (
+        AttentionWindow(size=fields.whole("sliding_window", 1, 1 << 26))
+        if "sliding_window" in fields
+        else AttentionWindow()
+    )
 
 
 def with_window(config: ModelConfig, fields: Fields) -> ModelConfig:
     """`config` with the same window in every layer."""
-    reach = read_window(fields)
-    return config.with_layers(lambda _, layer: replace(layer, reach=reach))
+    window = read_window(fields)
+    return config.with_layers(lambda _, layer: replace(layer, window=window))
 
 
 def with_windows(config: ModelConfig, fields: Fields, is_windowed: Callable[[int], bool]) -> ModelConfig:
     """`config` with a window in the layers that `layer_types` names, else in those that `is_windowed` is true of."""
-    kinds, reach = (
+    kinds, window = (
         layer_types(config, fields, lambda index: SLIDING if is_windowed(index) else FULL),
         read_window(fields),
     )
-    return config.with_layers(lambda index, layer: replace(layer, reach=reach) if kinds[index] == SLIDING else layer)
+    return config.with_layers(lambda index, layer: replace(layer, window=window) if kinds[index] == SLIDING else layer)
 
 
 def layer_types(config: ModelConfig, fields: Fields, rule: Callable[[int], str]) -> tuple[str, ...]:
