@@ -180,7 +180,7 @@ class GatewayProcess:
 
 
 def fake_node(node_id: str, folder: Path, redis_url: str, *, pop: str = "local", proves_pop: str = "") -> FakeNode:
-    """Create a fake node with every model except NOWHERE. If `proves_pop` is set, the node's key is bound to that PoP."""
+    """Create a fake node with every model except NOWHERE. `proves_pop` binds its key to that PoP."""
     models = {card.name: card.revision for card in cards() if card.name != NOWHERE}
     identity = service_keys().identity(f"node/{node_id}", proves_pop)
     return FakeNode(node_id, folder, models, identity, pop=pop, redis_url=redis_url)

@@ -196,7 +196,7 @@ def test_unknown_model_is_named_in_the_error(client: httpx.Client, running: Runn
 
 
 def test_checks_run_in_the_documented_order(running: Running):
-    """The order is framing, route, credential, account, scope, size, model, body; the first failed check is reported."""
+    """The order is framing, route, credential, account, scope, size, model, body."""
     bad_body = b"{"
     too_large = {"content-length": str(11 * 1024 * 1024)}
     ladder = [

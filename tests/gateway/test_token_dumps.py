@@ -59,7 +59,7 @@ def holding(request: pytest.FixtureRequest, new_site: Callable[..., Site]) -> It
 
 
 def dump(holding: Holding) -> Iterator[tuple[str, bytes]]:
-    """Yield the location and content of every file of the site, database row, Redis key and command recorded by Redis."""
+    """Yield the location and content of every file of the site, database row, Redis key and command."""
     site = holding.site
     for folder in (site.folder, *holding.servers):
         for path in sorted(folder.rglob("*")):
@@ -122,7 +122,7 @@ def found_in(holding: Holding, texts: list[str]) -> list[str]:
 
 
 def use_everywhere(running: Running) -> list[str]:
-    """Send tokens in valid and invalid positions of requests, and return the secrets that the API returned meanwhile."""
+    """Send tokens in valid and invalid positions; return the secrets that the API returned meanwhile."""
     shown = []
     good, account_url = running.tenants.secrets["good"], running.account_url
     bearer = {"Authorization": f"Bearer {good}"}
