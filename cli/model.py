@@ -1,4 +1,4 @@
-"""`hearth model`: the catalog of a platform. Asks `catalog` and prints; progress goes to standard error."""
+"""`hearth model`: list, publish, pull, quantize and alias models. Progress is printed on standard error."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ app = typer.Typer(help="Models: list, publish, pull, quantize, alias.", no_args_
 COLUMNS = ("name", "task", "source", "context_window", "size", "revision", "alias_of")
 
 NameOption = Annotated[str | None, typer.Option("--name", help="Model id, such as @cf/acme/chat.")]
-CardOption = Annotated[Path | None, typer.Option("--card", help="Card in TOML; derived from the files unless given.")]
+CardOption = Annotated[Path | None, typer.Option("--card", help="Card in TOML. Default: derived from the files.")]
 
 
 @app.command("list")
 def list_(
-    search: Annotated[str, typer.Option(help="Part of a name or description.")] = "",
-    task: Annotated[str, typer.Option(help='Display name, such as "Text Generation".')] = "",
+    search: Annotated[str, typer.Option(help="Part of a model id or description.")] = "",
+    task: Annotated[str, typer.Option(help='Display name of a task, such as "Text Generation".')] = "",
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -58,33 +58,33 @@ def publish(
 @app.command()
 def pull(
     repo_id: Annotated[
-        str, typer.Argument(help="Repository on the hub, such as org/model, or a listed model id.", show_default=False)
+        str, typer.Argument(help="Hub repository, such as org/model, or a listed model id.", show_default=False)
     ],
-    revision: Annotated[str, typer.Option(help="Branch, tag or commit; pinned to the commit it stands for.")] = "main",
+    revision: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "main",
     name: NameOption = None,
     card: CardOption = None,
-    staging: Annotated[Path | None, typer.Option(help="Where files are kept until they are published.")] = None,
+    staging: Annotated[Path | None, typer.Option(help="Folder for temporary files.")] = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Pull a model from the Hugging Face hub (HF_ENDPOINT) and publish it; an interrupted pull goes on."""
+    """Pull a model from the Hugging Face hub (HF_ENDPOINT) and publish it; an interrupted pull is resumed."""
     print_record(asyncio.run(_pull(data, repo_id, revision, name, card, staging, json)), is_json=json)
 
 
 @app.command()
 def quantize(
-    model: Annotated[str, typer.Argument(help="Model or alias of this catalog.", show_default=False)],
+    model: Annotated[str, typer.Argument(help="Model id or alias.", show_default=False)],
     number_format: Annotated[str, typer.Option("--format", help="int8 or int4.", show_default=False)],
-    group_size: Annotated[int | None, typer.Option(help="int4: inputs that share a scale; 32 unless given.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Id of the variant; MODEL-FORMAT unless given.")] = None,
-    text: Annotated[Path | None, typer.Option(help="Text to compare on; HEARTH_TEST_DATA's unless given.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Keep the variant's files in this folder, too.")] = None,
-    staging: Annotated[Path | None, typer.Option(help="Where files are kept until they are published.")] = None,
-    threads: Annotated[int, typer.Option(help="Of the engine, while both are compared.")] = 1,
+    group_size: Annotated[int | None, typer.Option(help="int4: inputs per scale. Default: 32.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Model id of the variant. Default: MODEL-FORMAT.")] = None,
+    text: Annotated[Path | None, typer.Option(help="Text for the comparison. Default: from HEARTH_TEST_DATA.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Also copy the variant's files to this folder.")] = None,
+    staging: Annotated[Path | None, typer.Option(help="Folder for temporary files.")] = None,
+    threads: Annotated[int, typer.Option(help="Engine threads during the comparison.")] = 1,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Publish a variant of a model in int8 or int4, with a report of what it costs and gives."""
+    """Publish an int8 or int4 variant of a model, with a report of quality and speed."""
     from cli.quantize import Request
 
     request = Request(model, number_format, group_size, name, text, staging, output, threads)
@@ -94,13 +94,13 @@ def quantize(
 
 @app.command()
 def alias(
-    name: Annotated[str, typer.Argument(help="Public id to answer.", show_default=False)],
-    target: Annotated[str | None, typer.Argument(help="Model that answers it.", show_default=False)] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Take the alias away.")] = False,
+    name: Annotated[str, typer.Argument(help="Public model id.", show_default=False)],
+    target: Annotated[str | None, typer.Argument(help="Model that serves this id.", show_default=False)] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the alias.")] = False,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Answer a public model id with another model."""
+    """Map a public model id to another model."""
     if remove == (target is not None):
         raise CommandFailed("give a TARGET, or --remove", exit_code=2)
     asyncio.run(_alias(data, name, target))
@@ -161,7 +161,7 @@ async def _pull(
 
 
 def _quantize(data: Path | None, request: Request, json: bool) -> dict[str, Any]:
-    """Fetch and publish under an event loop each; what takes long, between them, under none."""
+    """Download and publish in event loops; quantize between them without one, so that Ctrl-C works at once."""
     from catalog.model_folder import inspect_folder
     from cli.quantize import check_request, fetch_base, make_variant, staging_folder, variant_facts
 
@@ -224,7 +224,7 @@ async def _publish_folder(
 
 
 def _facts(folder: ModelFolder, name: str | None, card: Path | None) -> CardFacts:
-    """The card's facts, or those that the folder itself tells; `name` wins over the card's."""
+    """Return the facts of the card, or facts derived from the folder. `name` takes precedence over the card's name."""
     import msgspec
 
     from catalog.card import parse_facts
@@ -245,7 +245,7 @@ def _facts(folder: ModelFolder, name: str | None, card: Path | None) -> CardFact
 
 
 def _repository_of(text: str) -> str:
-    """The hub's repository with the weights of a listed model. Raises CommandFailed."""
+    """Return the hub repository of a listed model. Raises CommandFailed."""
     from catalog.card import RUN_TASKS, parse_model_id
     from catalog.listed import listed_models
 
@@ -261,7 +261,7 @@ def _repository_of(text: str) -> str:
 
 
 def _can_call_tools(folder: Path) -> bool:
-    """Whether the chat template writes calls in a way that nodes read. Where no engine is installed nobody can tell."""
+    """Return True if the chat template has a supported tool call format; False if the engine is not installed."""
     try:
         from engine.text.files import TokenizerUnusable
         from engine.text.tokenizer import Tokenizer
@@ -281,7 +281,7 @@ def _default_staging() -> Path:
 
 
 def _row(card: ModelCard) -> dict[str, Any]:
-    """What is printed of one."""
+    """Return a model's printed fields."""
     return {
         "name": card.name,
         "task": card.task,

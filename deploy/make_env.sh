@@ -1,5 +1,5 @@
 #!/bin/sh
-# Write .env with fresh secrets for docker-compose.yml, once. Refuses to overwrite: a new pepper would end every token.
+# Write .env with new secrets for docker-compose.yml. Fails if .env exists: a new pepper would invalidate all API tokens.
 set -eu
 cd "$(dirname "$0")/.."
 [ -e .env ] && { echo "make_env: .env is there already" >&2; exit 1; }

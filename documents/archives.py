@@ -1,7 +1,6 @@
-"""A zip archive of XML parts, as office files are: looked over before any reader opens it.
+"""Checks of office files, which are zip archives of XML parts, before a reader opens them.
 
-Refuses what expands too far, what is locked, parts that declare entities, and parts that would have to be fetched
-from elsewhere. Sizes that an archive states are held against what really comes out.
+Rejects archives that expand too far or are encrypted, XML with entity declarations, and references to external parts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _FETCHED = re.compile(r"/(image|subDocument|frame|aFChunk|oleObject)$")
 
 
 def open_archive(data: bytes) -> zipfile.ZipFile:
-    """The archive, every part of XML in it read once to its end. Raises DocumentRefused."""
+    """Return the archive after checking its sizes and all XML parts. Raises DocumentRefused."""
     if data.startswith(_OLE):
         raise DocumentRefused("the file is encrypted, or of an older format than its name says")
     try:
@@ -56,7 +55,7 @@ def _check_sizes(parts: list[zipfile.ZipInfo], num_bytes: int) -> None:
 
 
 def check_xml(data: bytes) -> None:
-    """Raises DocumentRefused for XML that is not well-formed, or declares entities."""
+    """Raise DocumentRefused if XML is not well-formed or declares entities."""
     _check_xml(data, is_relations=False)
 
 

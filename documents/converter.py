@@ -1,6 +1,6 @@
-"""The asynchronous door to the process that reads files. Starts it when the first file comes, and anew if it is lost.
+"""Asynchronous client of the document worker. Starts the worker on the first file and restarts it if it exits.
 
-Knows limits and sockets; what a file holds, no line of this process looks at.
+The process of the client never parses a file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _decode_outcome = msgspec.msgpack.Decoder(Outcome).decode
 
 @dataclass(frozen=True)
 class Limits:
-    """What one file may take."""
+    """Limits per file."""
 
     timeout_s: int = 20
     memory_bytes: int = 512 << 20
@@ -37,7 +37,7 @@ class Limits:
 
 
 class Converter:
-    """Reads at most `max_at_once` files at a time; others wait their turn."""
+    """Converts at most `max_at_once` files at a time; others wait."""
 
     def __init__(self, limits: Limits = Limits(), max_at_once: int = 2) -> None:
         self._limits = limits
@@ -47,7 +47,7 @@ class Converter:
         self._starting = asyncio.Lock()
 
     async def convert(self, name: str, kind: Kind, data: bytes, options: Options) -> Outcome:
-        """One file's text, or why there is none. Cancelling it ends the work."""
+        """Return the text of a file, or why it cannot be converted. Cancelling stops the conversion."""
         limits = self._limits
         job = Job(
             name, kind.reader, data, options, limits.timeout_s, limits.memory_bytes, limits.max_text_bytes
@@ -83,7 +83,7 @@ class Converter:
         return Outcome(refusal="the file cannot be read: it is damaged, or needs more memory than a file is given")
 
     async def _hand_over(self, theirs: socket.socket) -> None:
-        """Give the other end of a socket to the process, started if need be."""
+        """Pass a socket to the worker, and start the worker if it is not running."""
         for is_last in (False, True):
             async with self._starting:
                 if self._process is None or self._process.returncode is not None:
@@ -100,7 +100,7 @@ class Converter:
 
     async def _start(self) -> None:
         ours, theirs = socket.socketpair()
-        # Nothing of this process's own: its environment holds secrets.
+        # The environment of this process contains secrets, so only these variables are passed on.
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
         with theirs:
             self._process = await asyncio.create_subprocess_exec(
@@ -114,7 +114,7 @@ class Converter:
         self._door = ours
 
     async def close(self) -> None:
-        """End the process, and with it whatever it reads."""
+        """Stop the worker and running conversions."""
         process, door = self._process, self._door
         self._process = self._door = None
         if door is not None:

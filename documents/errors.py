@@ -1,7 +1,7 @@
-"""What ends the conversion of one file, in words for whoever sent it."""
+"""The error of a file that cannot be converted."""
 
 from __future__ import annotations
 
 
 class DocumentRefused(Exception):
-    """This file is not converted. The text says why, names limits, and repeats nothing of the file or of a library."""
+    """A file cannot be converted. The message is for the client and contains nothing from the file or a library."""

@@ -1,7 +1,4 @@
-"""The kinds of files that can be turned into Markdown: by the name and the media type that a file comes with.
-
-What a file really is, its reader finds out.
-"""
+"""Supported file types, found by the file's name and declared media type. The reader checks the actual content."""
 
 from __future__ import annotations
 
@@ -13,8 +10,8 @@ OPEN_DOCUMENT = "application/vnd.oasis.opendocument"
 
 @dataclass(frozen=True)
 class Kind:
-    """`reader` names what reads it: a module of this package, or `image` for what only a model can describe. The first
-    media type is the one that is shown."""
+    """A file type. `reader` is a module of this package, or `image` for files that only a model can describe. The first
+    media type is the one that is listed."""
 
     extensions: tuple[str, ...]
     media_types: tuple[str, ...]
@@ -45,17 +42,20 @@ KINDS = (
 )
 _BY_EXTENSION = {extension: kind for kind in KINDS for extension in kind.extensions}
 _BY_MEDIA_TYPE = {media_type: kind for kind in KINDS for media_type in kind.media_types}
-# What clients send who do not know, or do not say.
-_SAYS_NOTHING = {"", "application/octet-stream", "binary/octet-stream", "text/plain", "application/zip"}
+# Media types that clients send for any file.
+_GENERIC = {"", "application/octet-stream", "binary/octet-stream", "text/plain", "application/zip"}
 
 
 def find_kind(name: str, media_type: str) -> Kind | None:
-    """By the media type where it says something, else by the extension. A spreadsheet's extension tells more than the
-    media type that all spreadsheets are often given."""
+    """Return the type by media type, or by extension if the media type is generic.
+
+    The extension decides between types with the same reader, because clients often send one media type for all
+    spreadsheets.
+    """
     plain = media_type.partition(";")[0].strip().lower()
     dot = name.rfind(".")
     by_name = _BY_EXTENSION.get(name[dot:].lower()) if dot >= 0 else None
     by_type = _BY_MEDIA_TYPE.get(plain)
     if by_type is not None and by_name is not None and by_type.reader == by_name.reader:
         return by_name
-    return by_type if by_type is not None or plain not in _SAYS_NOTHING else by_name
+    return by_type if by_type is not None or plain not in _GENERIC else by_name

@@ -1,4 +1,4 @@
-"""What passes between a converter and the process that reads one file: one job one way, one outcome back."""
+"""Messages between a converter and its worker: one job, one outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Job(Struct, frozen=True, array_like=True):
 
 
 class Outcome(Struct, frozen=True, array_like=True):
-    """Its text and how many tokens that is about, or why there is none."""
+    """The text of a file and its estimated number of tokens, or the reason why there is no text."""
 
     text: str = ""
     num_tokens: int = 0

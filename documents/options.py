@@ -1,4 +1,4 @@
-"""How files are to be converted: the options that a caller may give, read once, unknown ones left aside."""
+"""Conversion options. Unknown options are ignored."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ OutputFormat = Literal["markdown", "text"]
 
 
 class Options(Struct, frozen=True):
-    """What is asked for. `hostname` is what a page's relative links stand on; `css_selector` picks the parts of it that
-    count. What is said of images counts once a model describes them."""
+    """Options of a conversion. `hostname` resolves relative links of a page; `css_selector` selects its converted
+    parts. Options for images have no effect until a model describes images."""
 
     output_format: OutputFormat = "markdown"
     image_language: str = "en"
@@ -28,7 +28,7 @@ class Options(Struct, frozen=True):
 
 
 def parse_options(given: Any) -> Options:
-    """From the JSON of `conversionOptions`. Raises ValueError naming the field."""
+    """Parse the JSON of `conversionOptions`. Raises ValueError naming the field."""
     if given is None:
         return Options()
     root = _object(given, "")

@@ -1,8 +1,8 @@
-"""What a process gives up for good before it reads a stranger's file: opening anything, the network, new programs.
+"""Sandbox for processes that parse untrusted files: no new files, no network, no new programs.
 
-Two fences, each enough by itself for a library that behaves: limits of the kernel (no further open file, bounded memory
-and processor time), and on Linux on x86-64 and ARM64 a filter that refuses every system call but those
-for memory, time, and the files that are open already. Where there is no such filter, the limits stand alone.
+Two layers: resource limits (no new file descriptors, bounded memory and CPU time) and, on Linux on x86-64 and ARM64, a
+seccomp filter that allows only system calls for memory, time and already open files. Other platforms have only the
+resource limits.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ class _Program(ctypes.Structure):
 
 
 def shut(memory_bytes: int, processor_s: int) -> bool:
-    """From now on this process computes and answers on what is open, and nothing else; `memory_bytes` more than it has
-    now, `processor_s` more of a core. Returns whether the filter is in force too. Cannot be undone."""
+    """Enter the sandbox with `memory_bytes` of additional memory and `processor_s` seconds of CPU time.
+
+    Return True if the seccomp filter is active too. The sandbox cannot be left.
+    """
     resource.setrlimit(resource.RLIMIT_AS, (_mapped_bytes() + memory_bytes,) * 2)
     spent_s = sum(resource.getrusage(resource.RUSAGE_SELF)[:2])
     resource.setrlimit(resource.RLIMIT_CPU, (int(spent_s) + processor_s + 1,) * 2)
@@ -54,7 +56,7 @@ def shut(memory_bytes: int, processor_s: int) -> bool:
 
 
 def clock_s(processor_s: int) -> int:
-    """How much of the clock's time goes with so much of a core's, on a machine that has other things to do."""
+    """Return the wall-clock limit in seconds for a limit of CPU seconds, with room for a busy machine."""
     return 3 * processor_s + 5
 
 
@@ -82,7 +84,7 @@ def _filter_calls() -> bool:
 
 
 def _program(architecture: int, calls: tuple[int, ...]) -> bytes:
-    """The filter: 8 bytes an instruction (operation, jump if true, jump if not, constant)."""
+    """Return the BPF program: 8 bytes per instruction (operation, jump if true, jump if false, constant)."""
     steps = [
         (_LOAD, 0, 0, _ARCHITECTURE_AT),
         (_JUMP_IF_EQUAL, 1, 0, architecture),

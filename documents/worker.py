@@ -1,8 +1,8 @@
-"""The process that reads strangers' files, one short-lived child for each: `python -m` this module.
+"""Worker process that parses untrusted files, each in a short-lived forked child. Run with `python -m`.
 
-Standard input is a Unix socket, over which comes one open socket for each file; a child is forked for it, takes the job
-from it, shuts itself in (`sandbox.py`), answers on it and is gone. This process never sees a file: no child can find
-another's. A child ends with its time, its memory, or whoever waits for it.
+Standard input is a Unix socket that receives one open socket per file. The child forked for a file reads the job from
+that socket, enters the sandbox (`sandbox.py`), sends the outcome and exits. The worker itself never reads a file, so a
+child cannot find the file of another. A child is killed when its time or memory is used up or its client disconnects.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _decode_job = msgspec.msgpack.Decoder(Job).decode
 
 
 def convert(job: Job) -> Outcome:
-    """Read one file, in a process that may be lost over it."""
+    """Convert one file. The process may crash on a malicious file."""
     try:
         reader = importlib.import_module(f"documents.{job.reader}")
         text = reader.read(job.data, job.name, job.options).encode("utf-8", "replace").decode()
@@ -62,7 +62,7 @@ def _serve() -> None:
 
 
 def _work(number: int) -> NoReturn:
-    """A child's whole life. `number` is the socket that its file comes by."""
+    """Run a child until it exits. `number` is the socket of its job."""
     status = 1
     try:
         # Its parent reaps no child and is reaped itself; what ends it is asked of the kernel.
@@ -93,14 +93,14 @@ def _answer(number: int) -> None:
 
 
 def _tell(error: BaseException) -> None:
-    """Where a defect of ours or of a library showed, for the operator: never its text, which may be the file's."""
+    """Write the location of an unexpected error to stderr, without its message, which may quote the file."""
     places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
     with contextlib.suppress(OSError):
         os.write(2, f"reading a document failed: {type(error).__name__} at {', '.join(places)}\n".encode())
 
 
 def _end_with_reader(number: int, is_on: bool) -> None:
-    """Whether the kernel ends this process when the other end of the socket closes."""
+    """Set whether the kernel kills this process when the other end of the socket closes."""
     if sys.platform == "linux":
         fcntl.fcntl(number, _F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(number, fcntl.F_SETOWN, os.getpid())
@@ -109,11 +109,11 @@ def _end_with_reader(number: int, is_on: bool) -> None:
 
 
 def _read_all(number: int) -> bytes:
-    """A frame: 8 bytes of length, little-endian, and as many of content."""
+    """Return the content of a frame, which follows 8 bytes of little-endian length."""
     data = bytearray()
     while len(data) < 8 or len(data) < 8 + int.from_bytes(data[:8], "little"):
         if len(data) >= 8 and int.from_bytes(data[:8], "little") > MAX_JOB_BYTES:
-            raise ValueError("a job longer than any")
+            raise ValueError("the job is larger than MAX_JOB_BYTES")
         chunk = os.read(number, _READ_BYTES)
         if not chunk:
             os._exit(0)

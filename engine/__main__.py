@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
-from engine.node.process import configure
 from engine.node.settings import NodeSettings
 from engine.processes.zygote import Zygote
+from engine.serving.process_logs import configure
 from telemetry.child_process import die_with_parent
 from telemetry.settings import SettingError, read_settings
 
@@ -41,12 +41,12 @@ def environ_of_children(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _run(settings: NodeSettings) -> int:
-    zygote = Zygote(configure="engine.node.process:configure", environ=environ_of_children(os.environ))
+    zygote = Zygote(configure="engine.serving.process_logs:configure", environ=environ_of_children(os.environ))
     await zygote.start()
 
     from engine.node.node import Node
-    from engine.node.server import CannotListen
     from engine.serving.disk_cache import CacheInUse
+    from engine.serving.http_server import CannotListen
 
     try:
         node = Node(settings, zygote)

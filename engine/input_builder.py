@@ -51,7 +51,6 @@ def build_inputs(step: ScheduledStep, table: SlotTable, constraints: ConstraintS
         num_decode_rows=num_decode_rows,
         sampling=sampling,
         adapters=_adapters(slots, table) if table.has_adapters else None,
-        has_drafts=step.num_drafts is not None,
         prompt_logprobs=prompt_logprobs,
     )
 

@@ -139,7 +139,6 @@ class StepInputs:
     num_decode_rows: int
     sampling: SamplingInputs
     adapters: Ints | None = None  # [R], adapter handles, 0 for none; None if no row has an adapter
-    has_drafts: bool = False  # rows may contain draft tokens; rejected drafts are recomputed with different tokens
     prompt_logprobs: PromptLogprobRows | None = None
 
     @property

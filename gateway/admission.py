@@ -19,8 +19,7 @@ SHARE = 2
 
 
 class ConcurrencySlot:
-    """A slot, held while the `with` block runs. `stop` is called to end the call early; whoever runs the call sets
-    it."""
+    """A slot, held while the `with` block runs. The pipeline sets `stop`, which ends the call early."""
 
     __slots__ = ("_admission", "account_id", "since_s", "stop")
 

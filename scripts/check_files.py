@@ -1,6 +1,6 @@
-"""Refuses what must not be committed: stray whitespace, large files, private keys and live tokens.
+"""Check files for content that must not be committed: whitespace errors, large files, private keys, API tokens.
 
-Takes file names, or checks everything git tracks. Reads bytes; knows no language.
+Checks the given files, or all files that git tracks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SECRETS = {
 
 
 def problems_of(name: str, content: bytes) -> Iterator[str]:
-    """What is wrong with a file, each as one line. `name` is relative to the project."""
+    """Return one line for each problem of a file. `name` is relative to the project."""
     if len(content) > MAX_BYTES and not name.startswith(LARGE):
         yield f"{name}: {len(content)} bytes, more than {MAX_BYTES}"
     for what, pattern in SECRETS.items():

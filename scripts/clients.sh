@@ -1,7 +1,7 @@
 #!/bin/sh
-# Make .venv-clients: what `make test-full` speaks to a live Hearth with, and nothing else here needs. Clients for Python in
-# the versions of requirements-clients.lock, the test files that the Cloudflare SDK ships in its source distribution, and a
-# Chromium where the machine has none and has npm. Nothing leaves the project's folder.
+# Create .venv-clients for `make test-full`: Python clients in the versions of requirements-clients.lock, the tests of the
+# Cloudflare SDK's source distribution, and Chromium if the machine has npm but no Chromium. Changes only the project's
+# folder.
 set -eu
 
 env=.venv-clients

@@ -1,8 +1,8 @@
-"""Writes the bytecode of what Hearth's processes import: its own modules, and those of others that they ask for.
+"""Compile the modules that Hearth's processes import to bytecode: its own modules and the imported libraries.
 
-That is one in twelve of the modules that an environment holds, so `make setup` compiles these and pip none; any other
-is compiled when somebody first imports it. Does so also where PYTHONDONTWRITEBYTECODE is set, since each process would
-compile them all over again there.
+These are one in twelve of the installed modules, so `make setup` compiles only these and pip compiles none. All other
+modules are compiled at their first import. Bytecode is also written if PYTHONDONTWRITEBYTECODE is set: otherwise each
+process would compile all modules again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PACKAGES = ("cli", "gateway", "documents", "engine", "catalog", "tenants", "stor
 
 
 def module_names() -> list[str]:
-    """Every module of our own, whoever imports it."""
+    """All modules of the project."""
     return [
         module.name for package in PACKAGES for module in pkgutil.walk_packages([str(ROOT / package)], f"{package}.")
     ]

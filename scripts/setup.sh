@@ -1,7 +1,6 @@
 #!/bin/sh
-# Make .venv and install what the project needs into it, from requirements.lock. Nothing leaves the project's folder.
-# Knows three wishes from its environment: PYTHON, SYSTEM_TORCH=1 (this machine's own torch), TORCH_INDEX_URL (a further
-# package index, for people who know one that offers the build of torch they want).
+# Create .venv and install the versions in requirements.lock. Changes only the project's folder. Environment variables:
+# PYTHON, SYSTEM_TORCH=1 (use the torch of this machine), TORCH_INDEX_URL (an additional package index for torch).
 set -eu
 
 TORCH="torch>=2.11,<2.14"
@@ -18,7 +17,7 @@ if [ "${SYSTEM_TORCH:-}" = 1 ]; then
   "$python" -c 'import torch' 2>/dev/null || fail "SYSTEM_TORCH=1, and $python has no torch of its own"
 fi
 
-# An environment that was made with the machine's own packages stays so until it is removed.
+# An environment with access to the system's packages keeps this access until it is removed.
 if [ -f .venv/pyvenv.cfg ] && grep -q '^include-system-site-packages = true' .venv/pyvenv.cfg; then
   SYSTEM_TORCH=1
 elif [ "${SYSTEM_TORCH:-}" = 1 ] && [ -d .venv ]; then
@@ -32,10 +31,10 @@ if [ ! -x $bin/python ] || ! $bin/python -m pip --version >/dev/null 2>&1; then
     fail "$python cannot make a virtual environment (on Debian and Ubuntu its package is called python3-venv)"
 fi
 
-# Nothing is compiled for Python here, where it would take longer than all the rest: see scripts/precompile.py.
+# pip compiles no bytecode, which would take longer than everything else: see scripts/precompile.py.
 install() { $bin/python -m pip --disable-pip-version-check install --no-compile "$@"; }
 
-# What pip says of every one of $1 packages, as a line for every forty.
+# Reduce pip's output for $1 packages to one line per forty packages.
 tell() {
   num_here=0
   while read -r word _; do
@@ -48,7 +47,7 @@ tell() {
   done
 }
 
-# A pipe's status is that of its end, so a file says whether pip did it. Its errors are on standard error.
+# The exit status of a pipe is that of its last command, so pip's success is recorded in a file.
 install_locked() {
   rm -f .venv/.locked
   { install "$@" --requirement requirements.lock && touch .venv/.locked; } | tell "$(grep -c == requirements.lock)"
@@ -62,14 +61,14 @@ else
   install --constraint requirements.lock ${TORCH_INDEX_URL:+--extra-index-url "$TORCH_INDEX_URL"} "$TORCH"
 fi
 echo "setup: installing the versions of requirements.lock (minutes, if none of them is cached)"
-# The lock is whole, so there is nothing to resolve, unless this machine is of another kind than its writer's.
+# The lock is complete, so pip resolves nothing, unless this platform differs from the one that wrote the lock.
 install_locked --no-deps || fail "pip could not install requirements.lock; its reason is above"
 $bin/python -m pip check >/dev/null 2>&1 || install_locked || fail "pip could not install what this machine needs beside requirements.lock"
 install --quiet --no-deps --editable .
 
 echo "setup: compiling the modules that Hearth imports"
 $bin/python -m scripts.precompile &
-# Kernels for this machine where it has a C++ compiler; without them everything runs through torch.
+# Compile the CPU kernels if there is a C++ compiler. Without them, torch operators are used.
 $bin/python -m engine.kernels.native.build || echo "setup: kernels were not compiled"
 wait
 

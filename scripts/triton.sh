@@ -1,6 +1,6 @@
 #!/bin/sh
-# Bring Triton into .cache/triton, where this machine's torch has none of its own (builds for CPUs do not): `make test-full`
-# runs its kernels interpreted. Nothing leaves the project's folder.
+# Install Triton into .cache/triton if this machine's torch has none (CPU builds have none): `make test-full` runs Triton
+# kernels in interpreter mode. Changes only the project's folder.
 set -eu
 
 TRITON="triton==3.9.0"  # 3.6, which GPU machines have, does not interpret beside NumPy 2.4

@@ -1,9 +1,7 @@
-"""Writes the facts of `catalog/listed.jsonl` anew from a file of facts about public models: `python -m
-scripts.write_listed_models FACTS.json`.
+"""Update `catalog/listed.jsonl` from a file of facts about public models: `python -m scripts.write_listed_models FILE`.
 
-Ids, tasks, prices, windows, capabilities and dates are facts and come from that file. Descriptions and successors are
-ours: they are written into the list by hand and kept, and so are models that the facts do not name. A model of the
-facts without a description stops everything.
+Ids, tasks, prices, context windows, capabilities and dates come from the file. Descriptions and successors are written
+by hand and kept, as are models that are not in the file. A model in the file without a description is an error.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ _SCHEMA_OF_SHAPE = {
 
 
 def line_of(facts: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-    """One model of the list. `kept` is what the list has of it."""
+    """Return one model of the list. `kept` is its current entry."""
     if not kept.get("description"):
         raise SystemExit(f"{facts['id']} has no description: write a line with its name and description into {LIST}")
     shape = facts.get("native_shape", "legacy")
@@ -101,7 +99,7 @@ def _properties(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def written(facts: list[dict[str, Any]], listed: str) -> str:
-    """The list's text, by name, with nothing in a line that is as in most."""
+    """Return the list as text, sorted by name, without fields that have their default value."""
     kept = {row["name"]: row for row in map(json.loads, listed.splitlines())}
     rows = kept | {model["id"]: line_of(model, kept.get(model["id"], {})) for model in facts}
     models = [msgspec.convert(row, ListedModel) for _, row in sorted(rows.items())]

@@ -1,7 +1,7 @@
-"""Writes requirements.lock: the versions this environment has of everything pyproject.toml asks for, transitively.
+"""Write requirements.lock: the installed versions of all direct and transitive requirements in pyproject.toml.
 
-Only that closure: what somebody happened to install beside it stays out. torch and the device libraries that belong to
-one build of it stay out too, since which build is right depends on the machine.
+Other installed packages are left out. torch and the device libraries of its builds are left out as well, because the
+right build depends on the machine.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEADER = """\
 
 
 def closure(root: str, extras: tuple[str, ...]) -> dict[str, Version]:
-    """Canonical name -> installed public version of `root`'s requirements, transitively, for this Python."""
+    """Return canonical name -> installed version of all transitive requirements of `root` for this Python."""
     found: dict[str, Version] = {}
     waiting = [(root, frozenset(extras))]
     visited: set[tuple[str, frozenset[str]]] = set()
@@ -57,7 +57,7 @@ def closure(root: str, extras: tuple[str, ...]) -> dict[str, Version]:
 
 
 def lock_text() -> str:
-    """The whole file, for the environment of this interpreter."""
+    """Return the content of the lock file for this Python environment."""
     lines = [
         f"{name}=={version}" + (f"; {MARKERS[name]}" if name in MARKERS else "")
         for name, version in sorted(closure("hearth", EXTRAS).items())

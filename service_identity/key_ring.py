@@ -1,7 +1,7 @@
-"""The ring of service keys as a file, and private keys beside it: how they are made, read, changed and revoked.
+"""The key ring file and the private key files beside it: create, read, change, rotate and revoke service keys.
 
-The ring holds public keys alone, but whoever may write it decides who is trusted: a ring or a private key that others
-could have changed or read is refused. Private keys are PEM files, one folder for each service, named by their key id.
+The ring holds public keys only, but whoever can write it decides who is trusted. A ring that other users can write, or
+a private key that they can read, is rejected. Private keys are PEM files, in one folder per service, named by key id.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _DAY_S = 86400
 
 
 class UnsafeKeyFile(Exception):
-    """A file of keys that cannot be relied on; the text is one line for the operator, and names no key."""
+    """A key file cannot be trusted. The text is one line for the operator and contains no key."""
 
 
 def read_ring(path: Path) -> KnownKeys:
-    """Raises UnsafeKeyFile."""
+    """Read and validate the ring. Raises UnsafeKeyFile."""
     content = _read(path, MAX_RING_BYTES, forbidden=0o022)
     try:
         return KnownKeys(msgspec.json.decode(content, type=Ring))
@@ -44,7 +44,7 @@ def read_ring(path: Path) -> KnownKeys:
 
 
 def read_private_keys(folder: Path) -> dict[str, Ed25519PrivateKey]:
-    """Every private key of a service's folder, by key id. Raises UnsafeKeyFile."""
+    """Read every private key of a service's folder, by key id. Raises UnsafeKeyFile."""
     try:
         files = sorted(folder.glob("*.pem"))
         found = [_read_private_key(file) for file in files]
@@ -54,22 +54,22 @@ def read_private_keys(folder: Path) -> dict[str, Ed25519PrivateKey]:
 
 
 def key_id(private: Ed25519PrivateKey) -> str:
-    """A key's id: the beginning of its public half's SHA-256 (32 hexadecimal digits)."""
+    """Return a key's id: the first 32 hexadecimal digits of the SHA-256 of its public key."""
     return _id_of(_public_bytes(private))
 
 
 def generate() -> Ed25519PrivateKey:
-    """A fresh private key."""
+    """Generate a private key."""
     return Ed25519PrivateKey.generate()
 
 
 def public_half(private: Ed25519PrivateKey) -> str:
-    """64 hexadecimal digits."""
+    """Return the public key as 64 hexadecimal digits."""
     return _public_bytes(private).hex()
 
 
 def public_key(public: str, subject: str, *, start_s: float, life_days: int, place: str = "") -> PublicKey:
-    """A key's row in the ring. Raises ValueError."""
+    """Return a key's entry for the ring. Raises ValueError."""
     kind, _ = parse_subject(subject)
     if place and kind != "node":
         raise ValueError("only a node's key is bound to a place")
@@ -80,12 +80,12 @@ def public_key(public: str, subject: str, *, start_s: float, life_days: int, pla
 
 
 def folder_of(keys: Path, subject: str) -> Path:
-    """Where a service's private keys lie among those of others."""
+    """Return the folder of a service's private keys."""
     return keys / "-".join(parse_subject(subject))
 
 
 def write_private_key(folder: Path, private: Ed25519PrivateKey) -> Path:
-    """Put a private key into its service's folder, readable by this user alone. Raises OSError."""
+    """Write a private key to its service's folder with mode 0600. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / f"{key_id(private)}.pem"
     content = private.private_bytes(
@@ -97,8 +97,8 @@ def write_private_key(folder: Path, private: Ed25519PrivateKey) -> Path:
 
 
 def change_ring(path: Path, change: Callable[[Ring], Ring], *, now_s: float) -> Ring:
-    """Read, change and write the ring, one at a time; a ring that is not there yet begins empty. What was revoked and
-    would have run out by itself is left out. Raises UnsafeKeyFile, OSError, and what `change` raises."""
+    """Change the ring under a lock, creating it if it does not exist. Drops token revocations older than any token's
+    lifetime. Raises UnsafeKeyFile, OSError, and what `change` raises."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (path.parent / f".{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -114,7 +114,7 @@ def change_ring(path: Path, change: Callable[[Ring], Ring], *, now_s: float) -> 
 
 
 def with_key(ring: Ring, key: PublicKey) -> Ring:
-    """With one more key. Raises ValueError where its subject is revoked, or the key is there."""
+    """Return the ring with one more key. Raises ValueError if its subject is revoked or the key exists."""
     if key.subject in ring.revoked_subjects:
         raise ValueError(f"{key.subject} is revoked; let it back in first")
     if any(known.kid == key.kid for known in ring.keys):
@@ -123,7 +123,8 @@ def with_key(ring: Ring, key: PublicKey) -> Ring:
 
 
 def rotated(ring: Ring, key: PublicKey, *, overlap_s: int) -> Ring:
-    """With a new key for its subject; those it had go on for `overlap_s` after it starts. Raises ValueError."""
+    """Return the ring with a new key for its subject, whose other keys expire `overlap_s` after the new key starts.
+    Raises ValueError."""
     last = key.not_before + overlap_s
     keys = tuple(
         replace(known, not_after=min(known.not_after, last)) if known.subject == key.subject else known
@@ -133,12 +134,12 @@ def rotated(ring: Ring, key: PublicKey, *, overlap_s: int) -> Ring:
 
 
 def newest_key(keys: Sequence[PublicKey]) -> PublicKey:
-    """Of keys in the ring's order, one at least: which comes last of those that begin in the same second."""
+    """Return the newest key; of keys that start in the same second, the last in the ring's order."""
     return max(reversed(keys), key=lambda key: key.not_before)
 
 
 def with_key_revoked(ring: Ring, kid: str, *, now_s: float) -> Ring:
-    """Raises ValueError where there is no such key."""
+    """Return the ring with a key revoked. Raises ValueError if there is no such key."""
     if all(key.kid != kid for key in ring.keys):
         raise ValueError(f"no key {kid} in the ring")
     keys = (replace(key, revoked_at=key.revoked_at or int(now_s)) if key.kid == kid else key for key in ring.keys)
@@ -146,14 +147,14 @@ def with_key_revoked(ring: Ring, kid: str, *, now_s: float) -> Ring:
 
 
 def with_subject_revoked(ring: Ring, subject: str, *, now_s: float) -> Ring:
-    """With a service shut out, whatever key it shows, now or later. Its keys stay revoked when it is let back in."""
+    """Return the ring with a service and all its keys revoked. The keys stay revoked when the service is reinstated."""
     parse_subject(subject)
     keys = (replace(k, revoked_at=k.revoked_at or int(now_s)) if k.subject == subject else k for k in ring.keys)
     return replace(ring, keys=tuple(keys), revoked_subjects={**ring.revoked_subjects, subject: int(now_s)})
 
 
 def with_subject_reinstated(ring: Ring, subject: str) -> Ring:
-    """Raises ValueError where it is not revoked."""
+    """Return the ring with a service reinstated. Raises ValueError if it is not revoked."""
     if subject not in ring.revoked_subjects:
         raise ValueError(f"{subject} is not revoked")
     return replace(ring, revoked_subjects={name: at for name, at in ring.revoked_subjects.items() if name != subject})
@@ -195,7 +196,7 @@ def _read(path: Path, max_bytes: int, *, forbidden: int) -> bytes:
 
 @contextlib.contextmanager
 def _replacing(path: Path, mode: int) -> Iterator[Path]:
-    """A temporary file that takes the place of `path` when it is whole and on disk."""
+    """Yield a temporary file that replaces `path` once it is complete and on disk."""
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")  # mode 600
     temporary = Path(name)
     try:

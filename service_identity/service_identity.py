@@ -1,7 +1,7 @@
-"""Who this process is among the services, and whom it believes: its private keys, the ring, and one clock.
+"""The service identity of this process: its private keys and the key ring by which it verifies other services.
 
-The files are looked at again at most once a second, so that a new key, a rotation or a revocation needs no restart. A
-ring that cannot be read any more leaves the last one in force for a quarter of an hour, and then nobody is believed.
+Files are checked for changes at most once a second, so rotation and revocation need no restart. If the ring becomes
+unreadable, the last one stays in force for 15 minutes; then no token is accepted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _WARN_BEFORE_S = 14 * 86400
 _WARN_EACH_S = 86400.0
 
 Nonces = tuple[bytes, bytes]
-"""Of one connection: the node's, the gateway's."""
+"""The nonces of one connection: the node's, then the gateway's."""
 
 
 class ServiceIdentity:
@@ -61,12 +61,12 @@ class ServiceIdentity:
 
     @property
     def place(self) -> str:
-        """The PoP that the ring binds this service's newest key to, or ""."""
+        """The PoP that this service's newest key is bound to, or ""."""
         keys = self._own_keys()
         return newest_key(keys).place if keys else ""
 
     def sign(self, audience: str, nonces: Nonces | None = None, *, life_s: int = 60) -> str:
-        """A token of this service for `audience`; "" while none of its keys is good, which nobody believes."""
+        """Sign a token for `audience`. Returns "", which nobody accepts, if this service has no valid key."""
         self.refresh()
         now_s = self._now_s()
         usable = [key for key in self._own_keys() if key.is_usable(now_s) and key.subject == self.subject]
@@ -85,7 +85,7 @@ class ServiceIdentity:
         )
 
     def verify_token(self, token: str, kinds: Collection[Kind], nonces: Nonces | None = None) -> Service | None:
-        """The service of one of these kinds that made `token` for us, and for this connection; None when none did."""
+        """Return the service of one of `kinds` that signed `token` for this service and connection, or None."""
         self.refresh()
         found = self._known.verify_token(
             token, audience=self.subject, kinds=kinds, now_s=self._now_s(), binding=_binding(nonces)
@@ -96,7 +96,7 @@ class ServiceIdentity:
         return found
 
     def verify_once(self, token: str, kinds: Collection[Kind]) -> Service | None:
-        """The same for a token that is bound to no connection: it is good one time."""
+        """Verify a token that is not bound to a connection; each token is accepted once."""
         found = self.verify_token(token, kinds)
         if found is None:
             return None
@@ -110,12 +110,13 @@ class ServiceIdentity:
         return found
 
     def is_still_valid(self, service: Service) -> bool:
-        """Whether what a token proved is still so: its key neither revoked nor at its end."""
+        """Return True if the service's key is still valid and neither the key nor the service has been revoked since
+        verification."""
         self.refresh()
         return self._known.is_still_valid(service, self._now_s())
 
     def refresh(self) -> None:
-        """Look at the files, at most once a second."""
+        """Reload changed files, checking at most once a second."""
         now_s = self._clock.monotonic_s()
         if now_s - self._looked_s < LOOK_S:
             return
@@ -142,11 +143,11 @@ class ServiceIdentity:
             self._known = KnownKeys(Ring(self._known.ring.issuer))
 
     def _own_keys(self) -> list[PublicKey]:
-        """In the ring's order, which knows the newest of keys made in the same second."""
+        """Return this service's keys in the ring's order."""
         return [key for key in self._known.ring.keys if key.kid in self._private]
 
     def _look(self) -> list[tuple[int, int, int] | None]:
-        """What changes when one of the files does; None for what is not there."""
+        """Return values that change whenever one of the files changes; None for a missing file."""
         found: list[tuple[int, int, int] | None] = []
         for path in (self._ring_path, self._keys_path):
             try:
@@ -169,5 +170,5 @@ class ServiceIdentity:
 
 
 def _binding(nonces: Nonces | None) -> str:
-    """What stands in a token that is good on one connection alone: a hash of both ends' fresh random bytes."""
+    """Return the claim that binds a token to one connection: a hash of both nonces."""
     return "" if nonces is None else hashlib.sha256(b"hearth-wire-token-1|%b|%b" % nonces).hexdigest()

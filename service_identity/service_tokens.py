@@ -1,14 +1,4 @@
-"""Service tokens: short Ed25519 JWTs by which gateways and nodes show each other who they are. Pure; knows no files.
-
-Each service signs its own tokens with a key that never leaves its machine. The ring (`service_ring.py`) lists the
-public halves: a key id is looked up in it by exact match, and what the key may speak for (subject, place) is what the
-ring says of it, never what the token does. A token's header can choose neither the algorithm nor the key.
-
-    header  {"alg": "EdDSA", "kid": …, "typ": "hearth-service+jwt"}
-    claims  iss the ring's name   sub who signs, as node/n1   aud who is to read it, as gateway/g1
-            iat nbf exp whole seconds of Unix time   jti one token's id   bind what the token was made for, where a
-            connection's handshake asks for one: it is good on that connection and on no other
-"""
+"""Service tokens: short-lived Ed25519 JWTs with which gateways and nodes authenticate each other. No file access."""
 
 from __future__ import annotations
 
@@ -83,7 +73,7 @@ class Ring(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Who a token proved. `place` is what the ring says of its key."""
+    """An authenticated service. `place` is the PoP that its key is bound to, or ""."""
 
     subject: str
     kind: Kind
@@ -96,13 +86,13 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Forged:
-    """No service. The reason is for our own log; a peer is told nothing."""
+    """Failed verification. The reason is logged locally and never sent to the peer."""
 
     reason: ForgedReason
 
 
 def parse_subject(text: str) -> tuple[Kind, str]:
-    """Kind and name. Raises ValueError."""
+    """Return the kind and the name. Raises ValueError."""
     match = _SUBJECT.fullmatch(text)
     if match is None:
         raise ValueError(
@@ -112,7 +102,7 @@ def parse_subject(text: str) -> tuple[Kind, str]:
 
 
 class KnownKeys:
-    """A ring, ready to verify_token with. Raises ValueError for one that makes no sense."""
+    """A validated ring that verifies tokens. Raises ValueError for an inconsistent ring."""
 
     def __init__(self, ring: Ring) -> None:
         self.ring = ring
@@ -130,7 +120,7 @@ class KnownKeys:
     def verify_token(
         self, token: str, *, audience: str, kinds: Collection[Kind], now_s: float, binding: str = ""
     ) -> Service | Forged:
-        """Who signed `token` for `audience`, if that is a service of one of `kinds`."""
+        """Return the service of one of `kinds` that signed `token` for `audience`, or why there is none."""
         segments = token.split(".") if len(token) <= MAX_TOKEN_BYTES else []
         parts = [_decoded(segment) for segment in segments]
         if len(parts) != 3 or any(part is None for part in parts):
@@ -179,7 +169,8 @@ class KnownKeys:
         return Service(key.subject, kind, name, key.place, key.kid, claims["jti"], claims["exp"])
 
     def is_still_valid(self, service: Service, now_s: float) -> bool:
-        """Whether what was proven is not revoked since, and its key not run out; that the token is, is no matter."""
+        """Return True if the service's key is still valid and neither the key nor the service has been revoked since
+        verification. An expired token is fine here: the connection was authenticated while it was valid."""
         key = self.find(service.kid)
         return (
             key is not None
@@ -200,7 +191,7 @@ def sign(
     life_s: int = 60,
     binding: str = "",
 ) -> str:
-    """A token by the holder of this key. `life_s` is at most MAX_LIFE_S."""
+    """Sign a token. `life_s` is at most MAX_LIFE_S."""
     assert 0 < life_s <= MAX_LIFE_S
     issued = int(now_s)
     claims: dict[str, Any] = {"iss": issuer, "sub": key.subject, "aud": audience, "jti": secrets.token_hex(16)}
@@ -215,7 +206,7 @@ _SIGNATURES = jwt.PyJWS(algorithms=[_ALGORITHM])
 
 
 def _decoded(segment: str) -> bytes | None:
-    """The bytes of a segment in base64url, or None where another spelling would mean the same bytes."""
+    """Decode canonical base64url, or return None."""
     if not _SEGMENT.fullmatch(segment) or len(segment) % 4 == 1:
         return None
     found = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
@@ -223,7 +214,7 @@ def _decoded(segment: str) -> bytes | None:
 
 
 def _object(text: bytes | None) -> dict[str, Any] | None:
-    """A JSON object in which no name stands twice, or None."""
+    """Parse a JSON object without duplicate names, or return None."""
     try:
         found = json.loads(text or b"", object_pairs_hook=_unrepeated, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -243,7 +234,7 @@ def _refuse_constant(_name: str) -> Any:
 
 
 def _are_well_typed(claims: Mapping[str, Any]) -> bool:
-    """Whether every claim is there, none beside them, and each a text or a whole number (no bool), as it should be."""
+    """Return True if exactly the expected claims are present with the expected types."""
     if claims.keys() | {"bind"} != _CLAIM_NAMES or not all(type(claims[name]) is int for name in _TIMES):
         return False
     texts = [value for name, value in claims.items() if name not in _TIMES]

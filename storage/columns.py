@@ -1,6 +1,6 @@
-"""Column types and row ids shared by every table.
+"""Column types and row ids shared by all tables.
 
-Times are aware UTC on both databases; ids are text, so that they read the same in a log, a URL and a row.
+Times are aware UTC on both databases. Ids are text, so that they look the same in logs, URLs and rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAIVE = "a time stored in the database must carry its time zone"
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """An aware UTC time, to the microsecond. Refuses a naive one: a time without a zone is a guess."""
+    """An aware UTC time with microsecond precision. Rejects naive times with ValueError."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -41,19 +41,19 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 def only_row() -> Column[int]:
-    """The primary key of a table with one row, whose id is 1."""
+    """Return the primary key column of a table that has a single row, with id 1."""
     return Column("id", Integer, primary_key=True, autoincrement=False)
 
 
 def sqlite_time(value: datetime) -> str:
-    """What a UtcDateTime is on SQLite: text, to the microsecond, that sorts as the times do."""
+    """Return the text that SQLite stores for a UtcDateTime. The texts sort in the order of the times."""
     if value.tzinfo is None:
         raise ValueError(_NAIVE)
     return value.astimezone(UTC).isoformat(" ", "microseconds").removesuffix("+00:00")
 
 
 class utc_day(FunctionElement[str]):  # noqa: N801  written like the SQL functions it stands beside
-    """The UTC day of a UtcDateTime column, as `YYYY-MM-DD` text, on either database."""
+    """The UTC day of a UtcDateTime column as `YYYY-MM-DD` text, on both databases."""
 
     type = String()
     name = "utc_day"
@@ -71,7 +71,7 @@ def _utc_day_postgresql(element: utc_day, compiler: SQLCompiler, **kw: Any) -> s
 
 
 class utc_floor(FunctionElement[datetime]):  # noqa: N801
-    """A UtcDateTime column cut down to the beginning of its UTC minute, hour or day: `utc_floor(column, "hour")`."""
+    """A UtcDateTime column truncated to its UTC minute, hour or day: `utc_floor(column, "hour")`."""
 
     type = UtcDateTime()
     name = "utc_floor"
@@ -81,7 +81,7 @@ class utc_floor(FunctionElement[datetime]):  # noqa: N801
         super().__init__(column, literal_column(f"'{unit}'"))
 
 
-# SQLite keeps a time as text, to the microsecond.
+# SQLite stores a time as text with microseconds.
 _SQLITE_FLOORS = {
     "'minute'": "%Y-%m-%d %H:%M:00.000000",
     "'hour'": "%Y-%m-%d %H:00:00.000000",
@@ -102,12 +102,12 @@ def _utc_floor_postgresql(element: utc_floor, compiler: SQLCompiler, **kw: Any) 
 
 
 def new_id_hex() -> str:
-    """A fresh random id of 32 lowercase hex characters: accounts and API tokens."""
+    """Return a new random id of 32 lowercase hex characters, used for accounts and API tokens."""
     return secrets.token_hex(16)
 
 
 def uuid7() -> str:
-    """A fresh UUIDv7: ids that sort by the millisecond they were made in."""
+    """Return a new UUIDv7. UUIDv7 ids sort by creation time, to the millisecond."""
     stamp, random = time.time_ns() // 1_000_000 & ((1 << 48) - 1), os.urandom(10).hex()
     text = f"{stamp:012x}"
     variant = "89ab"[int(random[3], 16) & 3]
@@ -115,7 +115,7 @@ def uuid7() -> str:
 
 
 def uuid7_floor(moment: datetime) -> str:
-    """What every UUIDv7 made before that time, to the millisecond, sorts below, and every later one does not."""
+    """Return the smallest UUIDv7 of the given millisecond: ids created earlier sort below this id, later ids do not."""
     return _uuid7_text(int(moment.timestamp() * 1000) << 80)
 
 

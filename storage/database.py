@@ -1,6 +1,6 @@
 """The SQL database: SQLite in WAL mode, or Postgres. Transactions over SQLAlchemy Core; no ORM.
 
-Knows rows and how a driver fails, not what any table means. Nothing connects before the first use.
+Translates driver errors and knows nothing about individual tables. Connects on first use.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ metadata = MetaData(
 )
 
 _THREAD_END_S = 1.0
-# SQLite result codes that say "not now" or "not this disk", rather than "your statement is wrong".
+# SQLite result codes for a database that is busy or a disk that fails, as opposed to an invalid statement.
 _SQLITE_AWAY = ("BUSY", "LOCKED", "IOERR", "FULL", "CANTOPEN", "READONLY", "PROTOCOL", "CORRUPT", "NOTADB", "NOLFS")
-# SQLSTATE classes likewise: connection, authorisation, no such database, out of resources, operator, system; and the
-# single codes for a read-only server and for a transaction that lost a race and may be run again.
+# The corresponding SQLSTATE classes: connection, authorization, unknown database, insufficient resources, operator
+# intervention and system error. The single codes are for a read-only server, a serialization failure and a deadlock.
 _POSTGRES_AWAY = ("08", "28", "3D", "53", "57", "58", "25006", "40001", "40P01")
 
 
 class Database:
-    """One database, shared by a whole process. `dialect` is `sqlite` or `postgresql`."""
+    """A database shared by the whole process. `dialect` is `sqlite` or `postgresql`."""
 
     def __init__(self, engine: AsyncEngine, threads: Collection[threading.Thread] = ()) -> None:
         self._engine = engine
         self._threads = threads
         self.dialect = engine.dialect.name
-        # SQLite takes one writer at a time. Waiting here is fair and free; its own busy handler sleeps and polls.
+        # SQLite allows one writer at a time. This lock is fair; SQLite's own busy handler sleeps and polls.
         self._writer = asyncio.Lock() if self.dialect == "sqlite" else None
-        # Postgres would be asked to begin and to end a transaction that guards nothing: two trips for each read.
+        # On Postgres, BEGIN and COMMIT would add two round trips to each read and protect nothing.
         self._to_read = {READ_ONLY: True} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
 
     @classmethod
@@ -80,13 +80,13 @@ class Database:
         statement_timeout_s: float = 5.0,
         connect_timeout_s: float = 2.0,
     ) -> Database:
-        """Opens nothing yet. `statement_timeout_s` bounds one statement, another writer's lock included;
-        `connect_timeout_s` is for Postgres alone.
+        """Create a database client without connecting. `statement_timeout_s` limits one statement, including the wait
+        for another writer's lock. `connect_timeout_s` applies only to Postgres.
 
-        Raises ValueError for a URL that names neither database.
+        Raises ValueError if the URL names neither SQLite nor Postgres.
         """
         parsed = parse_database_url(url)
-        # hide_parameters: an error's text may end in a log, and rows hold what must not.
+        # Rows can hold secrets, and an error's text can be logged.
         options: dict[str, Any] = {"hide_parameters": True, "pool_timeout": pool_timeout_s}
         options |= {"pool_size": pool_size, "max_overflow": pool_size}
         if parsed.path is not None:
@@ -96,10 +96,10 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction that may write: committed at the end of the block, rolled back when it raises.
+        """Open a read-write transaction. Commits at the end of the block and rolls back if the block raises.
 
-        The block holds database work only. Raises StoreUnavailable when the database is away or stays busy (nothing
-        is then known of a commit whose answer was lost), Conflict when a constraint refuses a row.
+        The block should contain database work only. Raises Conflict if a row violates a constraint, and
+        StoreUnavailable if the database is unavailable or stays busy; the transaction may then have been committed.
         """
         async with self._writer or contextlib.nullcontext():
             with _translated():
@@ -108,7 +108,7 @@ class Database:
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncConnection]:
-        """A connection to read with, each statement for itself; on SQLite it never waits for a writer. Raises
+        """Open a connection for reading, without a transaction. On SQLite, reads never wait for a writer. Raises
         StoreUnavailable."""
         with _translated():
             async with self._engine.connect() as connection:
@@ -116,26 +116,26 @@ class Database:
                 yield connection
 
     async def ping(self) -> None:
-        """Returns when the database answers a query, else raises StoreUnavailable."""
+        """Run a trivial query. Raises StoreUnavailable if the database does not respond."""
         async with self.connection() as connection:
             await connection.execute(text("SELECT 1"))
 
     async def now(self) -> datetime:
-        """The time by the database's own clock, in whole seconds, aware UTC. Raises StoreUnavailable."""
+        """Return the database's clock as an aware UTC time in whole seconds. Raises StoreUnavailable."""
         asked = "strftime('%s', 'now')" if self.dialect == "sqlite" else "extract(epoch FROM clock_timestamp())"
         async with self.connection() as connection:
             found = await connection.execute(text(f"SELECT CAST({asked} AS bigint)"))
             return datetime.fromtimestamp(found.scalar_one(), UTC)
 
     async def close(self) -> None:
-        """Returns when nothing of this database runs any more, but for connections that someone still holds."""
+        """Close all idle connections and wait for their threads. Connections still in use are not closed."""
         await self._engine.dispose()
         for thread in list(self._threads):
             await asyncio.to_thread(thread.join, _THREAD_END_S)
 
 
 def insert_new(table: Table, dialect: str, *, key: str | Sequence[str]) -> Insert:
-    """An INSERT into `table` that leaves a row alone whose `key`, of one column or several, is already there."""
+    """Return an INSERT that skips rows whose `key` (one or more columns) already exists."""
     columns = [key] if isinstance(key, str) else list(key)
     if dialect == "sqlite":
         return sqlite.insert(table).on_conflict_do_nothing(index_elements=columns)
@@ -143,8 +143,8 @@ def insert_new(table: Table, dialect: str, *, key: str | Sequence[str]) -> Inser
 
 
 def insert_adding(table: Table, dialect: str, *, sums: Collection[str], source: Any = None) -> Insert:
-    """An INSERT into `table` that adds the columns `sums` to those of a row with the same primary key. `source` is a
-    SELECT of all columns, in the table's order, in place of values."""
+    """Return an INSERT that adds the columns `sums` to an existing row with the same primary key. `source`, if given,
+    is a SELECT of all columns in table order that replaces the values."""
     if source is None:
         return _insert_adding(table, dialect, tuple(sums))
     selected = _insert(table, dialect).from_select([column.name for column in table.c], source)
@@ -168,7 +168,7 @@ def _adding(statement: sqlite.Insert | postgresql.Insert, table: Table, sums: Co
 
 @lru_cache(maxsize=64)
 def insert_replacing(table: Table, dialect: str) -> Insert:
-    """An INSERT into `table` that takes the place of a row with the same primary key."""
+    """Return an INSERT that replaces an existing row with the same primary key."""
     keys = [column.name for column in table.primary_key]
     statement = _insert(table, dialect)
     others = {column.name: statement.excluded[column.name] for column in table.c if column.name not in keys}
@@ -204,7 +204,7 @@ def _means_away(error: DBAPIError) -> bool:
     code = getattr(error.orig, "sqlstate", None)
     if code is not None:
         return str(code).startswith(_POSTGRES_AWAY)
-    # No code at all: asyncpg's own InterfaceError family, raised when the connection is closed or was lost.
+    # asyncpg's InterfaceError has no code and is raised when the connection is closed or lost.
     return "connection" in str(error.orig).lower()
 
 

@@ -1,6 +1,6 @@
-"""DATABASE_URL, read: which of the two databases it names, and where.
+"""Parser for DATABASE_URL.
 
-Imports no driver, so that a start-up check costs nothing. Knows no tables.
+Imports no database driver, so that startup checks stay fast.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Dialect = Literal["sqlite", "postgresql"]
 
 @dataclass(frozen=True)
 class DatabaseUrl:
-    """One database. `path` is set for SQLite, `dsn` (a `postgresql://` address) for Postgres."""
+    """A parsed database URL. `path` is set for SQLite, `dsn` (a `postgresql://` URL) for Postgres."""
 
     dialect: Dialect
     path: Path | None = None
@@ -30,7 +30,8 @@ class DatabaseUrl:
 
 
 def parse_database_url(text: str) -> DatabaseUrl:
-    """`sqlite:///absolute/path` or `postgresql://…`. Raises ValueError with one line that shows no password."""
+    """Parse `sqlite:///absolute/path` or `postgresql://…`. Raises ValueError with a one-line message without the
+    password."""
     scheme, separator, rest = text.partition("://")
     if separator and scheme == "sqlite":
         path = unquote(rest)

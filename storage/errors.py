@@ -1,38 +1,38 @@
-"""What can go wrong with a store, whichever store it is.
+"""Errors common to all stores.
 
     StoreError
-    ├── StoreUnavailable   the store does not answer, or cannot take this now; the same request may work later
-    ├── Conflict           what should be new is already there
-    ├── Missing            what was asked for is not there
-    └── Damaged            bytes do not have the checksum they should have
+    ├── StoreUnavailable   the store does not respond or cannot accept the request now; a retry may succeed
+    ├── Conflict           an entry that should be new already exists
+    ├── Missing            the requested entry does not exist
+    └── Damaged            the bytes do not match their checksum
 
-A driver's own exceptions stay inside this package, except those that mean a mistake of ours.
+Driver exceptions do not leave this package, except exceptions that indicate a programming error.
 """
 
 from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Base of everything a store raises on purpose."""
+    """Base class of all store errors."""
 
 
 class StoreUnavailable(StoreError):
-    """The store does not answer, or cannot take this now."""
+    """The store does not respond or cannot accept the request now."""
 
 
 class Conflict(StoreError):
-    """What should be new is already there."""
+    """An entry that should be new already exists."""
 
 
 class Missing(StoreError):
-    """What was asked for is not there."""
+    """The requested entry does not exist."""
 
 
 class Damaged(StoreError):
-    """Bytes do not have the checksum they should have."""
+    """The bytes do not match their checksum."""
 
 
 def means_lost(error: RuntimeError) -> bool:
-    """Whether this is uvloop's word for a connection that the other side has just reset: it raises no OSError when such
-    a one is written to."""
+    """Return True if the error is the RuntimeError that uvloop raises, instead of OSError, when writing to a
+    connection that the peer has just reset."""
     return "the handler is closed" in str(error)

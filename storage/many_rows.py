@@ -1,8 +1,7 @@
-"""Many whole rows in one statement: for what is written by the thousand, without a price for each row's every column.
+"""Bulk inserts: many rows in one statement, without SQLAlchemy's per-row overhead.
 
-What the expression language does for one row costs a hundred times what the database does with it. Here a row is a
-tuple of its columns; only those whose type asks for it are converted, and the statement's text is made once. Knows
-tables, not what they mean.
+A row is a tuple of its columns. Only columns whose type needs it are converted, and the statement's text is built
+once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a kind of object store offers to `objects.py`, which is all that the rest of the house sees."""
+"""The interface that each object store backend implements for `objects.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ObjectStat:
 
 
 class Backend(Protocol):
-    """One kind of store; every method may block, and raises StoreUnavailable, Missing or Damaged."""
+    """An object store backend. Every method may block, and raises StoreUnavailable, Missing or Damaged."""
 
     def put_file(self, key: str, path: Path, sha256: str | None) -> str: ...
     def put_bytes(self, key: str, data: bytes, sha256: str) -> None: ...
@@ -33,7 +33,7 @@ class Backend(Protocol):
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a folder durable."""
+    """Make the directory's entries durable with fsync."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

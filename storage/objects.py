@@ -1,7 +1,8 @@
-"""Large immutable bytes by key: a local folder (`file:///dir`) or an S3-compatible bucket (`s3://bucket/prefix`).
+"""Object store: large immutable bytes by key, in a folder (`file:///dir`) or an S3-compatible bucket
+(`s3://bucket/prefix`).
 
-What is written appears whole or not at all, and under the checksum it was given. What is downloaded has been checked
-against one before it gets its name. Everything that blocks runs in threads of this module's own. Knows no models.
+An object appears completely or not at all. A download gets its name only after its checksum was verified. Blocking
+work runs in this module's threads.
 """
 
 from __future__ import annotations
@@ -59,17 +60,17 @@ class Objects:
         raise ValueError("expected file:///absolute/folder or s3://bucket/prefix")
 
     async def put_file(self, key: str, path: Path, sha256: str | None = None) -> str:
-        """Store a file's bytes; returns their SHA-256. Raises Damaged, and stores nothing, when it is not `sha256`."""
+        """Store a file and return its SHA-256. Raises Damaged, storing nothing, if the hash is not `sha256`."""
         return await self._in_thread(self._backend.put_file, _checked(key), path, sha256)
 
     async def put_bytes(self, key: str, data: bytes) -> str:
-        """Store `data`; returns its SHA-256."""
+        """Store `data` and return its SHA-256."""
         sha256 = hashlib.sha256(data).hexdigest()
         await self._in_thread(self._backend.put_bytes, _checked(key), data, sha256)
         return sha256
 
     async def get_bytes(self, key: str, start: int = 0, end: int | None = None) -> bytes:
-        """Bytes `start` to `end` (exclusive; None is the end), as far as there are any. Raises Missing."""
+        """Return the bytes from `start` to `end` (exclusive; None means the end of the object). Raises Missing."""
         _checked(key)
         return await self._in_thread(lambda: b"".join(self._backend.read(key, start, end)))
 
@@ -78,11 +79,11 @@ class Objects:
         return await self._in_thread(self._backend.stat, _checked(key))
 
     async def list(self, prefix: str = "") -> list[str]:
-        """Keys that begin with `prefix`, sorted."""
+        """Return the keys that start with `prefix`, sorted."""
         return await self._in_thread(self._backend.list, prefix)
 
     async def delete(self, key: str) -> None:
-        """Does nothing when the object is not there."""
+        """Delete an object. Does nothing if the object does not exist."""
         await self._in_thread(self._backend.delete, _checked(key))
 
     async def download(
@@ -121,7 +122,7 @@ class Objects:
             raise
 
     async def ping(self) -> None:
-        """Returns when the store answers, else raises StoreUnavailable."""
+        """Check the connection. Raises StoreUnavailable if the store does not respond."""
         await self._in_thread(self._backend.ping)
 
     async def close(self) -> None:
@@ -133,7 +134,7 @@ class Objects:
 
 
 class _Stopped(Exception):
-    """Whoever asked for the download has gone."""
+    """The caller of the download was cancelled."""
 
 
 @dataclass

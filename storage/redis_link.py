@@ -1,10 +1,8 @@
-"""One connection to Redis for commands whose answer a call waits for: pipelined, in order, a few microseconds each.
+"""One pipelined Redis connection for commands whose reply a call waits for.
 
-Where `ephemeral.py` is a library's client for everything, this is the least that a scripted command needs: bytes are
-joined to one write per turn of the event loop, answers come back in order. A server that says nothing for too long
-while an answer is due makes the whole connection suspect: it is dropped, all who wait hear StoreUnavailable, and it is
-opened again in the background. One that works through many commands is waited for a while. Nothing is ever sent twice.
-Knows the protocol (RESP 2) and no script's meaning.
+Commands of one turn of the event loop leave in one write; replies arrive in order. If the server sends nothing for too
+long while a reply is due, the connection is dropped, all waiters get StoreUnavailable, and it is reopened in the
+background. Commands are never sent twice. Speaks RESP 2.
 """
 
 from __future__ import annotations

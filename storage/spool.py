@@ -1,9 +1,8 @@
-"""A durable queue of byte records on the local disk: what must not be lost while the store it belongs in is away.
+"""A durable local queue of byte records, for data that must not be lost while its store is unavailable.
 
-`append` returns once the record is on the disk; many appends at a time share one fdatasync, made in a thread. Records
-are read in order and kept until acknowledged, so after a crash some may be read again, none is lost and none is made
-up. For some minutes more they can be asked for again, in case the store that took them forgets. Knows bytes only; how
-they lie on the disk is `spool_segments.py`.
+`append` returns once the record is on disk; concurrent appends share one fdatasync, made in a thread. Records are read
+in order and kept until acknowledged, so after a crash some may be read again but none is lost. Acknowledged records
+are kept for some minutes in case the store loses them. The file format is in `spool_segments.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _GATHER_S = 0.001
 
 
 class SpoolFull(StoreUnavailable):
-    """The spool has reached its bound; nothing was written."""
+    """The spool has reached its size limit; nothing was written."""
 
 
 class Position(NamedTuple):
@@ -88,12 +87,13 @@ class Spool:
 
     @property
     def num_pending(self) -> int:
-        """Durable records not yet acknowledged."""
+        """Return the number of durable records that are not yet acknowledged."""
         return self._num_appended - self._acknowledged.num_before
 
     @property
     def has_room(self) -> bool:
-        """Whether new work may start that will need a record: false early enough that what is under way still fits."""
+        """Return True if new work that will append a record may start. Leaves enough space for the records of running
+        work."""
         if self._writer.is_disk_full:
             self._thread.do_aside(self._writer.keep_spare)
             return False
@@ -123,16 +123,16 @@ class Spool:
         await waiter
 
     async def read_batch(self, max_records: int) -> tuple[list[bytes], Position]:
-        """The oldest records not yet acknowledged, at most `max_records`, and the position after them."""
+        """Return up to `max_records` of the oldest unacknowledged records, and the position after them."""
         return await asyncio.to_thread(self._read, max_records, self._acknowledged, dict(self._ends))
 
     @property
     def acknowledged(self) -> Position:
-        """Everything before it has been acknowledged."""
+        """Return the position before which all records are acknowledged."""
         return self._acknowledged
 
     async def acknowledge(self, position: Position) -> None:
-        """Every record before `position`, which `read_batch` gave, need be read no more."""
+        """Acknowledge all records before `position`, which was returned by `read_batch`."""
         self._acknowledged = position
         now_s = time.monotonic()
         acknowledged = [number for number in self._ends if number < position.segment]
@@ -192,7 +192,7 @@ class Spool:
         return ends | {position.segment: position.offset} if position.offset else ends
 
     async def close(self) -> None:
-        """Waits for appends under way, then lets go of the folder."""
+        """Wait for pending appends, then release the folder."""
         if self._committer is not None:
             await self._committer
         self._thread.close()

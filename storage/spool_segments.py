@@ -35,7 +35,7 @@ def segment_path(directory: Path, number: int) -> Path:
 
 
 def framed_size(record: bytes) -> int:
-    """Bytes that `record` takes in a segment."""
+    """Return the size of `record` in a segment, in bytes."""
     return _FRAME.size + len(record)
 
 
@@ -69,7 +69,7 @@ class SegmentWriter:
             _write_all(self._fd, frames, self._end)
             os.fdatasync(self._fd)
         except OSError:
-            # After a failed sync nobody knows what the disk has: this segment ends at its last durable frame.
+            # After a failed sync the disk's content is unknown, so the segment is cut after its last durable frame.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._fd, self._end)
             self.close()
@@ -79,7 +79,7 @@ class SegmentWriter:
         return self._number, self._end
 
     def keep_spare(self) -> None:
-        """Have the next segment's space allocated; while the disk is full, try again at most once a second."""
+        """Preallocate the next segment. While the disk is full, retries at most once a second."""
         if self._has_spare or time.monotonic() - self._spare_tried_at < _SPARE_RETRY_S:
             return
         path = self._directory / "spare"
@@ -141,7 +141,7 @@ def recover_segments(directory: Path, cursor: tuple[int, int]) -> tuple[dict[int
 
 
 def recover_segment(directory: Path, number: int) -> int:
-    """The offset after the last whole frame of one segment; 0 if it is gone."""
+    """Return the offset after the last complete frame of a segment, or 0 if the segment does not exist."""
     try:
         data = segment_path(directory, number).read_bytes()
     except FileNotFoundError:
@@ -150,14 +150,14 @@ def recover_segment(directory: Path, number: int) -> int:
 
 
 def kept_segments(directory: Path, cursor: tuple[int, int]) -> dict[int, float]:
-    """Segments before `cursor`, by number: how many seconds ago their last record was acknowledged."""
+    """Return the seconds since the last record was acknowledged, for each segment before `cursor`."""
     now = time.time()
     paths = [path for path in sorted(directory.glob("*.log")) if int(path.stem) < cursor[0]]
     return {int(path.stem): max(0.0, now - path.stat().st_mtime) for path in paths}
 
 
 def read_id(directory: Path) -> str:
-    """What this folder's spool is called, for ever and everywhere."""
+    """Return the spool's permanent, globally unique id. Creates the id on first use."""
     path = directory / "id"
     try:
         found = path.read_text("ascii")
@@ -224,7 +224,8 @@ def decode(data: bytes, number: int, offset: int, max_records: int) -> tuple[lis
 
 
 def _checksum(number: int, offset: int, record: bytes) -> int:
-    """Bound to its place, so that bytes of another segment or another offset never pass for a record."""
+    """Return a checksum that covers the segment number and offset, so that bytes from elsewhere never pass as a
+    record."""
     return zlib.crc32(record, zlib.crc32(_PLACE.pack(number, offset, len(record))))
 
 

@@ -1,4 +1,4 @@
-"""How SQLite is opened and how its transactions begin: WAL mode, every commit on the disk, writers in turn."""
+"""The SQLite engine: WAL mode, every commit synced to disk, one writer at a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ READ_ONLY = "hearth_read_only"
 
 
 class _Found(NamedTuple):
-    """What a statement came to, as a cursor tells it."""
+    """The result of a statement."""
 
     rows: Sequence[Any] = ()
     description: Any = None
@@ -37,7 +37,7 @@ class _Found(NamedTuple):
 
 
 class _Cursor(AsyncAdapt_aiosqlite_cursor):
-    """One visit to the connection's thread for each statement: opened, run, read and closed apart it would be four."""
+    """A cursor that opens, runs, reads and closes in one call to the connection's thread instead of four."""
 
     __slots__ = ("_found", "arraysize")
 
@@ -74,20 +74,20 @@ class _Cursor(AsyncAdapt_aiosqlite_cursor):
             self._rows = deque(self._found.rows)
 
     async def _async_soft_close(self) -> None:
-        """It is closed as soon as it has run."""
+        """Do nothing: the SQLite cursor was closed after its statement ran."""
 
 
 def _run_and_read(
     run: Callable[..., sqlite3.Cursor], connection: sqlite3.Connection, operation: Any, parameters: Any
 ) -> _Found:
-    """In the connection's thread."""
+    """Run a statement and read all rows. Called in the connection's thread."""
     with contextlib.closing(run(connection, operation, parameters)) as cursor:
         rows = cursor.fetchall() if cursor.description else []
         return _Found(rows, cursor.description, cursor.rowcount, cursor.lastrowid or 0)
 
 
 class _Connection(AsyncAdapt_aiosqlite_connection):
-    """Ends no transaction where none was begun: a read is one visit to the thread, as it is one statement."""
+    """A connection that skips ROLLBACK if no transaction was begun, so that a read is one call to the thread."""
 
     __slots__ = ("has_begun",)
 
@@ -116,7 +116,7 @@ def sqlite_engine(
 
     async def connect() -> aiosqlite.Connection:
         _create_private(url.path)
-        # isolation_level None: the driver begins nothing by itself, _begin does.
+        # With isolation_level None the driver begins no transactions; `_begin` does.
         opening = aiosqlite.connect(
             str(url.path), isolation_level=None, timeout=timeout_s, check_same_thread=False, cached_statements=256
         )
@@ -136,9 +136,10 @@ def sqlite_engine(
 
 
 def _create_private(path: Path | None) -> None:
-    """A new file is its owner's alone, and what SQLite puts beside it takes after it. One that is there stays."""
+    """Create the database file with mode 0600 if it does not exist. SQLite gives its journal and WAL the same mode.
+    An existing file is left unchanged."""
     assert path is not None, "SQLite is a file"
-    with contextlib.suppress(OSError):  # SQLite itself says what is wrong
+    with contextlib.suppress(OSError):  # reported by SQLite when it opens the file
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
 
@@ -155,8 +156,8 @@ def _prepare(connection: DBAPIConnection, _record: object) -> None:
 
 
 def _enter_wal_mode(cursor: Any) -> None:
-    """WAL mode is kept in the file. Entering it needs the file alone for a moment and does not honour the busy
-    timeout, so two processes that open a new file together settle it by trying again."""
+    """Enter WAL mode, which SQLite stores in the file. The switch needs an exclusive lock and ignores the busy
+    timeout, so it is retried when several processes open a new file together."""
     for attempt in range(100):
         try:
             cursor.execute("PRAGMA journal_mode = WAL")
@@ -171,8 +172,8 @@ def _enter_wal_mode(cursor: Any) -> None:
 
 
 def _begin(connection: Any) -> None:
-    """A writer takes the write lock at once: upgrading a read to a write later fails without waiting its turn. Who only
-    reads begins nothing, and each statement sees the newest."""
+    """Take the write lock when a write transaction begins: upgrading a read lock later fails without waiting.
+    Read-only connections begin no transaction, and each statement sees the newest commit."""
     if not connection.get_execution_options().get(READ_ONLY, False):
         connection.connection.dbapi_connection.has_begun = True
         connection.exec_driver_sql("BEGIN IMMEDIATE")

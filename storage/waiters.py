@@ -1,7 +1,4 @@
-"""Who waits for something to be done: told what came of it, unless they have left meanwhile.
-
-Knows futures, and nothing of what is waited for.
-"""
+"""Complete asyncio futures that may have been cancelled."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ T = TypeVar("T")
 
 
 def tell(waiter: asyncio.Future[T], result: T, error: BaseException | None) -> None:
-    """The error if there is one, else the result; nothing to whoever was cancelled."""
+    """Set the error if there is one, else the result. Does nothing if the future is already done or cancelled."""
     if waiter.done():
         return
     if error is None:

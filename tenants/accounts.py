@@ -1,4 +1,4 @@
-"""Accounts: create, change, block, delete, look up. An account is one tenant, named by 32 hexadecimal digits."""
+"""Accounts: create, change, block, delete, look up. An account is one tenant; its id is 32 hexadecimal digits."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MAX_NAME_LENGTH = 256
 
 
 class AccountSettings(Struct, frozen=True, omit_defaults=True):
-    """What people note about an account. Neither is acted on by the platform."""
+    """Account settings of the Cloudflare API. Stored and returned, but not enforced."""
 
     enforce_twofactor: bool = False
     abuse_contact_email: str | None = None
@@ -75,9 +75,9 @@ async def create(
     who: str = "cli",
     clock: Clock = SYSTEM_CLOCK,
 ) -> Account:
-    """A new active account, with a fresh id unless one is given.
+    """Create an active account, with a new id unless one is given.
 
-    Raises ValueError for a bad name or id, Conflict for an id that is taken.
+    Raises ValueError for an invalid name or id, Conflict if the id is taken.
     """
     if account_id is not None and not _ACCOUNT_ID.fullmatch(account_id):
         raise ValueError("an account id is 32 lowercase hexadecimal digits")
@@ -88,7 +88,7 @@ async def create(
 
 
 async def insert_account(connection: AsyncConnection, account: Account, who: str) -> None:
-    """Write a new account within the caller's transaction."""
+    """Insert a new account within the caller's transaction."""
     values = {column: getattr(account, column.name) for column in _COLUMNS}
     encoded = {accounts.c.settings: _encoded(account.settings), accounts.c.region: encode_rule(account.region)}
     await connection.execute(insert(accounts).values(values | encoded))
@@ -104,14 +104,14 @@ async def find(database: Database, account_id: str) -> Account | None:
 
 
 async def was_made(database: Database, account_id: str) -> bool:
-    """Whether there is such an account, or was: what it used stays after it."""
+    """Return True if the account exists or has existed: usage of deleted accounts is kept."""
     async with database.connection() as connection:
         query = select(accounts.c.account_id).where(accounts.c.account_id == account_id)
         return (await connection.execute(query)).first() is not None
 
 
 async def list_all(database: Database, account_ids: Collection[str] | None = None) -> list[Account]:
-    """Every account, or those of the ids given, oldest first."""
+    """Return all accounts, or those with the given ids, oldest first."""
     query = _existing().order_by(accounts.c.created_at, accounts.c.account_id)
     if account_ids is not None:
         query = query.where(accounts.c.account_id.in_(list(account_ids)))
@@ -128,7 +128,7 @@ async def change(
     who: str,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Account:
-    """Give it another name and, unless None, other settings. Raises ValueError for a bad name, Missing."""
+    """Change the name and, unless None, the settings. Raises ValueError for an invalid name, Missing."""
     values: dict[str, object] = {"name": checked_name(name)}
     if settings is not None:
         values["settings"] = _encoded(settings)
@@ -152,7 +152,7 @@ async def set_region(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Where the account's calls may be from now on, in every process within seconds; None is anywhere. Raises
+    """Set where the account's calls may run (None: anywhere); effective in every process within seconds. Raises
     Missing."""
     values = {"region": encode_rule(region)}
     await _set(database, account_id, values, "account.region", values["region"] or "anywhere", who, ephemeral, clock)
@@ -168,8 +168,8 @@ async def set_terms(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """The account's plan, and rules of `limits.py` that hold for it in place of the operator's ("" for none); what is
-    None stays. In force in every process within seconds. Raises Missing, ValueError for what is no plan or no rules."""
+    """Set the account's plan and its own limits, which replace the operator's ("" for none); None leaves a value
+    unchanged. Effective in every process within seconds. Raises Missing, ValueError."""
     values: dict[str, object] = {}
     if plan is not None:
         values["plan"] = checked_plan(plan)
@@ -181,7 +181,7 @@ async def set_terms(
 
 
 def checked_plan(plan: str) -> str:
-    """Raises ValueError for what is none."""
+    """Return `plan`. Raises ValueError if there is no such plan."""
     if plan not in PLANS:
         raise ValueError(f"a plan is one of {', '.join(PLANS)}")
     return plan
@@ -196,15 +196,15 @@ async def set_retention(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """What may be kept of the account's calls from now on, in every process within seconds. Raises Missing, ValueError
-    for a rule that there is not."""
+    """Set the retention rule; effective in every process within seconds. Raises Missing, ValueError."""
     if retention not in RETENTION_RULES:
         raise ValueError(f"retention is one of {', '.join(RETENTION_RULES)}")
     await _set(database, account_id, {"retention": retention}, "account.retention", retention, who, ephemeral, clock)
 
 
 async def call_terms(database: Database, account_id: str, api_token_id: str) -> tuple[Residency, AccountTerms]:
-    """What calls of an API token on an account are held to now; the strictest for an account that is gone."""
+    """Return the residency and terms of calls by an API token on an account; the strictest ones if the account is
+    gone."""
     columns = accounts.c.region, accounts.c.retention, accounts.c.plan, accounts.c.limits
     own = select(*columns).where(accounts.c.account_id == account_id)
     token = select(api_tokens.c.region).where(api_tokens.c.api_token_id == api_token_id)
@@ -224,8 +224,8 @@ async def delete(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """For good: nobody finds it any more, and its API tokens are revoked, in every process within seconds. What it used
-    and what was done to it stays on record. Raises Missing."""
+    """Delete the account and revoke its API tokens, effective in every process within seconds. Usage and audit entries
+    stay. Raises Missing."""
     now = clock.now()
     is_this = (accounts.c.account_id == account_id) & accounts.c.deleted_at.is_(None)
     async with database.transaction() as connection:
@@ -251,7 +251,7 @@ async def block(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """From now on the account's calls are refused; its tokens still say whose they are. Raises Missing."""
+    """Reject the account's calls from now on; its tokens still authenticate. Raises Missing."""
     await _set_status(database, account_id, "blocked", "account.block", who, ephemeral, clock)
 
 
@@ -268,7 +268,7 @@ async def unblock(
 
 
 def checked_name(name: str) -> str:
-    """A name for people: some printable text. Raises ValueError."""
+    """Return the stripped name. Raises ValueError unless it is printable and not too long."""
     name = name.strip()
     if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
         raise ValueError(f"a name is 1 to {MAX_NAME_LENGTH} printable characters")
@@ -297,7 +297,7 @@ async def _set(
     ephemeral: Ephemeral | None,
     clock: Clock,
 ) -> None:
-    """Change what every verifier must hear of."""
+    """Change values that verifiers cache, and notify them."""
     async with database.transaction() as connection:
         epoch = await decision_epoch.raise_epoch(connection)
         statement = update(accounts).where(accounts.c.account_id == account_id, accounts.c.deleted_at.is_(None))

@@ -33,7 +33,7 @@ MIN_GLOBAL_KEY_CHARACTERS, MAX_GLOBAL_KEY_CHARACTERS = 32, 128
 
 
 class Profile(Struct, frozen=True, omit_defaults=True):
-    """What a user says beside the name; nothing here reads it."""
+    """Profile fields of the Cloudflare API; stored and returned only."""
 
     last_name: str | None = None
     country: str | None = None
@@ -57,7 +57,7 @@ class User:
 
 @dataclass(frozen=True)
 class CreatedUser:
-    """A new user with the only copy of the global key there will ever be."""
+    """A new user with the global key, which is not stored and cannot be shown again."""
 
     user: User
     global_key: str
@@ -113,7 +113,7 @@ async def find_by_email(database: Database, email: str) -> User | None:
 
 
 async def list_all(database: Database) -> list[User]:
-    """Every user, oldest first."""
+    """Return all users, oldest first."""
     async with database.connection() as connection:
         query = select(*_COLUMNS).order_by(users.c.created_at, users.c.user_id)
         return [_user(row) for row in (await connection.execute(query)).mappings()]
@@ -122,7 +122,7 @@ async def list_all(database: Database) -> list[User]:
 async def change(
     database: Database, user_id: str, name: str, profile: Profile, *, who: str, clock: Clock = SYSTEM_CLOCK
 ) -> None:
-    """What a user is called, and says beside it. Raises Missing, and ValueError for a bad name."""
+    """Set a user's name and profile. Raises Missing, ValueError for an invalid name."""
     told = None if profile == NO_PROFILE else msgspec.json.encode(profile).decode()
     changed = update(users).where(users.c.user_id == user_id).values(name=checked_name(name), profile=told)
     async with database.transaction() as connection:
@@ -133,7 +133,7 @@ async def change(
 
 
 async def account_ids_of(database: Database, user_id: str) -> list[str]:
-    """The accounts that a user is a member of, the longest membership first."""
+    """Return the accounts that a user is a member of, oldest membership first."""
     query = select(memberships.c.account_id).join(accounts).order_by(memberships.c.created_at, accounts.c.account_id)
     query = query.where(memberships.c.user_id == user_id, accounts.c.deleted_at.is_(None))
     async with database.connection() as connection:
@@ -149,7 +149,7 @@ async def roll_global_key(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> str:
-    """A fresh global key; the old one is refused within seconds. Raises Missing."""
+    """Replace the global key; the old key is rejected within seconds. Raises Missing."""
     key = mint_global_key()
     async with database.transaction() as connection:
         epoch = await decision_epoch.raise_epoch(connection)
@@ -171,7 +171,7 @@ async def create_account(
     who: str,
     ephemeral: Ephemeral | None = None,
 ) -> None:
-    """Write a new account whose member this user is, in one transaction. Raises Missing, Conflict."""
+    """Insert a new account with this user as a member, in one transaction. Raises Missing, Conflict."""
     async with database.transaction() as connection:
         await insert_account(connection, account, who)
         await _join(connection, user_id, account.account_id, account.created_at, who)
@@ -188,7 +188,7 @@ async def join(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Make a user a member of an account. Raises Missing for either, Conflict for a member."""
+    """Make a user a member of an account. Raises Missing, or Conflict if the user is a member already."""
     async with database.transaction() as connection:
         await _join(connection, user_id, account_id, clock.now(), who, role)
     await decision_epoch.tell(ephemeral, user_id)
@@ -204,7 +204,7 @@ async def set_role(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Give a member another role; whatever the user holds is bounded by it within seconds. Raises Missing."""
+    """Change a member's role; it limits the user's credentials within seconds. Raises Missing."""
     async with database.transaction() as connection:
         await _note_change(connection, user_id)
         this = (memberships.c.user_id == user_id) & (memberships.c.account_id == account_id)
@@ -216,7 +216,7 @@ async def set_role(
 
 
 async def roles_of(database: Database, user_id: str) -> dict[str, Role]:
-    """Account id -> the user's role there."""
+    """Return the user's roles by account id."""
     query = select(memberships.c.account_id, memberships.c.role).where(memberships.c.user_id == user_id)
     async with database.connection() as connection:
         return {account_id: parse_role(role) for account_id, role in await connection.execute(query)}
@@ -231,7 +231,7 @@ async def leave(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """End a membership: what the user holds opens the account no more, within seconds. Raises Missing."""
+    """End a membership: the user's credentials lose access to the account within seconds. Raises Missing."""
     async with database.transaction() as connection:
         this = (memberships.c.user_id == user_id) & (memberships.c.account_id == account_id)
         if (await connection.execute(delete(memberships).where(this))).rowcount == 0:
@@ -243,7 +243,7 @@ async def leave(
 
 
 def membership_id(holder_id: str, account_id: str) -> str:
-    """The API's id of a membership; always the same for the same two."""
+    """Return the API's id of a membership, derived from both ids."""
     return hashlib.sha256(f"membership:{holder_id}:{account_id}".encode()).hexdigest()[:32]
 
 

@@ -20,7 +20,7 @@ import torch
 from engine.adapters.local_adapter import LocalAdapter
 from engine.adapters.queue import LoadResult
 from engine.adapters.slot_pool import AdapterShape, AdapterSize, SlotPool, padded_rank, slot_bytes
-from engine.adapters.step import AdaptedStep, Place
+from engine.adapters.step import AdaptedStep, AdapterSlot
 from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
 from engine.arrays import Ints
 from engine.checkpoints.stored import Files, StoredTensor, WeightsError
@@ -61,8 +61,8 @@ class AdapterCache:
         self._used_bytes = 0
         self._next_handle = 1
         self.updates: deque[AdapterUpdate] | None = None  # not yet sent to the other ranks; None if there are none
-        places: dict[int, Place] = {}
-        self._step = AdaptedStep(places)
+        adapter_slots: dict[int, AdapterSlot] = {}
+        self._step = AdaptedStep(adapter_slots)
         self._kernels = kernels or CpuKernels()
 
     @property
@@ -100,7 +100,7 @@ class AdapterCache:
     def apply(self, update: AdapterUpdate) -> None:
         """Apply an update of the leading rank. Precedes every step that uses the adapter."""
         if isinstance(update, AdapterRemoved):
-            self._free_slot(*self._step.places.pop(update.handle))
+            self._free_slot(*self._step.adapter_slots.pop(update.handle))
             return
         pool = self._pools.get(update.shape)
         if pool is None:
@@ -108,7 +108,7 @@ class AdapterCache:
         slot = pool.take()
         pool.write(slot, update.matrices)
         self._used_bytes += pool.slot_bytes
-        self._step.places[update.handle] = (pool, slot)
+        self._step.adapter_slots[update.handle] = (pool, slot)
 
     # ── for the engine ──
 
@@ -175,7 +175,7 @@ class AdapterCache:
         logger.info("adapter loaded", extra={"rank": form.max_rank, "size_bytes": place[0].slot_bytes})
         return LoadResult(RUNNING)
 
-    def _fill(self, place: Place, adapter: LocalAdapter, form: AdapterForm) -> None:
+    def _fill(self, place: AdapterSlot, adapter: LocalAdapter, form: AdapterForm) -> None:
         """Read an adapter into its slot and cache it with one reference. Frees the slot if that fails.
 
         Raises AdapterError or WeightsError.
@@ -190,7 +190,7 @@ class AdapterCache:
             raise
         with self._lock:
             handle, self._next_handle = self._next_handle, self._next_handle + 1
-            self._step.places[handle] = (pool, slot)
+            self._step.adapter_slots[handle] = (pool, slot)
             self._cached[adapter.digest] = _CachedAdapter(handle, pool, slot, num_references=1)
             if self.updates is not None:
                 self.updates.append(AdapterAdded(handle, pool.shape, pool.num_slots, matrices))
@@ -217,7 +217,7 @@ class AdapterCache:
             raise AdapterError(f"the adapter needs {num_bytes} bytes; the adapter cache has {self._budget_bytes}")
         return AdapterSize(shape, num_bytes)
 
-    def _allocate(self, size: AdapterSize) -> Place | None:
+    def _allocate(self, size: AdapterSize) -> AdapterSlot | None:
         """Return an empty slot, evicting idle adapters; None, evicting nothing, if that does not make enough room."""
         with self._lock:
             if not self._has_room([size]):
@@ -247,7 +247,7 @@ class AdapterCache:
 
     def _evict(self, digest: str) -> None:
         cached = self._cached.pop(digest)
-        del self._step.places[cached.handle]
+        del self._step.adapter_slots[cached.handle]
         if self.updates is not None:
             self.updates.append(AdapterRemoved(cached.handle))
         self._free_slot(cached.pool, cached.slot)

@@ -24,7 +24,7 @@ from engine.kernels.interface import AddLowRank, LowRankTokens, Operator
 _MIN_SPAN_TOKENS = {4: 8, 2: 32}  # bytes per value -> consecutive tokens from which a matrix product is faster
 _SUM = 0  # `mode` of embedding_bag
 
-Place = tuple[SlotPool, int]
+AdapterSlot = tuple[SlotPool, int]
 
 
 class PackedGroup:
@@ -132,10 +132,10 @@ class SpanGroup:
 class AdaptedStep:
     """The adapters of the current step: call `begin`, then run the linear maps made by `wrap`.
 
-    `places` maps adapter handles to slots; the adapter cache changes it.
+    `adapter_slots` maps adapter handles to slots; the adapter cache changes it.
     """
 
-    places: dict[int, Place]
+    adapter_slots: dict[int, AdapterSlot]
     _of_token: Ints = field(default_factory=lambda: np.empty(0, np.int32))
     _key: bytes = b""
     _groups: list[PackedGroup | TokenGroup | SpanGroup] = field(default_factory=list)
@@ -173,7 +173,7 @@ class AdaptedStep:
         for first, last, handle in zip(firsts.tolist(), lasts.tolist(), of_token[firsts].tolist(), strict=True):
             if not handle:
                 continue
-            pool, slot = self.places[handle]
+            pool, slot = self.adapter_slots[handle]
             if pool.tables and last - first >= _MIN_SPAN_TOKENS[pool.itemsize]:
                 self._groups.append(SpanGroup(pool, slot, first, last))
                 continue

@@ -10,9 +10,9 @@ import logging
 import time
 from contextlib import AsyncExitStack
 
-from engine.node.http_door import HttpDoor
+from engine.node.gateway_server import GatewayServer, tls_context
+from engine.node.http_app import HttpApp
 from engine.node.presence import Presence
-from engine.node.server import GatewayDoor, HttpServer, tls_context
 from engine.node.settings import NodeSettings, parse_models
 from engine.processes.zygote import Zygote
 from engine.protocol.status import NodeStatus
@@ -21,6 +21,7 @@ from engine.serving.adapters import NodeAdapters
 from engine.serving.addresses import parse_address, parse_http_address
 from engine.serving.calls import Calls
 from engine.serving.disk_cache import DiskCache
+from engine.serving.http_server import HttpServer
 from engine.serving.loaders import Loaders
 from engine.serving.model_store import ModelStore
 from engine.serving.replicas import Replicas
@@ -48,8 +49,8 @@ class Node:
         self._replicas = Replicas(store, self._loaders, settings.max_replicas, wanted, on_change=self._changed)
         self._calls = Calls(self._replicas, settings.max_calls, adapters=NodeAdapters(store))
         identity = settings.service_identity()
-        self._gateways = GatewayDoor(self._calls, identity, settings.name, tls_context(settings))
-        door = HttpDoor(self._calls, store, identity, self.status, lambda: self.is_ready)
+        self._gateways = GatewayServer(self._calls, identity, settings.name, tls_context(settings))
+        door = HttpApp(self._calls, store, identity, self.status, lambda: self.is_ready)
         self._http = HttpServer(door)
         self._ephemeral = Ephemeral.connect(settings.redis_url)
         self._presence = Presence(self._ephemeral, settings.name, self.status)

@@ -91,7 +91,7 @@ class Followers:
     """The leader's handle of the other ranks. Made by `fork`."""
 
     def __init__(self, followers: list[_Follower], connection: socket.socket) -> None:
-        """`connection` is the leader's socket to its replica, which is told if a follower ends while loading."""
+        """`connection` is the leader's socket to its replica, which gets a message if a follower ends while loading."""
         self._followers, self._connection = followers, connection
         self._is_loaded = False
         self._block_size = 0

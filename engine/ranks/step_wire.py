@@ -22,8 +22,8 @@ from engine.arrays import Ints, Longs, ceil_div
 from engine.inputs import NO_SAMPLING, StepInputs
 from engine.processes.frames import receive_exactly
 
-# Header: bytes of data, T, L, R, blocks of the longest row, decode rows, has_drafts, has adapters.
-_NUM_SIZES = 8
+# Header: bytes of data, T, L, R, blocks of the longest row, decode rows, has adapters.
+_NUM_SIZES = 7
 HEADER_BYTES = 8 * _NUM_SIZES
 _WIPE, _ADAPTER_ADDED, _ADAPTER_REMOVED = -1, -2, -3  # in place of T
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -39,7 +39,7 @@ def encode_step(step: StepInputs, block_size: int) -> bytes:
     if step.adapters is not None:
         arrays.append(step.adapters)
     sizes = [len(step.token_ids), len(step.logit_rows), step.num_rows, num_blocks, step.num_decode_rows]
-    sizes += [step.has_drafts, step.adapters is not None]
+    sizes.append(step.adapters is not None)
     data = b"".join([each.tobytes() for each in arrays])
     return np.array([len(data), *sizes], np.int64).tobytes() + data
 
@@ -111,7 +111,7 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | AdapterUpdate | 
 
 
 def _decode_step(data: bytearray, sizes: list[int]) -> StepInputs:
-    num_tokens, num_logits, num_rows, num_blocks, num_decode_rows, has_drafts, has_adapters = sizes
+    num_tokens, num_logits, num_rows, num_blocks, num_decode_rows, has_adapters = sizes
     longs = (num_tokens, num_tokens, num_tokens, num_logits, num_rows)
     token_ids, positions, slot_mapping, logit_rows, sequence_ids = _split(data, 0, longs)
     ints = (num_rows + 1, num_rows, num_rows * num_blocks)
@@ -128,7 +128,6 @@ def _decode_step(data: bytearray, sizes: list[int]) -> StepInputs:
         num_decode_rows=num_decode_rows,
         sampling=NO_SAMPLING,
         adapters=adapters if has_adapters else None,
-        has_drafts=bool(has_drafts),
     )
 
 

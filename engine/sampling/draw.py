@@ -90,8 +90,8 @@ def _likeliest(weights: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor
     spans = weights.view(num_rows, -1, _SPAN)  # [K, spans, SPAN]
     best = spans.amax(-1).topk(num_candidates).indices  # [K, M], spans
     within = spans.gather(1, best.unsqueeze(2).expand(-1, -1, _SPAN)).flatten(1)  # [K, M × SPAN]
-    top, places = within.topk(num_candidates)  # [K, M]
-    return top, best.gather(1, places // _SPAN) * _SPAN + places % _SPAN
+    top, indices = within.topk(num_candidates)  # [K, M]
+    return top, best.gather(1, indices // _SPAN) * _SPAN + indices % _SPAN
 
 
 def _filter_candidates(candidates: Reals, weights: torch.Tensor, filters: _Filters) -> tuple[Reals, NDArray[np.bool_]]:

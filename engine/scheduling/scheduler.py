@@ -102,8 +102,9 @@ class Scheduler:
 
     def commit(self, step: ScheduledStep) -> None:
         """Count the KV that a step wrote, and register the blocks that it completed."""
-        self.table.num_computed[step.slots] += step.num_tokens
-        self.sequence_blocks.register_computed(step.slots)
+        num_computed = self.table.num_computed[step.slots] + step.num_tokens
+        self.table.num_computed[step.slots] = num_computed
+        self.sequence_blocks.register_computed(step.slots, num_computed)
 
     def make_room(self, slot: int, num_tokens: int) -> int:
         """Allocate blocks for `num_tokens` after the known tokens of a running sequence, if no other needs them.

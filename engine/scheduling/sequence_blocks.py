@@ -138,12 +138,15 @@ class SequenceBlocks:
         may_grow = table.max_total_len[running] - 1 > table.num_blocks[running] * table.block_size
         return int(np.count_nonzero(may_grow & ~table.is_protected[running]))
 
-    def register_computed(self, slots: Ints) -> None:
-        """Register the blocks that the latest step completed: other sequences may share them from now on."""
+    def register_computed(self, slots: Ints, num_computed: Ints) -> None:
+        """Register the blocks completed by the latest step, after which the slots have `num_computed` tokens with KV.
+
+        Other sequences may share these blocks from now on.
+        """
         if self._make_hasher is None:
             return
         table = self._table
-        num_full = table.num_computed[slots] // table.block_size
+        num_full = num_computed // table.block_size
         num_complete = num_full - table.num_registered[slots]
         if num_complete.any():
             self._register(slots, num_complete)

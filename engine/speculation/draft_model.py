@@ -1,6 +1,6 @@
 """Draft model: a smaller model with the same tokenizer proposes the tokens that it finds most likely.
 
-It has its own KV cache with a fixed place for each of the few sequences that get drafts at a time. It reads the tokens
+It has its own KV cache with a fixed row for each of the few sequences that get drafts at a time. It reads the tokens
 it has not seen when a sequence first comes or returns. KV of rejected drafts is found by comparing tokens and
 overwritten. A draft ends where the model is not confident. Samples nothing.
 
@@ -58,13 +58,13 @@ class DraftModel:
     def propose(self, requests: Sequence[DraftRequest]) -> list[Ints]:
         self._now += 1
         drafts: list[list[int]] = [[] for _ in requests]
-        places = [self._place_of(each.sequence_id) for each in requests]
+        cache_rows = [self._cache_row_of(each.sequence_id) for each in requests]
         limits = [min(each.max_tokens, self._max_model_len - len(each.token_ids)) for each in requests]
-        unread = [self._unread(place, each.token_ids) for place, each in zip(places, requests, strict=True)]
+        unread = [self._unread(cache_row, each.token_ids) for cache_row, each in zip(cache_rows, requests, strict=True)]
         rows = [row for row, limit in enumerate(limits) if limit > 0]
         while rows:
             parts = [unread[row][:_CATCH_UP_TOKENS] for row in rows]
-            likeliest, is_confident = self._read([places[row] for row in rows], parts)
+            likeliest, is_confident = self._read([cache_rows[row] for row in rows], parts)
             continuing = []
             for row, part, token_id, confident in zip(rows, parts, likeliest, is_confident, strict=True):
                 if len(part) == len(unread[row]) and confident:
@@ -75,27 +75,27 @@ class DraftModel:
             rows = continuing
         return [np.array(draft, dtype=np.int32) for draft in drafts]
 
-    def _place_of(self, sequence_id: int) -> int:
-        """Return the sequence's place in the KV cache, or assign the least recently used one."""
+    def _cache_row_of(self, sequence_id: int) -> int:
+        """Return the sequence's row of the KV cache, or assign the least recently used one."""
         if sequence_id in self._owner:
-            place = self._owner.index(sequence_id)
+            cache_row = self._owner.index(sequence_id)
         else:
-            place = self._used_at.index(min(self._used_at))
-            self._owner[place], self._num_written[place] = sequence_id, 0
-        self._used_at[place] = self._now
-        return place
+            cache_row = self._used_at.index(min(self._used_at))
+            self._owner[cache_row], self._num_written[cache_row] = sequence_id, 0
+        self._used_at[cache_row] = self._now
+        return cache_row
 
-    def _unread(self, place: int, token_ids: Ints) -> Ints:
+    def _unread(self, cache_row: int, token_ids: Ints) -> Ints:
         """Return the tokens from the first one whose KV is missing or outdated; always at least the last token."""
-        limit = min(int(self._num_written[place]), len(token_ids) - 1, self._max_model_len)
-        is_same = self._tokens[place, :limit] == token_ids[:limit]
+        limit = min(int(self._num_written[cache_row]), len(token_ids) - 1, self._max_model_len)
+        is_same = self._tokens[cache_row, :limit] == token_ids[:limit]
         num_valid = limit if is_same.all() else int(is_same.argmin())
-        self._num_written[place] = num_valid
+        self._num_written[cache_row] = num_valid
         return token_ids[num_valid:]
 
-    def _read(self, places: list[int], parts: list[Ints]) -> tuple[list[int], list[bool]]:
-        """Write the KV of the next tokens of each place; return each row's most likely next token and confidence."""
-        at = np.array(places)
+    def _read(self, cache_rows: list[int], parts: list[Ints]) -> tuple[list[int], list[bool]]:
+        """Write the KV of each row's next tokens; return the most likely following tokens, and which are confident."""
+        at = np.array(cache_rows)
         num_tokens = np.array([len(part) for part in parts], dtype=np.int32)
         starts = self._num_written[at]
         ends = np.cumsum(num_tokens)
@@ -111,7 +111,7 @@ class DraftModel:
             query_starts=np.concatenate([[0], ends]).astype(np.int32),
             context_lens=(starts + num_tokens).astype(np.int32),
             block_tables=self._block_tables[at],
-            sequence_ids=np.array([self._owner[place] for place in places], dtype=np.int64),
+            sequence_ids=np.array([self._owner[cache_row] for cache_row in cache_rows], dtype=np.int64),
             num_decode_rows=0,
             sampling=NO_SAMPLING,
         )

@@ -29,15 +29,15 @@ from engine.protocol.rendering import Renderer
 from engine.protocol.tasks.registry import TaskInput
 from engine.serving.asgi import (
     BodyTooLarge,
-    ClientLeft,
+    ClientDisconnected,
     Headers,
     Message,
     Receive,
     Send,
-    answer,
-    bears,
-    header,
+    find_header,
+    has_bearer_token,
     read_body,
+    send_response,
 )
 from engine.standalone import bodies
 from engine.standalone.choices import Choices, tell_stream, tell_whole
@@ -72,7 +72,7 @@ class Request:
 
     async def respond(self, status: int, body: Any, headers: Headers = ()) -> None:
         encoded = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        await answer(self.send, status, encoded, headers=(*self.headers, *headers))
+        await send_response(self.send, status, encoded, headers=(*self.headers, *headers))
 
 
 Handler = Callable[[Request], Awaitable[None]]
@@ -100,7 +100,7 @@ class OpenAIDoor:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "served without lifespan and websockets"
-        offered = header(scope, b"x-request-id")
+        offered = find_header(scope, b"x-request-id")
         request_id = offered.decode() if offered and _REQUEST_ID.fullmatch(offered) else uuid.uuid4().hex
         has_started = False
 
@@ -116,7 +116,7 @@ class OpenAIDoor:
             route, handler = self._find(request)
             self._authenticate(request)
             await handler(request)
-        except ClientLeft:
+        except ClientDisconnected:
             request.status = 499
         except Exception as error:
             refusal = _as_http_error(error, request)
@@ -139,7 +139,7 @@ class OpenAIDoor:
         return path, handler
 
     def _authenticate(self, request: Request) -> None:
-        if self._api_key and request.path not in _OPEN_TO_ALL and not bears(request.scope, self._api_key):
+        if self._api_key and request.path not in _OPEN_TO_ALL and not has_bearer_token(request.scope, self._api_key):
             raise HttpError(401, "The API key is missing or wrong.", code="invalid_api_key")
 
     # ── inference ──
@@ -227,7 +227,7 @@ class OpenAIDoor:
 
     async def _metrics(self, request: Request) -> None:
         self._model.export()
-        await answer(request.send, 200, metrics.render(), _METRICS_TYPE, request.headers)
+        await send_response(request.send, 200, metrics.render(), _METRICS_TYPE, request.headers)
 
     async def _say_version(self, request: Request) -> None:
         await request.respond(200, {"version": self._version})
@@ -235,7 +235,7 @@ class OpenAIDoor:
     # ── bodies ──
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        """The body, for this model. Raises HttpError, BodyTooLarge, ClientLeft."""
+        """The body, for this model. Raises HttpError, BodyTooLarge, ClientDisconnected."""
         raw = await read_body(request.scope, request.receive, MAX_BODY_BYTES)
         try:
             body = msgspec.json.decode(raw)

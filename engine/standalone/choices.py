@@ -19,7 +19,7 @@ from engine.protocol.outcome import Outcome
 from engine.protocol.rendering import Renderer, render_events
 from engine.protocol.tasks.registry import TaskInput
 from engine.protocol.wire import Execute
-from engine.serving.asgi import ClientLeft, Receive, Send, answer, wait_for_disconnect
+from engine.serving.asgi import ClientDisconnected, Receive, Send, send_response, wait_for_disconnect
 from engine.serving.calls import Call, Calls
 from engine.standalone.errors import error_frame, of_failure
 from telemetry import metrics
@@ -57,12 +57,15 @@ class Choices:
             self._calls.append(call)
 
     async def take(self) -> list[Event]:
-        """Return the events that arrived since the last call; those of several tasks are joined. Raises ClientLeft."""
+        """Return the events that arrived since the last call; those of several tasks are joined.
+
+        Raises ClientDisconnected.
+        """
         while not self._events and not self._has_left:
             self._news.clear()
             await self._news.wait()
         if self._has_left:
-            raise ClientLeft
+            raise ClientDisconnected
         taken, self._events = self._events, []
         return taken
 
@@ -88,19 +91,22 @@ class Choices:
 
 
 async def tell_whole(choices: Choices, renderer: Renderer, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Send one JSON document. Raises HttpError before anything is sent, and ClientLeft."""
+    """Send one JSON document. Raises HttpError before anything is sent, and ClientDisconnected."""
     outcome = Outcome()
     while outcome.end is None:
         for event in await choices.take():
             outcome.add(event)
     if isinstance(outcome.end, Failed):
         raise of_failure(outcome.end)
-    await answer(send, 200, renderer.whole(outcome), headers=headers)
+    await send_response(send, 200, renderer.whole(outcome), headers=headers)
 
 
 async def tell_stream(choices: Choices, renderer: Renderer, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Send server-sent events, one chunk for each event. Raises HttpError before anything is sent, and ClientLeft; a
-    later failure is the last event, and such a stream has no `[DONE]`."""
+    """Send server-sent events, one chunk per event.
+
+    Raises HttpError before anything is sent, and ClientDisconnected. A later failure is the stream's last event, and
+    `[DONE]` is then omitted.
+    """
     batch = await choices.take()
     for event in batch:
         if isinstance(event, Failed):

@@ -22,10 +22,10 @@ from telemetry.settings import SettingError
 
 async def _run(settings: ServeSettings) -> int:
     environ = {**os.environ, "HEARTH_LOG_LEVEL": settings.log_level}
-    zygote = Zygote(configure="engine.node.process:configure", environ=environ)
+    zygote = Zygote(configure="engine.serving.process_logs:configure", environ=environ)
     await zygote.start()
     try:
-        from engine.node.server import CannotListen
+        from engine.serving.http_server import CannotListen
         from engine.standalone.model_folder import FolderUnusable
         from engine.standalone.server import StandaloneServer
 

@@ -7,12 +7,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from engine.node.http_door import export_replicas
 from engine.protocol.sampling import with_defaults
-from engine.protocol.status import NodeStatus
 from engine.protocol.tasks.registry import TaskInput
 from engine.protocol.wire import Execute
 from engine.serving.calls import MAX_DEADLINE_S, Calls
+from engine.serving.replica_metrics import export_replicas
 from engine.serving.replicas import Replicas
 from engine.standalone.model_folder import FolderStore
 from engine.tasks.text_embeddings import TextEmbedder
@@ -89,4 +88,4 @@ class ServedModel:
 
     def export(self) -> None:
         """Set the gauges of what is loaded now."""
-        export_replicas(NodeStatus(node_id="", pop="", address="", replicas=self._replicas.statuses()))
+        export_replicas(self._replicas.statuses())

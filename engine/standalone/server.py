@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
-from engine.node.server import HttpServer
 from engine.processes.child_link import HANG_TIMEOUT_S
 from engine.processes.zygote import Zygote
 from engine.serving.addresses import Address
+from engine.serving.http_server import HttpServer
 from engine.serving.loaders import Loaders
 from engine.serving.replicas import Replicas
 from engine.standalone.app import OpenAIDoor

@@ -87,5 +87,6 @@ class GrammarMatcher:
         self._update()
 
     def _update(self) -> None:
-        self.is_failed = self.is_failed or self._matcher.is_error()
-        self.is_complete = not self.jump_forward and not self.is_failed and self._matcher.is_stopped()
+        if self._matcher.is_stopped():  # also after an error
+            self.is_failed = self.is_failed or self._matcher.is_error()
+            self.is_complete = not self.jump_forward and not self.is_failed

@@ -1,9 +1,13 @@
-"""What a Worker's AI binding puts on the wire -> the request that it means. Pure.
+"""Unwrap the requests of a Worker's AI binding. Pure.
 
-The binding calls an origin of its own (`https://workers-binding.ai/run?version=3`) with neither account nor credential,
-and comes here in three ways: straight, from a workerd whose configuration adds the credential; through miniflare, which
-writes the whole request into `MF-` headers of one URL; and through wrangler, which posts to `ai/run/proxy` with the URL
-in `X-Forwarded`. `unwrap` makes the second and third look like the first. Knows paths and headers; no route's meaning.
+The binding calls an origin of its own (`https://workers-binding.ai/run?version=3`) without account or credential. Its
+requests arrive in three ways:
+
+- directly, from workerd with a configuration that adds the credential;
+- through miniflare, which puts the whole request into `MF-` headers of a request to one URL;
+- through wrangler, which posts to `ai/run/proxy` with the URL in `X-Forwarded`.
+
+`unwrap` turns the second and third form into the first.
 """
 
 from __future__ import annotations
@@ -26,16 +30,16 @@ _ROOTS = (b"/run", b"/ai-gateway/", b"/ai-api/", b"/to-everything/", b"/autorag/
 _ACCOUNT_ID = re.compile(rb"[0-9a-f]{32}")
 _VERSIONS = (b"3", b"2")
 
-_INNER = b"mf-header-"
-# What stands in the request that came, not in the one that it carries: how long the body is, and who sent it.
-_OUTER = frozenset({
+_WRAPPED_PREFIX = b"mf-header-"
+# Headers about the outer connection: a wrapped request cannot set its body length or client address.
+_CONNECTION_HEADERS = frozenset({
     b"host", b"content-length", b"transfer-encoding", b"connection", b"upgrade", b"expect", b"x-forwarded-for",
 })  # fmt: skip
 _CREDENTIALS = frozenset({b"authorization", b"x-api-key", b"x-auth-email", b"x-auth-key", b"x-auth-user-service-key"})
 
 
 def is_of_binding(scope: Scope) -> bool:
-    """Whether a request, as it came or unwrapped, is a binding's: what it is told then has the binding's form."""
+    """Return True if a request, wrapped or not, is from a binding and gets responses in the binding's format."""
     path: bytes = scope["raw_path"]
     if path.startswith(b"/client/"):
         return False
@@ -48,22 +52,24 @@ def is_of_binding(scope: Scope) -> bool:
 
 
 def unwrap(scope: Scope) -> bool:
-    """Turn a request that carries another into that one, in place; leave any other. `scope["hearth.account_id"]` is the
-    account that was named beside it, if one was. Gives whether anything was unwrapped; raises Refusal."""
+    """Replace a wrapped request by the request it contains, in place, and return True if `scope` was changed.
+
+    Sets `scope["hearth.account_id"]` if the wrapper or a header names the account. Raises Refusal.
+    """
     path: bytes = scope["raw_path"]
     if path.startswith(b"/client/") and not path.endswith(b"/proxy"):
         return False
     proxied = _PROXY.fullmatch(path)
     mini = None if proxied else _MINIFLARE.fullmatch(path)
     if proxied is not None:
-        _aim(scope, _value(scope["headers"], b"x-forwarded"), "X-Forwarded")
+        _set_target(scope, _value(scope["headers"], b"x-forwarded"), "X-Forwarded")
         account_id: bytes | None = proxied[1]
     elif mini is not None:
         account_id = mini[1]
-        _open_miniflare(scope, mini[2] or _token_in(scope["query_string"]))
+        _unwrap_miniflare(scope, mini[2] or _token_in(scope["query_string"]))
     else:
-        is_own = path.startswith(b"/client/")  # these paths say whose, and no header does
-        account_id = None if is_own else _value(scope["headers"], ACCOUNT_HEADER)
+        has_account = path.startswith(b"/client/")  # these paths contain the account
+        account_id = None if has_account else _value(scope["headers"], ACCOUNT_HEADER)
     if account_id is None:
         return False
     if not _ACCOUNT_ID.fullmatch(account_id):
@@ -73,13 +79,15 @@ def unwrap(scope: Scope) -> bool:
 
 
 def without_undefined(query: bytes) -> bytes:
-    """A query without what the client's JavaScript had no value for: it sends the word."""
+    """Return the query without parameters that are `undefined`, which is how JavaScript clients send missing values."""
     return b"&".join(pair for pair in query.split(b"&") if pair and not pair.endswith(b"=undefined"))
 
 
 def model_of(exchange: Exchange) -> str:
-    """The model that a run names: only a header does, after a prefix of the caller's. Raises Refusal, also for a
-    generation of the binding that is not understood."""
+    """Return the model of a run, which only a header names; a prefix before its `@` is removed.
+
+    Raises Refusal if the header is missing or the version of the binding is not supported.
+    """
     version = next((value for name, value in parse_qsl(exchange.query_string) if name == b"version"), b"3")
     if version not in _VERSIONS:
         raise Refusal(Reason.BINDING_UNKNOWN)
@@ -90,31 +98,32 @@ def model_of(exchange: Exchange) -> str:
     return text[text.find("@") :] if "@" in text else text
 
 
-def _open_miniflare(scope: Scope, secret: bytes | None) -> None:
-    """The headers that were spread, over those that are about this connection; `secret`, from the URL, is the
-    credential, and else one that came beside."""
+def _unwrap_miniflare(scope: Scope, secret: bytes | None) -> None:
+    """Replace the request by the one in miniflare's `MF-` headers.
+
+    The wrapped headers override those of the outer request, except headers about the connection. A `secret` from the
+    URL overrides every other credential.
+    """
     headers: Headers = scope["headers"]
     url = _value(headers, b"mf-url")
     if url is None:
-        raise Refusal(
-            Reason.HEADER_INVALID, "the header MF-URL is missing: this address is for miniflare's `ai` option"
-        )
-    inner = [(name[len(_INNER) :], value) for name, value in headers if name.startswith(_INNER)]
-    inner = [(name, value) for name, value in inner if name and name not in _OUTER]
+        raise Refusal(Reason.HEADER_INVALID, "the header MF-URL is missing: this URL is for miniflare's `ai` option")
+    inner = [(name[len(_WRAPPED_PREFIX) :], value) for name, value in headers if name.startswith(_WRAPPED_PREFIX)]
+    inner = [(name, value) for name, value in inner if name and name not in _CONNECTION_HEADERS]
     outer = [(name, value) for name, value in headers if not name.startswith(b"mf-")]
     if secret is not None:
         inner = [(name, value) for name, value in inner if name not in _CREDENTIALS]
         outer = [(name, value) for name, value in outer if name not in _CREDENTIALS]
         outer.append((b"authorization", b"Bearer " + secret))
-    said = {name for name, _ in inner}
-    if said & _CREDENTIALS:
-        said |= _CREDENTIALS
-    scope["headers"] = [*(pair for pair in outer if pair[0] not in said), *inner]
-    _aim(scope, url, "MF-URL")
+    replaced = {name for name, _ in inner}
+    if replaced & _CREDENTIALS:
+        replaced |= _CREDENTIALS
+    scope["headers"] = [*(pair for pair in outer if pair[0] not in replaced), *inner]
+    _set_target(scope, url, "MF-URL")
 
 
-def _aim(scope: Scope, url: bytes | None, header: str) -> None:
-    """Let the scope be about that URL's path and query."""
+def _set_target(scope: Scope, url: bytes | None, header: str) -> None:
+    """Set the path and query of the scope to those of `url`."""
     if url is None:
         raise Refusal(Reason.HEADER_INVALID, f"the header {header} is missing")
     try:
@@ -122,7 +131,7 @@ def _aim(scope: Scope, url: bytes | None, header: str) -> None:
     except ValueError:
         parts = urlsplit(b"")
     if not parts.scheme or not parts.netloc:
-        raise Refusal(Reason.HEADER_INVALID, f"the header {header} is no URL")
+        raise Refusal(Reason.HEADER_INVALID, f"the header {header} must be a URL")
     path: Any = parts.path or b"/"
     scope["raw_path"] = path
     scope["path"] = path.decode("utf-8", "replace")

@@ -1,8 +1,8 @@
-"""One client's connection: uvicorn's, with what it does not offer. The app finds it as `scope["hearth.connection"]`.
+"""A client connection: uvicorn's HTTP protocol with timeouts and limits for request heads.
 
-Word of a lost connection without a background job; a way to drop it; bounds on the time and size of a head that is
-still arriving; no answer to what cannot be read but one refusal, and nothing after it is run. What a head says is
-judged in `guard.py`.
+Adds what uvicorn does not offer: a callback when the client disconnects, a way to drop the connection, limits on the
+time and size of a head, and an error response to data that is not valid HTTP. After an invalid request nothing more is
+parsed. `head_validation.py` validates complete heads. The app finds the connection as `scope["hearth.connection"]`.
 """
 
 from __future__ import annotations
@@ -27,47 +27,49 @@ from gateway.http.request_cycle import RequestCycle
 from storage.columns import uuid7
 from telemetry import metrics
 
-MAX_HEAD_BYTES = MAX_TARGET_BYTES + MAX_HEADER_BYTES + 4096  # while it arrives; the guard counts exactly
-MAX_FRAMING_BYTES = 2 * MAX_HEAD_BYTES  # of a message in all: its head, sizes and extensions of chunks, trailers
-MAX_FRAMING_PER_BYTE = 16  # of its body, beside that
+MAX_HEAD_BYTES = MAX_TARGET_BYTES + MAX_HEADER_BYTES + 4096  # while the head arrives; HeadValidator counts exactly
+MAX_FRAMING_BYTES = 2 * MAX_HEAD_BYTES  # per message: its head, chunk sizes and extensions, and trailers
+MAX_FRAMING_PER_BYTE = 16  # framing allowed per body byte beside MAX_FRAMING_BYTES
 
 _METHOD = re.compile(rb"(?:\r\n)*[A-Z-]{1,32} \S")
 
 
 class Connection(HttpToolsProtocol):
-    """Built by the server for each connection that is opened."""
+    """One client connection, created by the server when the connection is accepted."""
 
-    _when_lost: Callable[[], None] | None = None
+    address = ""  # of the client, without port
+    url = b""  # the request target of the current message
+
+    _disconnect_callback: Callable[[], None] | None = None
     _is_in_head = False
-    _is_in_message = False  # from a head's first byte to its body's last
+    _is_in_message = False  # from the first byte of a head to the last byte of its body
     _num_head_bytes = 0
-    _num_framing_bytes = 0  # of the message, as far as it came, that are neither body nor in proportion to it
-    _body_left: int | None = None  # bytes of a body that the parser leaves to us
-    _idle_since_s = math.inf  # of the loop's clock; never while a request is on its way
-    _is_deaf = False  # nothing that arrives is looked at any more
-    address = ""
-    url = b""  # of the message
+    _num_framing_bytes = 0  # of the current message, less the allowance for its body
+    _body_left: int | None = None  # body bytes to read without the parser, after an Upgrade header
+    _idle_since_s = math.inf  # in the loop's clock; infinite while a request is in progress
+    _ignores_input = False
 
     def __init__(self, limiter: ConnectionLimiter, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.parser.set_dangerous_leniencies(lenient_version=True)  # any `d.d`: the guard says which are served
+        # The parser accepts every HTTP version; HeadValidator rejects unsupported versions with 505.
+        self.parser.set_dangerous_leniencies(lenient_version=True)
         self._limiter = limiter
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
         self.address = self.client[0] if self.client else ""
-        self._limiter.arrive(self)
+        self._limiter.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self.timeout_keep_alive_task is not None:
             self.timeout_keep_alive_task.cancel()
-        self._limiter.leave(self)
-        if self._when_lost is not None:
-            self._when_lost()
+        self._limiter.remove(self)
+        if self._disconnect_callback is not None:
+            self._disconnect_callback()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_deaf:
+        if self._ignores_input:
             return
         self._unset_keepalive_if_required()
         was_in_message = self._is_in_message
@@ -80,13 +82,13 @@ class Connection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as upgrade:
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            self._refuse_unreadable(error, data)
+            self._reject_unparsable(error, data)
             return
         if self._is_in_message and not self._is_in_head and self._num_framing_bytes > MAX_FRAMING_BYTES:
-            self._refuse(self._too_large())
-        elif self._is_in_head or not (self._is_in_message or was_in_message or self.is_answering):
-            self._go_on_waiting(len(data))
-        elif not self.is_answering:
+            self._send_error(self._too_large())
+        elif self._is_in_head or not (self._is_in_message or was_in_message or self.has_pending_response):
+            self._continue_head(len(data))
+        elif not self.has_pending_response:
             self._discard_body()
 
     def on_message_begin(self) -> None:
@@ -97,7 +99,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._is_in_head = False
         self._num_head_bytes = 0
-        self._limiter.have_head(self)
+        self._limiter.head_received(self)
         parser, scope = self.parser, self.scope
         version = parser.get_http_version()
         target = httptools.parse_url(self.url)
@@ -107,7 +109,7 @@ class Connection(HttpToolsProtocol):
         scope["path"] = unquote(path) if "%" in path else path
         scope["raw_path"] = target.path
         scope["query_string"] = target.query or b""
-        earlier: RequestCycle | None = self.cycle  # type: ignore[assignment]
+        previous: RequestCycle | None = self.cycle  # type: ignore[assignment]
         self.cycle = cycle = RequestCycle(
             scope=scope,
             transport=self.transport,
@@ -122,13 +124,13 @@ class Connection(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         scope["hearth.request_cycle"] = cycle  # type: ignore[typeddict-unknown-key]
-        if earlier is None or earlier.response_complete:
+        if previous is None or previous.response_complete:
             self._start_asgi_task(cycle, self.app)
-        else:  # a request that came before the answer to another waits for its turn
+        else:  # a pipelined request waits until the previous response is complete
             self.flow.pause_reading()
             self.pipeline.appendleft((cycle, self.app))
         if not parser.should_upgrade():
-            self.headers = []  # what follows a body is no header of the request's, nor kept
+            self.headers = []  # detaches the request's headers from trailers, which the parser also reports
 
     def on_body(self, body: bytes) -> None:
         self._num_framing_bytes -= (1 + MAX_FRAMING_PER_BYTE) * len(body)
@@ -139,14 +141,6 @@ class Connection(HttpToolsProtocol):
         if len(cycle.body) > HIGH_WATER_LIMIT:
             self.flow.pause_reading()
         cycle.message_event.set()
-
-    def _discard_body(self) -> None:
-        """A body goes on that was answered before it came: it has as long to end as a head has to arrive."""
-        if self._is_in_message:
-            self._limiter.wait_for_head(self)
-            return
-        self._limiter.have_head(self)
-        self._keep_alive()
 
     def on_message_complete(self) -> None:
         self._is_in_message = False
@@ -165,49 +159,90 @@ class Connection(HttpToolsProtocol):
         else:
             self._keep_alive()
 
+    @property
+    def has_pending_response(self) -> bool:
+        """True from the end of a request head until its response is complete."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def on_disconnect(self, callback: Callable[[], None] | None) -> None:
+        """Set the callback for a disconnect before the response is complete; None removes it."""
+        self._disconnect_callback = callback
+        if callback is not None:
+            self.flow.resume_reading()  # asyncio reports a disconnect only while the transport is reading
+            if self.transport.is_closing():
+                callback()
+
+    def mark_authenticated(self) -> None:
+        """Exempt the connection from the limit of unauthenticated connections."""
+        self._limiter.mark_authenticated(self)
+
+    def abort(self) -> None:
+        """Close the connection at once and drop unsent data."""
+        self.transport.abort()
+
+    def reject(self) -> None:
+        """Send 429 because the address has too many connections. The limiter aborts the connection later; until then
+        input is read and ignored. A connection that has served a request is closed without a response."""
+        if self.cycle is not None:
+            self.transport.close()
+            return
+        self._ignores_input = True
+        self._write_error(Refusal(Reason.CROWDED))
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+
+    def time_out_head(self) -> None:
+        """Send 408 if a head has begun, and close the connection."""
+        if self._num_head_bytes:
+            self._send_error(Refusal(Reason.HEAD_SLOW))
+        else:
+            self.transport.close()
+
     def _keep_alive(self) -> None:
-        """From now on the connection is idle. The timer that an earlier request has left goes on: setting one for each
-        request costs more than looking again when it fires."""
+        """Start the keep-alive timeout. A running timer is left alone: when it fires it is set again for the remaining
+        time, which costs less than a new timer for each request."""
         self._idle_since_s = self.loop.time()
         if self.timeout_keep_alive_task is None:
-            self._look_after(self.timeout_keep_alive)
+            self._schedule_idle_check(self.timeout_keep_alive)
 
     def _unset_keepalive_if_required(self) -> None:
         self._idle_since_s = math.inf
 
-    def _look_after(self, delay_s: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(delay_s, self._look_whether_idle)
+    def _schedule_idle_check(self, delay_s: float) -> None:
+        self.timeout_keep_alive_task = self.loop.call_later(delay_s, self._close_if_idle)
 
-    def _look_whether_idle(self) -> None:
+    def _close_if_idle(self) -> None:
         self.timeout_keep_alive_task = None
         left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
         if math.isinf(left_s):
             return
         if left_s > 0:
-            self._look_after(left_s)
+            self._schedule_idle_check(left_s)
         elif not self.transport.is_closing():
             self.transport.close()
 
-    @property
-    def is_answering(self) -> bool:
-        """Whether a request is here whole, or its head is, and its answer is not out."""
-        return self.cycle is not None and not self.cycle.response_complete
-
-    def _go_on_waiting(self, num_bytes: int) -> None:
+    def _continue_head(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > MAX_HEAD_BYTES:
-            self._refuse(self._too_large())
+            self._send_error(self._too_large())
         else:
             self._limiter.wait_for_head(self)
 
+    def _discard_body(self) -> None:
+        """Read and drop the rest of a body after its response; the rest must arrive within the head timeout."""
+        if self._is_in_message:
+            self._limiter.wait_for_head(self)
+            return
+        self._limiter.head_received(self)
+        self._keep_alive()
+
     def _too_large(self) -> Refusal:
-        """Why a head of which so much has come is read no further."""
         is_target = len(self.url) > MAX_TARGET_BYTES
         return Refusal(Reason.TARGET_TOO_LONG if is_target else Reason.HEADERS_TOO_LARGE)
 
     def _ignore_upgrade(self, data: bytes) -> None:
-        """The parser reads nothing after a head that asks for another protocol: the body is taken here, the request
-        answered like any other, and nothing after it is looked at."""
+        """Serve a request with an Upgrade header as HTTP. The parser stops after such a head, so the body is read here
+        and everything after it is ignored."""
         length = next((value for name, value in self.headers if name == b"content-length"), b"0")
         self._body_left = int(length)
         self.cycle.more_body = True
@@ -220,67 +255,34 @@ class Connection(HttpToolsProtocol):
         self.on_body(body)
         if not self._body_left:
             self.on_message_complete()
-            self._is_deaf = True
+            self._ignores_input = True
 
-    def _refuse_unreadable(self, error: httptools.HttpParserError, data: bytes) -> None:
+    def _reject_unparsable(self, error: httptools.HttpParserError, data: bytes) -> None:
         if isinstance(error, httptools.HttpParserCallbackError) and len(self.url) > MAX_TARGET_BYTES:
-            self._refuse(self._too_large())  # longer than what takes a URL apart can count
+            self._send_error(self._too_large())  # httptools.parse_url fails for targets of 64 KiB and more
             return
         is_unknown_method = isinstance(error, httptools.HttpParserInvalidMethodError) and _METHOD.match(data)
-        self._refuse(Refusal(Reason.METHOD_UNKNOWN if is_unknown_method else Reason.HEAD_UNREADABLE))
+        self._send_error(Refusal(Reason.METHOD_UNKNOWN if is_unknown_method else Reason.HEAD_UNREADABLE))
 
-    def _refuse(self, refusal: Refusal) -> None:
-        """Answer what can be read no further, unless an earlier request is still being answered, and close."""
-        self._is_deaf = True
+    def _send_error(self, refusal: Refusal) -> None:
+        """Send an error response, unless an earlier response is still in progress, and close the connection."""
+        self._ignores_input = True
         self.pipeline.clear()
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
             cycle.keep_alive = False
             return
         if cycle is None or cycle.response_complete or not cycle.response_started:
-            self.transport.write(_rendered(refusal))
-            metrics.REQUESTS.labels("", str(refusal.row.status)).inc()
+            self._write_error(refusal)
         self.transport.close()
 
-    def on_disconnect(self, callback: Callable[[], None] | None) -> None:
-        """Call back if the connection closes before the answer is complete; None forgets the callback."""
-        self._when_lost = callback
-        if callback is not None:
-            self.flow.resume_reading()  # a connection that is not read never tells that it was closed
-            if self.transport.is_closing():
-                callback()
-
-    def mark_authenticated(self) -> None:
-        """A credential that came over this connection is good."""
-        self._limiter.mark_authenticated(self)
-
-    def abort(self) -> None:
-        """Drop the connection at once, with whatever is still unsent."""
-        self.transport.abort()
-
-    def turn_away(self) -> None:
-        """Say that its address has too many connections, and read on without looking until whoever counts them ends
-        it. One that was answered before is idle: it ends without a word, as it would some time anyway."""
-        if self.cycle is not None:
-            self.transport.close()
-            return
-        self._is_deaf = True
-        refusal = Refusal(Reason.CROWDED)
-        self.transport.write(_rendered(refusal))
+    def _write_error(self, refusal: Refusal) -> None:
+        self.transport.write(_render(refusal))
         metrics.REQUESTS.labels("", str(refusal.row.status)).inc()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-
-    def give_up_on_head(self) -> None:
-        """The head did not come in time."""
-        if self._num_head_bytes:
-            self._refuse(Refusal(Reason.HEAD_SLOW))
-        else:
-            self.transport.close()
 
 
-def _rendered(refusal: Refusal) -> bytes:
-    """A whole answer, for a request that reaches no app."""
+def _render(refusal: Refusal) -> bytes:
+    """Return a whole response for a request that does not reach the app."""
     body = envelope.error(refusal)
     request_id = uuid7().encode()
     headers = [

@@ -1,9 +1,9 @@
-"""How long a connection may take to say what it wants, and how many of one address may stay without a credential.
+"""Limits on client connections: the time until a request head is complete, and unauthenticated connections per address.
 
-One pass over those that wait, twice a second and only while any do: no timer for each request. Whoever is to go is
-looked at once more, when everything that has arrived meanwhile was read: a process that was busy, or stood still, does
-not take its own lateness for a client's. Who is turned away is told why, and has a moment to read it: a connection that
-closes over bytes that nobody read is a reset to its client. Knows connections by what they can do, and nothing of HTTP.
+All waiting connections are checked in one sweep, twice a second while there are any: a timer for each request would
+cost more. A connection that is due is checked a second time after pending data has been read, so that a delay of this
+process is not blamed on the client. A rejected connection gets an error response and a moment to read it, because
+closing a socket with unread data resets the connection.
 """
 
 from __future__ import annotations
@@ -13,118 +13,123 @@ import itertools
 from typing import Protocol
 
 SWEEP_INTERVAL_S = 0.5
-LOOK_AGAIN_S = 0.05
-GRACE_SHARE = 0.5  # of the time for a head, in which a connection can show a credential before it counts
-MAX_BURST = 10  # times the limit; those beyond it have only
-HURRIED_GRACE_S = 1.0
-MAX_HELD = 50  # times the limit, and a new connection is turned away at once
-FAREWELL_S = 3.0  # in which what was said to who was turned away can be read
-MAX_FAREWELLS = 4000  # at once; beyond that connections are dropped without a word
+RECHECK_DELAY_S = 0.05
+GRACE_SHARE = 0.5  # of the head timeout: how long a new connection may stay unauthenticated beyond the limit
+BURST_FACTOR = 10  # beyond this multiple of the limit, the grace period is BURST_GRACE_S
+BURST_GRACE_S = 1.0
+MAX_FACTOR = 50  # beyond this multiple of the limit, new connections are rejected at once
+REJECTION_LINGER_S = 3.0  # how long a rejected connection stays open for its client to read the response
+MAX_REJECTED = 4000  # open rejected connections; beyond that, connections are dropped without a response
 
 
-class Visitor(Protocol):
-    """A client's connection."""
+class ClientConnection(Protocol):
+    """The connection methods that the limiter uses."""
 
     address: str
 
     @property
-    def is_answering(self) -> bool: ...
-    def give_up_on_head(self) -> None: ...
-    def turn_away(self) -> None: ...
+    def has_pending_response(self) -> bool: ...
+    def time_out_head(self) -> None: ...
+    def reject(self) -> None: ...
     def abort(self) -> None: ...
 
 
 class ConnectionLimiter:
-    """Watches the connections of one server."""
+    """Enforces the limits for the connections of one server."""
 
     def __init__(self, head_timeout_s: float, max_unauthenticated_connections: int) -> None:
+        """Allow `max_unauthenticated_connections` per client address."""
         self._head_timeout_s = head_timeout_s
         self._grace_s = head_timeout_s * GRACE_SHARE
-        self._max_strangers = max_unauthenticated_connections
+        self._max_unauthenticated = max_unauthenticated_connections
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[Visitor, float] = {}  # for a whole head, since; the oldest first
-        self._strangers: dict[str, dict[Visitor, float]] = {}  # by address, since; the oldest first
-        self._turned_away: dict[Visitor, float] = {}  # since; the oldest first
+        # The values are start times in seconds of the loop's clock; the oldest entries come first.
+        self._waiting_for_head: dict[ClientConnection, float] = {}
+        self._unauthenticated: dict[str, dict[ClientConnection, float]] = {}  # by address
+        self._rejected: dict[ClientConnection, float] = {}
         self._sweep_timer: asyncio.TimerHandle | None = None
 
-    def arrive(self, visitor: Visitor) -> None:
-        """A connection was opened: a head is due, and a credential."""
-        strangers = self._strangers.setdefault(visitor.address, {})
-        strangers[visitor] = self._loop.time()
-        self.wait_for_head(visitor)
-        if len(strangers) > self._max_strangers * MAX_HELD:
-            self._turn_away(visitor)
+    def add(self, connection: ClientConnection) -> None:
+        """Track a new connection: it owes a request head and a credential."""
+        connections = self._unauthenticated.setdefault(connection.address, {})
+        connections[connection] = self._loop.time()
+        self.wait_for_head(connection)
+        if len(connections) > self._max_unauthenticated * MAX_FACTOR:
+            self._reject(connection)
 
-    def wait_for_head(self, visitor: Visitor) -> None:
-        """A head has begun, or is due; that it goes on changes nothing."""
-        self._waiting.setdefault(visitor, self._loop.time())
+    def wait_for_head(self, connection: ClientConnection) -> None:
+        """Start the head timeout of a connection. A running timeout is not restarted."""
+        self._waiting_for_head.setdefault(connection, self._loop.time())
         if self._sweep_timer is None:
             self._sweep_timer = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
 
-    def have_head(self, visitor: Visitor) -> None:
-        """The head is there."""
-        self._waiting.pop(visitor, None)
+    def head_received(self, connection: ClientConnection) -> None:
+        """Stop the head timeout of a connection."""
+        self._waiting_for_head.pop(connection, None)
 
-    def mark_authenticated(self, visitor: Visitor) -> None:
-        """The connection has shown a credential that is good."""
-        strangers = self._strangers.get(visitor.address)
-        if strangers is not None:
-            strangers.pop(visitor, None)
-            if not strangers:
-                del self._strangers[visitor.address]
+    def mark_authenticated(self, connection: ClientConnection) -> None:
+        """Stop counting a connection, because it has sent a valid credential."""
+        connections = self._unauthenticated.get(connection.address)
+        if connections is not None:
+            connections.pop(connection, None)
+            if not connections:
+                del self._unauthenticated[connection.address]
 
-    def leave(self, visitor: Visitor) -> None:
-        """The connection is closed."""
-        self._turned_away.pop(visitor, None)
-        self._waiting.pop(visitor, None)
-        self.mark_authenticated(visitor)
+    def remove(self, connection: ClientConnection) -> None:
+        """Stop tracking a closed connection."""
+        self._rejected.pop(connection, None)
+        self._waiting_for_head.pop(connection, None)
+        self.mark_authenticated(connection)
 
-    def _turn_away(self, visitor: Visitor) -> None:
-        """It counts no more; it is told so, unless too many are."""
-        self.leave(visitor)
-        if len(self._turned_away) >= MAX_FAREWELLS:
-            visitor.abort()
+    def _reject(self, connection: ClientConnection) -> None:
+        self.remove(connection)
+        if len(self._rejected) >= MAX_REJECTED:
+            connection.abort()
             return
-        self._turned_away[visitor] = self._loop.time()
-        visitor.turn_away()
+        self._rejected[connection] = self._loop.time()
+        connection.reject()
 
     def _sweep(self) -> None:
         self._sweep_timer = None
         now = self._loop.time()
-        late = {}
-        for visitor, since_s in self._waiting.items():
-            if now - since_s < self._head_timeout_s:
-                break
-            late[visitor] = since_s
-        is_crowded = False
-        crowd: list[Visitor] = []
-        for strangers in self._strangers.values():
-            num_over = len(strangers) - self._max_strangers
-            if num_over > 0:
-                is_crowded = True
-                num_hurried = len(strangers) - self._max_strangers * MAX_BURST
-                for number, (visitor, since_s) in enumerate(itertools.islice(strangers.items(), num_over)):
-                    grace_s = min(HURRIED_GRACE_S, self._grace_s) if number < num_hurried else self._grace_s
-                    if now - since_s >= grace_s:
-                        crowd.append(visitor)
-        self._end_farewells(now)
-        if late or crowd:
-            self._loop.call_later(LOOK_AGAIN_S, self._send_away, late, crowd)
-        if self._waiting or is_crowded or self._turned_away:
+        late = dict(
+            itertools.takewhile(lambda item: now - item[1] >= self._head_timeout_s, self._waiting_for_head.items())
+        )
+        excess: list[ClientConnection] = []
+        is_over_limit = False
+        for connections in self._unauthenticated.values():
+            if len(connections) > self._max_unauthenticated:
+                is_over_limit = True
+                excess += self._excess(connections, now)
+        self._abort_rejected(now)
+        if late or excess:
+            self._loop.call_later(RECHECK_DELAY_S, self._close_overdue, late, excess)
+        if self._waiting_for_head or is_over_limit or self._rejected:
             self._sweep_timer = self._loop.call_later(SWEEP_INTERVAL_S, self._sweep)
 
-    def _send_away(self, late: dict[Visitor, float], crowd: list[Visitor]) -> None:
-        """Those who still have not said what was due."""
-        for visitor in crowd:
-            if visitor in self._strangers.get(visitor.address, ()) and not visitor.is_answering:
-                self._turn_away(visitor)
-        for visitor, since_s in late.items():
-            if self._waiting.get(visitor) == since_s:
-                del self._waiting[visitor]
-                visitor.give_up_on_head()
+    def _excess(self, connections: dict[ClientConnection, float], now: float) -> list[ClientConnection]:
+        """Return the oldest connections of an address beyond the limit whose grace period is over."""
+        num_excess = len(connections) - self._max_unauthenticated
+        num_burst = len(connections) - self._max_unauthenticated * BURST_FACTOR
+        excess = []
+        for index, (connection, since_s) in enumerate(itertools.islice(connections.items(), num_excess)):
+            grace_s = min(BURST_GRACE_S, self._grace_s) if index < num_burst else self._grace_s
+            if now - since_s >= grace_s:
+                excess.append(connection)
+        return excess
 
-    def _end_farewells(self, now: float) -> None:
-        for visitor, since_s in list(self._turned_away.items()):
-            if now - since_s < FAREWELL_S:
+    def _close_overdue(self, late: dict[ClientConnection, float], excess: list[ClientConnection]) -> None:
+        """Close the connections that are still overdue after pending data has been read."""
+        for connection in excess:
+            if connection in self._unauthenticated.get(connection.address, ()) and not connection.has_pending_response:
+                self._reject(connection)
+        for connection, since_s in late.items():
+            if self._waiting_for_head.get(connection) == since_s:
+                del self._waiting_for_head[connection]
+                connection.time_out_head()
+
+    def _abort_rejected(self, now: float) -> None:
+        for connection, since_s in list(self._rejected.items()):
+            if now - since_s < REJECTION_LINGER_S:
                 break
-            visitor.abort()
+            connection.abort()

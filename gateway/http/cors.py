@@ -1,10 +1,9 @@
-"""Lets pages of other origins call the API from a browser.
+"""CORS: allow pages of other origins to call the API from a browser.
 
-A credential is a header that a page must already know, never a cookie, so nothing is opened that a program could not
-do; credentials of the browser's own are never allowed.
+Credentials are sent in headers that the page must know, so CORS gives a page no more than any other client has. Cookies
+and other browser credentials are never allowed.
 
-Plain ASGI. Adds its headers to answers of requests that have an Origin; what a preflight is told is in
-`preflight_headers`. Knows no route.
+`Cors` is ASGI middleware that adds headers to responses; `preflight_headers` answers preflight requests.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ _HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2048}")
 
 
 class Cors:
-    """`origins` may call, or any where it holds `*`."""
+    """Middleware that allows `origins`, or all origins if it contains `*`."""
 
     def __init__(self, app: App, origins: Collection[str]) -> None:
         self._app = app
-        self._is_open = "*" in origins
+        self._allows_all = "*" in origins
         self._origins = frozenset(origin.encode() for origin in origins)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
@@ -44,7 +43,7 @@ class Cors:
 
     def _headers_for(self, origin: bytes) -> Headers:
         exposed = (b"access-control-expose-headers", EXPOSED)
-        if self._is_open:
+        if self._allows_all:
             return [(b"access-control-allow-origin", b"*"), exposed]
         if origin in self._origins:
             return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), exposed]
@@ -52,15 +51,15 @@ class Cors:
 
 
 def preflight_headers(scope: Scope) -> Headers | None:
-    """What a preflight is answered with, if this is one and of an origin that is allowed; None for other requests."""
+    """Return the response headers of a preflight request from an allowed origin, or None for any other request."""
     if scope["method"] != "OPTIONS" or not scope.get("hearth.is_origin_allowed"):
         return None
     headers = dict(scope["headers"])
     if b"access-control-request-method" not in headers:
         return None
-    wanted = headers.get(b"access-control-request-headers", b"")
+    requested = headers.get(b"access-control-request-headers", b"")
     return [
         (b"access-control-allow-methods", b"DELETE, GET, HEAD, PATCH, POST, PUT"),
-        (b"access-control-allow-headers", wanted if _HEADER_NAMES.fullmatch(wanted) else b"authorization"),
+        (b"access-control-allow-headers", requested if _HEADER_NAMES.fullmatch(requested) else b"authorization"),
         (b"access-control-max-age", b"%d" % MAX_AGE_S),
     ]

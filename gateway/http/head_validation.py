@@ -1,7 +1,7 @@
-"""The guard at the HTTP edge: a request's head that is too large, or that could be read in two ways, is refused. Pure.
+"""Validation of parsed request heads: limits, the Host header, and unambiguous framing. Pure.
 
-Looks at what the server parsed, as it came: version, target, number and size of headers, Host, and what says how long
-the body is. Whoever is refused here loses the connection. Knows no route and no credential.
+Prevents request smuggling: a head that two HTTP parsers could read differently is rejected, and the connection is
+closed.
 """
 
 from __future__ import annotations
@@ -16,19 +16,20 @@ MAX_TARGET_BYTES = 8 * 1024
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
 
-_ONCE = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade"})
+_SINGLE = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade"})
 _HOST = re.compile(rb"([A-Za-z0-9_][A-Za-z0-9_.-]{0,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")
 _LENGTH = re.compile(rb"[0-9]{1,18}")
 
 
 class HeadValidator:
-    """Checks heads. `allowed_hosts` are the names a Host may have, without ports; none allows all."""
+    """Validates request heads."""
 
     def __init__(self, allowed_hosts: Iterable[str] = ()) -> None:
+        """Allow only these host names, given without ports; an empty iterable allows all."""
         self._allowed_hosts = frozenset(host.lower().encode() for host in allowed_hosts)
 
     def check(self, scope: Scope) -> None:
-        """Raises Refusal."""
+        """Raise Refusal if the head of a request is invalid."""
         version = scope["http_version"]
         if version not in ("1.1", "1.0"):
             raise Refusal(Reason.VERSION_UNSUPPORTED)
@@ -41,7 +42,7 @@ class HeadValidator:
         found: dict[bytes, bytes] = {}
         for name, value in headers:
             size += len(name) + len(value)
-            if name in _ONCE:
+            if name in _SINGLE:
                 if name in found:
                     raise Refusal(Reason.HEAD_INVALID, f"More than one {name.decode()} header")
                 found[name] = value
@@ -69,5 +70,6 @@ def _check_length(found: dict[bytes, bytes], version: str) -> None:
         return
     if coding.lower() != b"chunked" or length is not None or version == "1.0":
         raise Refusal(Reason.HEAD_INVALID, "The Transfer-Encoding header is malformed or beside a Content-Length")
-    if b"upgrade" in found:  # the parser does not read such a body
-        raise Refusal(Reason.HEAD_INVALID, "A request with an Upgrade header must say its Content-Length")
+    # httptools stops parsing at an upgrade, so it would not decode a chunked body.
+    if b"upgrade" in found:
+        raise Refusal(Reason.HEAD_INVALID, "A request with an Upgrade header must have a Content-Length header")

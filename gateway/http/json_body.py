@@ -1,9 +1,8 @@
-"""The body guard: bytes from a client -> one JSON value that is safe to look at, or a Refusal. Pure.
+"""Parse a JSON body with limits on depth, size and number length. Pure.
 
-Stricter than JSON: no repeated key, no number text over 20 characters, nothing deep, wide or long beyond the limits.
-msgspec already refuses NaN, numbers out of range, bad UTF-8, lone surrogates and trailing text. What remains is
-counted on the document's skeleton (the text without its strings), so a long prompt costs no more than a few copies.
-Knows nothing of models or schemas.
+Stricter than JSON: repeated keys and numbers of more than 20 characters are rejected. msgspec already rejects NaN,
+numbers out of range, invalid UTF-8, lone surrogates and trailing text. The limits are counted on the document without
+its strings, so a long prompt costs only a few copies.
 """
 
 from __future__ import annotations
@@ -17,20 +16,23 @@ from gateway.errors import Reason, Refusal
 
 MAX_DEPTH = 64
 MAX_MEMBERS = 200  # per object
-MAX_BIASES = 300  # per object that says what to add to tokens' logits
-MAX_ELEMENTS = 100_000  # values in the whole document
+MAX_BIASES = 300  # per `logit_bias` object
+MAX_ELEMENTS = 100_000  # in the whole document
 MAX_NUMBER_CHARS = 20
 
 _BOM = b"\xef\xbb\xbf"
 _LONG_NUMBER = re.compile(rb"[-+.0-9eE]{%d}" % (MAX_NUMBER_CHARS + 1))
 _LONG_FIELD = re.compile(rb'"([A-Za-z_][A-Za-z0-9_]{0,63})"\s*:\s*[-+.0-9eE]{%d}' % (MAX_NUMBER_CHARS + 1))
 _NOT_BRACKETS = re.compile(rb"[^\[\]{}]+")
-_CONTAINERS = (dict, list)  # asked of every value: a union would be made anew each time
+_CONTAINERS = (dict, list)  # a constant tuple, because a union type would be created for every value
 _decode = msgspec.json.Decoder().decode
 
 
 def parse(body: bytes) -> dict[str, Any]:
-    """The object in `body`. Raises Refusal: BODY_MISSING, BODY_INVALID, or INPUT_INVALID when it is no object."""
+    """Return the object in `body`.
+
+    Raises Refusal: BODY_MISSING, BODY_INVALID, or INPUT_INVALID if the body is not an object.
+    """
     if body.startswith(_BOM):
         body = body[len(_BOM) :]
     if not body or body.isspace():
@@ -44,8 +46,8 @@ def parse(body: bytes) -> dict[str, Any]:
         raise _invalid(f"nested deeper than {MAX_DEPTH}")
     if _LONG_NUMBER.search(skeleton):
         field = _LONG_FIELD.search(body)
-        place = f" in '{field[1].decode()}'" if field else ""
-        raise _invalid(f"a number of more than {MAX_NUMBER_CHARS} characters{place}")
+        location = f" in '{field[1].decode()}'" if field else ""
+        raise _invalid(f"a number of more than {MAX_NUMBER_CHARS} characters{location}")
     try:
         value = _decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -57,19 +59,20 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def _without_strings(body: bytes) -> bytes:
-    """The document without its strings; of text that is no JSON, anything (decoding refuses it anyway)."""
+    """Return the document without its strings. For invalid JSON the result is arbitrary; decoding rejects it later."""
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    if body.count(b'"') > 4 * MAX_ELEMENTS:  # a key and a string each: before a list of millions is made
+    if body.count(b'"') > 4 * MAX_ELEMENTS:  # two strings per element: avoids splitting into millions of pieces
         raise _too_many()
     return b"".join(body.split(b'"')[::2])
 
 
 def _check_members(value: Any, num_members: int) -> None:
-    """Every member of the text must be in the value: a key that was repeated is missing from it."""
+    """Check the size of every object, and compare the number of members with the text: fewer members in the value mean
+    that a key was repeated. Raises Refusal."""
     found = 0
     stack: list[Any] = [value]
-    biases: list[Any] = []  # objects under the name of logit_bias
+    biases: list[Any] = []  # values of `logit_bias` members
     while stack:
         inner = stack.pop()
         if isinstance(inner, dict):
@@ -90,7 +93,7 @@ def _check_members(value: Any, num_members: int) -> None:
 
 
 def _depth(skeleton: bytes) -> int:
-    """How deep brackets nest; both kinds count alike."""
+    """Return the depth of nesting, counting arrays and objects alike."""
     deepest = depth = 0
     for bracket in _NOT_BRACKETS.sub(b"", skeleton):
         depth += 1 if bracket in b"[{" else -1
@@ -102,5 +105,5 @@ def _too_many() -> Refusal:
     return _invalid(f"more than {MAX_ELEMENTS} elements")
 
 
-def _invalid(what: str) -> Refusal:
-    return Refusal(Reason.BODY_INVALID, what)
+def _invalid(detail: str) -> Refusal:
+    return Refusal(Reason.BODY_INVALID, detail)

@@ -1,4 +1,4 @@
-"""API tokens: create, list, disable, revoke. Only a keyed hash of a secret is kept; the secret is shown once."""
+"""API tokens: create, list, disable, revoke. Only a keyed hash of the secret is stored; the secret is shown once."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class ApiToken:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """Ids of the permission groups that the policies name, each once."""
+        """Ids of the permission groups that the policies name, without duplicates."""
         return tuple(dict.fromkeys(group for policy in self.policies for group in policy.groups))
 
 
 @dataclass(frozen=True)
 class CreatedToken:
-    """A new API token with the only copy of its secret there will ever be."""
+    """A new API token with its secret, which is not stored and cannot be shown again."""
 
     token: ApiToken
     secret: str
@@ -114,7 +114,7 @@ async def create(
 async def find(
     database: Database, account_id: str, api_token_id: str, *, clock: Clock = SYSTEM_CLOCK
 ) -> ApiToken | None:
-    """One of the account's own tokens, revoked ones included."""
+    """Return one of the account's own tokens, including revoked ones."""
     query = _select(account_id).where(api_tokens.c.api_token_id == api_token_id)
     async with database.connection() as connection:
         row = (await connection.execute(query)).mappings().one_or_none()
@@ -122,7 +122,7 @@ async def find(
 
 
 async def may_be_used_on(database: Database, account_id: str, api_token_id: str) -> bool:
-    """Whether a token is the account's, or a user's who is a member of it."""
+    """Return True if the token belongs to the account or to a user who is a member of the account."""
     members = select(memberships.c.user_id).where(memberships.c.account_id == account_id)
     is_of_it = (api_tokens.c.account_id == account_id) | api_tokens.c.user_id.in_(members)
     query = select(api_tokens.c.api_token_id).where(api_tokens.c.api_token_id == api_token_id, is_of_it)
@@ -131,7 +131,7 @@ async def may_be_used_on(database: Database, account_id: str, api_token_id: str)
 
 
 async def list_all(database: Database, account_id: str, *, clock: Clock = SYSTEM_CLOCK) -> list[ApiToken]:
-    """The account's tokens, revoked ones included, oldest first."""
+    """Return the account's tokens, including revoked ones, oldest first."""
     query = _select(account_id).order_by(api_tokens.c.created_at, api_tokens.c.api_token_id)
     async with database.connection() as connection:
         return [token_of(row, clock.now()) for row in (await connection.execute(query)).mappings()]
@@ -165,7 +165,7 @@ async def set_disabled(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Refuse this token until it is enabled again. A revoked one stays revoked. Raises Missing."""
+    """Disable or enable a token. A revoked token stays revoked. Raises Missing."""
     change = {"status": "disabled" if is_disabled else "active"}
     action = "api_token.disable" if is_disabled else "api_token.enable"
     await _change(database, account_id, api_token_id, change, action, who, ephemeral, clock.now())
@@ -181,7 +181,7 @@ async def _change(
     ephemeral: Ephemeral | None,
     now: datetime,
 ) -> None:
-    """Change a token that is not revoked, and have every verifier hear of it."""
+    """Change a token that is not revoked, and notify verifiers."""
     is_this = (api_tokens.c.account_id == account_id) & (api_tokens.c.api_token_id == api_token_id)
     async with database.transaction() as connection:
         status = (await connection.execute(select(api_tokens.c.status).where(is_this))).scalar_one_or_none()
@@ -205,7 +205,7 @@ def _select(account_id: str) -> Select[Any]:
 
 
 def token_of(row: Mapping[Any, Any], now: datetime) -> ApiToken:
-    """A row without its proofs, as of now."""
+    """Return the token of a row, with its status at `now`."""
     fields: dict[str, Any] = dict(row)
     fields["policies"] = decode_policies(fields["policies"])
     fields["condition"] = decode_condition(fields.get("condition"))

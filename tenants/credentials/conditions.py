@@ -1,4 +1,4 @@
-"""From where an API token may be used: networks that are let in, and networks that are not. Pure; knows no request."""
+"""Networks from which an API token may and may not be used."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class AddressCondition(Struct, frozen=True, omit_defaults=True):
-    """Networks in CIDR text, as they were given. `within` empty lets in all; `not_within` always keeps out."""
+    """Networks in CIDR notation. An empty `within` admits every address; `not_within` always rejects."""
 
     within: tuple[str, ...] = ()
     not_within: tuple[str, ...] = ()
 
     def admits(self, address: str | None) -> bool:
-        """Whether a call from `address` meets this; an address that is not known meets only what asks for nothing."""
+        """Return True if a call from `address` is admitted; an unknown address (None) only if no networks are set."""
         if not self.within and not self.not_within:
             return True
         found = _address(address) if address is not None else None
@@ -34,7 +34,7 @@ class AddressCondition(Struct, frozen=True, omit_defaults=True):
 
 
 def parse_networks(texts: Iterable[str]) -> tuple[str, ...]:
-    """Addresses and networks, checked and as they were written. Raises ValueError naming the limit or the position."""
+    """Return the networks unchanged, after checking them. Raises ValueError naming the limit or the position."""
     found = tuple(texts)
     if len(found) > MAX_NETWORKS:
         raise ValueError(f"at most {MAX_NETWORKS} networks")
@@ -61,7 +61,7 @@ def _networks(texts: tuple[str, ...]) -> tuple[Network, ...]:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """An IPv4 address in IPv6's clothes is the IPv4 address."""
+    """Parse an address; an IPv4-mapped IPv6 address becomes the IPv4 address."""
     try:
         address = ipaddress.ip_address(text)
     except ValueError:

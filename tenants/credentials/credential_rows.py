@@ -66,14 +66,14 @@ _USER = (
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A verdict, and what it rests on: lookup, token, account and user ids, a change of which makes it void."""
+    """The result for a credential, and the lookup, token, account and user ids whose change invalidates it."""
 
     verdict: Principal | Refused
     marks: frozenset[str]
 
 
 async def note_uses(database: Database, used: Mapping[str, datetime]) -> None:
-    """API token ids, and when each was used last. Raises StoreUnavailable."""
+    """Store when API tokens were last used, by token id. Raises StoreUnavailable."""
     rows = [{"used_id": api_token_id, "used_at": used[api_token_id]} for api_token_id in sorted(used)]
     if rows:
         async with database.transaction() as connection:
@@ -81,17 +81,17 @@ async def note_uses(database: Database, used: Mapping[str, datetime]) -> None:
 
 
 async def read_token(connection: AsyncConnection, lookup_id: str) -> RowMapping | None:
-    """The row of an API token, with `digest`, and the `epoch` as of which it was read."""
+    """Return the row of an API token, with `digest` and the `epoch` at which the row was read."""
     return (await connection.execute(_TOKEN, {"lookup": lookup_id})).mappings().one_or_none()
 
 
 async def read_user(connection: AsyncConnection, email: str) -> RowMapping | None:
-    """The row of a user who has a global key, with `digest` and `epoch`."""
+    """Return the row of a user with a global key, with `digest` and `epoch`."""
     return (await connection.execute(_USER, {"address": email})).mappings().one_or_none()
 
 
 async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Evaluation:
-    """What a token's row whose secret was right comes to."""
+    """Evaluate the row of a token whose secret was correct."""
     account_id, user_id = row["account_id"], row["user_id"] or ""
     condition, window = decode_condition(row["condition"]), (row["expires_at"], row["not_before"])
     marks = {lookup_id, row["api_token_id"], account_id, user_id} - {""}
@@ -127,7 +127,7 @@ async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: s
 
 
 async def judge_user(connection: AsyncConnection, row: RowMapping) -> Evaluation:
-    """What a user's global key opens: everything, on each of the user's accounts."""
+    """Evaluate a user's global key: all scopes on each of the user's accounts."""
     user_id = row["user_id"]
     held = await _accounts_of_user(connection, user_id)
     principal = Principal(
@@ -144,7 +144,7 @@ async def judge_user(connection: AsyncConnection, row: RowMapping) -> Evaluation
 
 @dataclass(frozen=True)
 class _Standing:
-    """What an account's row says of every call on it."""
+    """Values of an account's row that apply to every call on the account."""
 
     status: str
     region: str | None
@@ -164,7 +164,7 @@ def _grant(scopes: frozenset[str], standing: _Standing, narrower: RegionRule | N
 
 
 async def _accounts_of_user(connection: AsyncConnection, user_id: str) -> Mapping[str, _Standing]:
-    """Account id -> what is so of each account that a user is a member of."""
+    """Return the state of each account that the user is a member of, by account id."""
     columns = [accounts.c[name] for name in ("account_id", "status", "region", "retention", "plan", "limits")]
     query = select(*columns, memberships.c.role).join(memberships)
     query = query.where(memberships.c.user_id == user_id, accounts.c.deleted_at.is_(None))

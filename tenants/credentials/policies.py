@@ -31,11 +31,11 @@ class Policy(Struct, frozen=True):
     resources: tuple[str, ...]
 
     def covers(self, account_id: str) -> bool:
-        """Whether it says something about this account, which is one of the holder's."""
+        """Return True if the policy applies to this account, which belongs to the token's owner."""
         return any(named in ("*", account_id) for named in self.account_ids())
 
     def account_ids(self) -> list[str]:
-        """The accounts it names; `*` is all of the holder's."""
+        """Return the account ids that the policy names; `*` stands for all accounts of the owner."""
         return [match[1] for key in self.resources if (match := _ACCOUNT.fullmatch(key))]
 
 
@@ -45,17 +45,18 @@ def policy_on_account(policy_id: str, groups: Iterable[str], account_id: str) ->
 
 
 def is_resource(key: str) -> bool:
-    """Whether a resource key is one that there can be here: an account, all accounts, or the user."""
+    """Return True if a resource key names an account, all accounts, or the user."""
     return bool(_ACCOUNT.fullmatch(key) or _USER.fullmatch(key))
 
 
 def scopes_on(policies: Iterable[Policy], account_id: str) -> frozenset[str]:
-    """What the policies come to on one account."""
+    """Return the scopes that the policies grant on one account."""
     return _scopes([policy for policy in policies if policy.covers(account_id)])
 
 
 def scopes_anywhere(policies: Iterable[Policy]) -> frozenset[str]:
-    """What they come to on whatever they name: for what belongs to the holder and to no account."""
+    """Return the scopes that the policies grant on any resource, for objects that belong to the owner and to no
+    account."""
     return _scopes(list(policies))
 
 

@@ -1,4 +1,4 @@
-"""Who is calling, as proven; or why nobody is. Both are values: they travel, they are never edited."""
+"""The authenticated caller (Principal), or why authentication failed (Refused). Both are immutable values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RefusalReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class AccountTerms:
-    """What an account's operator decided that its calls must know: its plan, and limits of its own (`limits.py`)."""
+    """Plan and limits of an account, which apply to its calls."""
 
     plan: str = "paid"
     limits: str = ""
@@ -37,7 +37,7 @@ class AccountTerms:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a principal may do on one account beside its own."""
+    """What a principal may do on one account other than its own."""
 
     scopes: frozenset[str]
     is_account_blocked: bool
@@ -85,12 +85,12 @@ class Principal:
         return self.account.plan
 
     def accounts(self) -> dict[str, Grant]:
-        """Everything that it opens, by account."""
+        """Return the principal's grants by account id."""
         own = Grant(self.scopes, self.is_account_blocked, self.account, self.residency)
         return ({self.account_id: own} if self.account_id else {}) | dict(self.elsewhere)
 
     def on(self, account_id: str) -> Principal | None:
-        """This principal as one of that account; None where it has nothing to do with it."""
+        """Return this principal as a principal of that account, or None if it has no access."""
         if account_id == self.account_id:
             return self
         if self.is_operator:
@@ -110,7 +110,7 @@ class Principal:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """No principal. What is known of the API token is filled in only when its whole secret was right."""
+    """Failed authentication. Details of the API token are filled in only if the whole secret was correct."""
 
     reason: RefusalReason
     api_token_id: str | None = None

@@ -46,7 +46,7 @@ _NO_DIGEST = bytes(32)  # what an unknown secret is compared with, so that it ta
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What the database said at `confirmed_s` (monotonic), as of `epoch`."""
+    """A result as read from the database at `confirmed_s` (monotonic), at `epoch`."""
 
     verdict: Principal | Refused
     marks: frozenset[str]  # a change of any of these makes it void
@@ -86,7 +86,7 @@ class TokenVerifier:
             ephemeral.subscribe_local(decision_epoch.CHANNEL, self._hear)
 
     async def verify(self, text: str) -> Principal | Refused:
-        """Who holds this secret. Raises StoreUnavailable when that cannot be decided."""
+        """Return the principal of this secret. Raises StoreUnavailable if the secret cannot be verified now."""
         if len(text) > _MAX_TEXT_LENGTH:
             return Refused("malformed")
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
@@ -99,7 +99,8 @@ class TokenVerifier:
         return await self._decide(key, lambda: self._look_up_token(key, parsed, text))
 
     async def verify_global_key(self, email: str, secret: str) -> Principal | Refused:
-        """Who this user is, by email and global key. Raises StoreUnavailable when that cannot be decided."""
+        """Return the principal of a user's email and global key. Raises StoreUnavailable if they cannot be verified
+        now."""
         if len(email) > _MAX_TEXT_LENGTH or len(secret) > _MAX_TEXT_LENGTH:
             return Refused("malformed")
         text = f"{email.lower()}\n{secret}"
@@ -110,7 +111,7 @@ class TokenVerifier:
         return await self._decide(key, lambda: self._look_up_user(key, email.lower(), secret))
 
     def _remembered(self, key: bytes) -> Principal | Refused | None:
-        """A decision that is fresh enough, as of now."""
+        """Return a cached result that is fresh enough, evaluated at the current time."""
         decision = self._good.get(key) or self._refused.get(key)
         if decision is None:
             return None
@@ -129,7 +130,7 @@ class TokenVerifier:
         return self._as_of_now(decision.verdict)
 
     async def watch(self) -> None:
-        """Runs for ever: sees every change within about a second, and notices when the database is away."""
+        """Run forever: see every change within about a second, and notice when the database is unavailable."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._poll_for_ever())
             group.create_task(self._note_uses_for_ever())
@@ -137,7 +138,7 @@ class TokenVerifier:
                 group.create_task(self._listen_for_ever(self._ephemeral))
 
     async def poll(self) -> None:
-        """Forget every decision about which something has changed since the last poll."""
+        """Drop every cached result that a change since the last poll affects."""
         self._clock.now()  # so that a slow drift is no jump
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_S):
@@ -161,7 +162,7 @@ class TokenVerifier:
         self._epoch = epoch
 
     async def note_uses(self) -> None:
-        """Write down when tokens were last used; while the database is away that waits."""
+        """Store when tokens were last used; deferred while the database is unavailable."""
         used, self._used = self._used, {}
         try:
             await credential_rows.note_uses(self._database, used)
@@ -169,7 +170,7 @@ class TokenVerifier:
             self._used = used | self._used
 
     def _as_of_now(self, verdict: Principal | Refused) -> Principal | Refused:
-        """Times go by the wall clock, unless it has just jumped, however lately the rest was confirmed."""
+        """Apply expiry and start time. They follow the steady clock, however recently the rest was confirmed."""
         if isinstance(verdict, Refused) or (verdict.expires_at is None and verdict.not_before is None):
             return verdict
         now = self._clock.now()
@@ -181,7 +182,7 @@ class TokenVerifier:
         return verdict
 
     async def _confirm(self, key: bytes, look_up: LookUp) -> _Decision:
-        """Ask the database; all who ask about one secret at a time share one query."""
+        """Query the database; concurrent requests for one secret share one query."""
         task = self._lookups.get(key)
         if task is None:
             task = asyncio.ensure_future(look_up())
@@ -242,7 +243,7 @@ class TokenVerifier:
         (self._good if isinstance(decision.verdict, Principal) else self._refused).put(key, decision)
 
     def _keep_only(self, epoch: int) -> None:
-        """Forget what was decided at any other epoch."""
+        """Drop the results of any other epoch."""
         for table in (self._good, self._refused):
             table.remove_if(lambda _key, decision: decision.epoch != epoch)
 
@@ -278,6 +279,6 @@ class TokenVerifier:
             await asyncio.sleep(POLL_S)
 
     def _hear(self, message: bytes) -> None:
-        """A hint. What it names is asked for again in any case; the rest waits for what the epoch says."""
+        """Handle a change notification: drop what it names, and poll at once."""
         self._forget([message.decode("ascii", "replace")])
         self._poll_now.set()

@@ -1,7 +1,4 @@
-"""API tokens as their holder sees and changes them: a user's own, or an account's. A secret is shown once.
-
-Knows policies and conditions already read; which body they came from, and who may ask, is the gateway's business.
-"""
+"""API tokens as their owners manage them over the API: a user's tokens or an account's. A secret is shown once."""
 
 from __future__ import annotations
 
@@ -33,20 +30,20 @@ MAX_TOKENS: dict[TokenKind, int] = {"user": 50, "account": 500}
 
 
 class TooManyTokens(Exception):
-    """The holder has as many API tokens as it may have."""
+    """The owner has the maximum number of API tokens."""
 
 
 @dataclass(frozen=True)
 class TokenOwner:
-    """Whose tokens: an account's (kind `account`), or a user's, where `user_id` "" is the account itself as its user.
-    `account_id` is also the account that a new token is of."""
+    """The owner of tokens: an account (kind `account`) or a user. A `user_id` of "" stands for an account that acts as
+    its own user. New tokens belong to `account_id`."""
 
     kind: TokenKind
     account_id: str
     user_id: str = ""
 
     def holds(self) -> ColumnElement[bool]:
-        """The condition that picks this holder's tokens, revoked ones left out."""
+        """Return the condition that selects the owner's tokens, except revoked ones."""
         is_open = (api_tokens.c.kind == self.kind) & (api_tokens.c.status != "revoked")
         if self.kind == "user" and self.user_id:
             return is_open & (api_tokens.c.user_id == self.user_id)
@@ -55,7 +52,7 @@ class TokenOwner:
 
 @dataclass(frozen=True)
 class TokenSpec:
-    """What a holder decides about a token. Times are aware."""
+    """The properties of a token that its owner chooses. Times are aware."""
 
     name: str
     policies: tuple[Policy, ...]
@@ -68,7 +65,7 @@ class TokenSpec:
     limits: str = ""
 
     def row(self) -> dict[str, Any]:
-        """Raises ValueError for a bad name."""
+        """Return the columns. Raises ValueError for an invalid name."""
         return {
             "name": checked_name(self.name),
             "status": "disabled" if self.is_disabled else "active",
@@ -91,7 +88,7 @@ class TokenPage:
 async def create(
     database: Database, pepper: bytes, holder: TokenOwner, spec: TokenSpec, *, who: str, clock: Clock = SYSTEM_CLOCK
 ) -> CreatedToken:
-    """Raises ValueError for a bad name, TooManyTokens."""
+    """Create a token. Raises ValueError for an invalid name, TooManyTokens."""
     secret, lookup_id = mint(holder.kind)
     now = clock.now()
     row: dict[str, Any] = {
@@ -135,7 +132,7 @@ async def page(
     has_expired: bool = True,
     clock: Clock = SYSTEM_CLOCK,
 ) -> TokenPage:
-    """Oldest first, or newest; empty past the end. Pages count from 1."""
+    """Return one page of tokens, oldest first unless `is_descending`; empty past the end. Pages count from 1."""
     now, wanted = clock.now(), holder.holds()
     if not has_expired:
         wanted = and_(wanted, or_(api_tokens.c.expires_at.is_(None), api_tokens.c.expires_at > now))
@@ -157,8 +154,8 @@ async def replace(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> ApiToken:
-    """Everything that a holder decides about a token, anew; in force everywhere within seconds. Raises Missing,
-    ValueError for a bad name."""
+    """Replace all properties of a token; effective everywhere within seconds. Raises Missing, ValueError for an
+    invalid name."""
     values = spec.row() | {"modified_at": clock.now()}
     return await _change(database, holder, api_token_id, values, "api_token.update", who, ephemeral, clock)
 
@@ -173,7 +170,7 @@ async def roll(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> str:
-    """A fresh secret; the old one is refused within seconds. Raises Missing."""
+    """Replace a token's secret; the old secret is rejected within seconds. Raises Missing."""
     query = select(api_tokens.c.lookup_id).where(holder.holds(), api_tokens.c.api_token_id == api_token_id)
     async with database.connection() as connection:
         lookup_id = (await connection.execute(query)).scalar_one_or_none()
@@ -195,7 +192,7 @@ async def delete(
     ephemeral: Ephemeral | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Revoked for good, and not found any more; refused everywhere within seconds. Raises Missing."""
+    """Revoke a token for good; it is rejected everywhere within seconds. Raises Missing."""
     values = {"status": "revoked", "revoked_at": clock.now()}
     await _change(database, holder, api_token_id, values, "api_token.revoke", who, ephemeral, clock)
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway import sdk_suite
+from tests.clients import sdk_suite
 
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_what_does_not_pass_is_listed_by_name(clients_env: Path):
+def test_sdk_suite_failures_match_the_known_list(clients_env: Path):
     folder = clients_env / "sdk"
     if not folder.is_dir():
         pytest.skip("no source distribution of the SDK: `sh scripts/clients.sh` brings it")

@@ -32,7 +32,7 @@ def browser() -> Iterator[Browser]:
     browser.close()
 
 
-def test_the_page_works_without_the_internet(platform: Platform, browser: Browser):
+def test_docs_page_works_without_internet_access(platform: Platform, browser: Browser):
     origin = platform.base_url.removesuffix("/client/v4")
     document = httpx.get(f"{origin}/openapi.json").json()
     browser.open(f"{origin}/docs")

@@ -20,7 +20,7 @@ CLIENTS = sorted(path.stem.removeprefix("client_") for path in FOLDER.glob("clie
 @pytest.mark.full
 @pytest.mark.timeout(300)  # importing some of them alone takes many seconds on a busy machine
 @pytest.mark.parametrize("client", CLIENTS)
-def test_a_client_gets_what_it_expects(platform: Platform, clients_env: Path, client: str):
+def test_python_client_suite_passes(platform: Platform, clients_env: Path, client: str):
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {
         "HEARTH_BASE_URL": platform.base_url,
         "HEARTH_ACCOUNT_ID": platform.account_id,

@@ -44,7 +44,9 @@ def running(migrated_sqlite_file: Path) -> Iterator[Running]:
 @pytest.mark.full
 @pytest.mark.timeout(600)  # a minute, on a machine that has nothing else to do
 @pytest.mark.parametrize("of_tenants", [False, True], ids=["models", "tenants"])
-def test_no_data_makes_a_defect(clients_env: Path, running: Running, tmp_path: Path, of_tenants: bool):
+def test_generated_requests_cause_no_internal_error(
+    clients_env: Path, running: Running, tmp_path: Path, of_tenants: bool
+):
     config = tmp_path / "schemathesis.toml"
     tenants = running.tenants
     account_id = tenants.other_account_id if of_tenants else tenants.account_id

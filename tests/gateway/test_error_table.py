@@ -1,4 +1,4 @@
-"""Every code that the contract lists and these routes can give, each produced by a real request, with its words."""
+"""Every error code of the contract that these routes can return, produced by a real request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def verify(running: Running, token: str) -> httpx.Response:
 
 
 def from_elsewhere(running: Running) -> httpx.Response:
-    """A token that may be used from one other address only."""
+    """Send a token that is restricted to another client address."""
     policy = {
         "effect": "allow",
         "permission_groups": [{"id": AI_READ}],
@@ -51,7 +51,7 @@ def from_elsewhere(running: Running) -> httpx.Response:
 
 
 def through_an_empty_finetune(running: Running) -> httpx.Response:
-    """A finetune that was created, and whose files nobody brought."""
+    """Use a finetune whose files have not been uploaded."""
     own = f"{running.account_url}/ai/finetunes"
     made = httpx.post(own, json={"model": HANDY, "name": "empty"}, headers=running.headers("write"))
     answer = run(running, {"prompt": "x", "lora": made.json()["result"]["id"]}, HANDY)
@@ -60,7 +60,7 @@ def through_an_empty_finetune(running: Running) -> httpx.Response:
 
 
 def by_an_old_binding(running: Running) -> httpx.Response:
-    """As a Worker of years ago would ask."""
+    """Send a request in the format of an outdated Worker binding."""
     headers = {"host": "workers-binding.ai", "cf-consn-model-id": PARROT, **running.headers()}
     return httpx.post(f"{running.gateway.url}/run?version=1", json={"inputs": {"prompt": "x"}}, headers=headers)
 
@@ -114,7 +114,8 @@ ROWS: list[tuple[int, int, str, Ask]] = [
         r, {"prompt": '!{"tokens": ["no"]}', "response_format": {"type": "json_object"}}, HANDY)),
 ]  # fmt: skip
 
-# Codes of the contract that need what these tests have not: told where they are tested, or why they cannot be given.
+# Error codes that cannot be produced in this file, with the test that covers each or the reason why no request produces
+# it.
 ELSEWHERE = {
     6003: "an older form of 9106",
     9109: "an older form of 10000",
@@ -136,7 +137,7 @@ ELSEWHERE = {
 @pytest.mark.parametrize(
     ("code", "status", "message", "ask"), ROWS, ids=[f"{row[1]}-{row[0]}-{row[2]}" for row in ROWS]
 )
-def test_a_row_of_the_contract(running: Running, code: int, status: int, message: str, ask: Ask):
+def test_request_gets_the_documented_status_and_code(running: Running, code: int, status: int, message: str, ask: Ask):
     answer = ask(running)
     body = answer.json()
     (error,) = body["errors"]
@@ -149,7 +150,7 @@ def test_a_row_of_the_contract(running: Running, code: int, status: int, message
     assert not {row[0] for row in ROWS} & ELSEWHERE.keys()
 
 
-def test_old_binding_version_is_refused_in_the_bindings_format(running: Running):
+def test_old_binding_version_is_rejected_in_the_binding_format(running: Running):
     answer = by_an_old_binding(running)
     told = answer.json()
     assert (answer.status_code, told["internalCode"], told["errors"][0]["code"]) == (405, 5019, 5019)
@@ -157,14 +158,14 @@ def test_old_binding_version_is_refused_in_the_bindings_format(running: Running)
 
 @pytest.fixture(scope="module")
 def limited(running: Running) -> Iterator[GatewayProcess]:
-    """Another gateway of the same site, that sets limits."""
+    """Run another gateway of the same site with limits."""
     rules = "text-generation=3/86400, text-embeddings=100/86400, token=6/86400"
     settings = {"HEARTH_RATE_LIMITS": rules, "HEARTH_QUOTA_TIMEOUT_S": "10", "HEARTH_FREE_NEURONS_PER_DAY": "1"}
     with running.beside(**settings) as gateway:
         yield gateway
 
 
-def test_the_daily_allocation_of_the_free_plan_is_told_to_be_used(running: Running, limited: GatewayProcess):
+def test_exhausted_daily_allocation_of_the_free_plan_is_reported(running: Running, limited: GatewayProcess):
     async def make() -> tuple[str, str]:
         database = Database.connect(running.site.database_url)
         account_id = (await accounts.create(database, "thrifty", plan="free")).account_id
@@ -174,7 +175,7 @@ def test_the_daily_allocation_of_the_free_plan_is_told_to_be_used(running: Runni
 
     account_id, secret = asyncio.run(make())
     url = f"{limited.base_url}/accounts/{account_id}/ai/run/{PARROT}"
-    body = {"prompt": "x", "max_tokens": 2000}  # more than a neuron's worth
+    body = {"prompt": "x", "max_tokens": 2000}  # costs more than one neuron
     refused = httpx.post(url, json=body, headers={"Authorization": f"Bearer {secret}"})
     message = (
         "AiError: you have used up your daily free allocation of 1 neurons, please upgrade to a paid plan if you would "
@@ -211,7 +212,7 @@ def test_limits_are_reported_in_headers_and_have_their_own_error_codes(running: 
     assert "ratelimit" not in run(running, {"prompt": "x"}).headers
 
 
-def test_a_token_s_own_limit_and_models_hold_for_it_alone(running: Running, limited: GatewayProcess):
+def test_token_limits_and_allowed_models_apply_to_that_token_only(running: Running, limited: GatewayProcess):
     resources = {"com.cloudflare.api.account.*": "*"}
     policy = {"effect": "allow", "permission_groups": [{"id": AI_READ}], "resources": resources}
     body = {"name": "x", "policies": [policy], "models": [VECTORS], "limits": "token=2/86400"}

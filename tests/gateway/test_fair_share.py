@@ -1,4 +1,4 @@
-"""Fair share at the door: an account that floods is refused what it may not have, and others do not notice."""
+"""Fairness between accounts: a flood from one account is rejected and does not affect other accounts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def set_limits(site: Site, account_id: str, limits: str) -> None:
 
 @contextmanager
 def limited(running: Running, limits: str) -> Iterator[None]:
-    """The other account has limits of its own, in force at the running gateway."""
+    """Apply limits to the other account at the running gateway."""
     account_id = running.tenants.other_account_id
     asyncio.run(set_limits(running.site, account_id, limits + ", account=1000/60"))
     try:
@@ -60,7 +60,7 @@ async def ask(
     return await client.post(url_of(running, whose, gateway), json=body, headers=running.headers(whose))
 
 
-def test_a_flood_is_refused_above_its_calls_at_once_and_another_account_passes(running: Running):
+def test_calls_above_the_concurrency_limit_are_rejected_without_affecting_other_accounts(running: Running):
     async def run() -> None:
         async with httpx.AsyncClient(timeout=60) as client:
             flood = [asyncio.ensure_future(ask(client, running, "other", running.gateway, HELD)) for _ in range(10)]
@@ -106,7 +106,7 @@ def test_waiting_calls_have_their_own_limit(new_site: Callable[..., Site]):
 
             begun = [asyncio.Event() for _ in range(3)]
             streams = []
-            for event in begun:  # each has output before the next comes: all of them are let in
+            for event in begun:  # waits for output, so each call is admitted before the next is sent
                 streams.append(group.create_task(stream(event)))
                 await event.wait()
                 await wait_until(lambda: not redis.exists(waiting))
@@ -125,7 +125,7 @@ def test_waiting_calls_have_their_own_limit(new_site: Callable[..., Site]):
 
 @contextmanager
 def half_sent(running: Running, gateway: GatewayProcess, count: int) -> Iterator[list[socket.socket]]:
-    """Connections of the other account that have sent the head of a call and not its body."""
+    """Open connections of the other account that have sent the request head but not the body."""
     path = httpx.URL(url_of(running, "other", gateway)).path
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n"
     head += f"Authorization: {running.headers('other')['Authorization']}\r\n\r\n"
@@ -138,7 +138,7 @@ def half_sent(running: Running, gateway: GatewayProcess, count: int) -> Iterator
 
 @pytest.mark.full
 def test_slow_bodies_leave_slots_for_other_accounts(new_site: Callable[..., Site]):
-    """No limit is set: the share that an account may hold of a gateway's places is its own."""
+    """No limit is configured: the share of a gateway's slots available to one account is built in."""
     site = new_site()
     site.add_node("n1")
     running = Running(site, site.gateway(HEARTH_MAX_CALLS="30", HEARTH_BODY_TIMEOUT_S="30").start())
@@ -161,7 +161,7 @@ def is_refused(connection: socket.socket) -> bool:
 
 
 @pytest.mark.full
-def test_a_flood_over_three_gateways_has_its_calls_at_once_and_others_are_served_meanwhile(
+def test_concurrency_limit_across_three_gateways_leaves_other_accounts_unaffected(
     new_site: Callable[..., Site],
 ):
     site = new_site()
@@ -185,7 +185,7 @@ def test_a_flood_over_three_gateways_has_its_calls_at_once_and_others_are_served
                     if answer.status_code == 429:
                         wait_s = int(answer.headers["retry-after"])
                         assert 1 <= wait_s <= 60
-                        await asyncio.sleep(min(wait_s, 0.2))  # it does not do what it is told
+                        await asyncio.sleep(min(wait_s, 0.2))  # ignores the longer waits that Retry-After requests
 
             async def watch() -> None:
                 nonlocal most_at_once

@@ -1,4 +1,4 @@
-"""How the process starts, refuses to start, drains and ends; and what it does while its stores are away."""
+"""The process: startup, startup errors, draining, exit, and behavior while stores are unavailable."""
 
 import json
 import socket
@@ -58,7 +58,7 @@ def test_sigterm_drains_calls_and_exits_with_zero(site: Site):
 
 
 @pytest.mark.parametrize("why", ["timeout", "second signal"])
-def test_calls_that_outlast_the_drain_end_with_an_error_and_are_recorded(site: Site, why: str):
+def test_calls_still_running_after_the_drain_timeout_fail_and_are_metered(site: Site, why: str):
     environ = {"HEARTH_DRAIN_TIMEOUT_S": "0.3"} if why == "timeout" else {}
     running = Running(site, site.gateway(**environ).start())
     site.nodes["n1"].hold()
@@ -78,7 +78,7 @@ def test_calls_that_outlast_the_drain_end_with_an_error_and_are_recorded(site: S
     assert row["completion_tokens"] > 0
 
 
-def test_usage_survives_a_kill(site: Site):
+def test_usage_entries_survive_a_kill_of_the_gateway(site: Site):
     running = Running(site, site.gateway().start())
     with httpx.Client(headers=running.headers(), timeout=60) as client:
         ids = [run(client, running, {"prompt": "x"}).headers["cf-ai-req-id"] for _ in range(5)]
@@ -97,7 +97,7 @@ def test_known_nodes_serve_while_redis_is_unavailable(new_site: Callable[..., Si
     site.add_node("n1")
     running = Running(site, site.gateway().start())
     site.redis.stop()
-    wait_until_blocking(lambda: "presence cannot be read" in running.gateway.log_text())
+    wait_until_blocking(lambda: "presence was not read" in running.gateway.log_text())
     with httpx.Client(headers=running.headers(), timeout=60) as client:
         for _ in range(3):
             assert run(client, running, {"prompt": "x"}).status_code == 200
@@ -233,7 +233,7 @@ def test_two_gateways_never_share_a_spool(site: Site):
     assert first.is_ready()
 
 
-def test_logs_are_json_and_hold_no_secret_and_no_text_of_calls(site: Site):
+def test_logs_are_json_without_secrets_or_request_text(site: Site):
     running = Running(site, site.gateway(HEARTH_LOG_LEVEL="debug").start())
     with httpx.Client(headers=running.headers(), timeout=60) as client:
         run(client, running, {"prompt": "marker-of-a-prompt"})

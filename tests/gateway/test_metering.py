@@ -1,4 +1,4 @@
-"""Metering: one entry for each call that reached a node, however it ends, and never an answer before its entry."""
+"""Metering: one usage entry for each call that reached a node, however it ends, durable before the response ends."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -38,7 +38,7 @@ CALL = Call(
 
 
 class Source:
-    """Gives what it was told, then raises or ends; remembers what it was asked."""
+    """Event source that yields the given events, then raises or ends, and records the cancellation."""
 
     def __init__(self, *batches: list[Event] | Exception, final_events: list[Event] | None = None) -> None:
         self.node_id = "n1"
@@ -64,7 +64,7 @@ class Source:
 
 
 class Ledger:
-    """Keeps entries, or is away."""
+    """Ledger that stores entries in memory or is unavailable."""
 
     def __init__(self, is_away: bool = False) -> None:
         self.entries: list[UsageEntry] = []
@@ -81,7 +81,7 @@ def metered(source: Source, ledger: Ledger) -> MeteredEvents:
 
 
 async def drain(events: MeteredEvents) -> None:
-    """As a stream does: take until the end, and close whatever happens."""
+    """Read all events and always close the iterator, as a streaming response does."""
     try:
         while not isinstance((await events.take())[-1], Finished | Failed):
             pass

@@ -1,4 +1,4 @@
-"""The official clients, unmodified but for their base URL, against the gateway and its fake nodes: the shapes fit."""
+"""The official clients work against the gateway with only their base URL changed."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_cloudflare_verify(cloudflare: Cloudflare):
     assert cloudflare.user.tokens.verify().status == "active"
 
 
-def test_cloudflare_with_a_global_key_is_told_that_there_are_none(running: Running):
+def test_cloudflare_client_with_a_global_key_gets_an_authentication_error(running: Running):
     with (
         Cloudflare(base_url=running.gateway.base_url, api_email="user@example.com", api_key="1" * 32) as client,
         pytest.raises(APIStatusError) as caught,
@@ -114,7 +114,7 @@ async def test_openai_stream_async(running: Running):
 
 
 @pytest.mark.usefixtures("relinks")
-def test_openai_stream_that_breaks_raises(openai: OpenAI):
+def test_broken_openai_stream_raises_in_the_client(openai: OpenAI):
     broken = [{"role": "user", "content": '!{"then_after": 2, "then": "die", "gap_s": 0.03}'}]
     stream = openai.chat.completions.create(model=PARROT, messages=broken, stream=True)
     with pytest.raises(openai_sdk.APIError):
@@ -134,7 +134,7 @@ def test_openai_models(openai: OpenAI):
     assert openai.models.retrieve(PARROT).owned_by == "test"
 
 
-def test_openai_errors_are_of_the_kind_clients_catch(running: Running, openai: OpenAI):
+def test_openai_errors_raise_the_matching_client_exceptions(running: Running, openai: OpenAI):
     with pytest.raises(openai_sdk.BadRequestError) as caught:
         openai.chat.completions.create(model=PARROT, messages=HELLO, temperature=9)
     assert str(caught.value.code) == "5006"

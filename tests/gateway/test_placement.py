@@ -1,4 +1,4 @@
-"""Placement: near and ready first, the same call to the same node, nobody overloaded."""
+"""Placement: readiness and distance come first, equal calls prefer one node, and overloaded nodes are ranked last."""
 
 from collections import Counter
 from dataclasses import dataclass

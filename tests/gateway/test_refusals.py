@@ -1,6 +1,6 @@
-"""Every way a request can be bad, with the status and code it gets; and the order in which it is looked at.
+"""Status and error code of every kind of invalid request, and the order of the checks.
 
-Rows of the platform's bad-input matrix that these routes can meet, over a real connection.
+Covers the rows of the platform's bad-input matrix that apply to these routes, over a real connection.
 """
 
 import gzip
@@ -21,7 +21,8 @@ UNKNOWN_ACCOUNT = "f" * 32
 
 
 def code_of(answer: httpx.Response) -> tuple[int, int]:
-    """Status and code; every error has the envelope and an id, and says when to come back if it may."""
+    """Return status and code after checking that the error has the envelope, an id, and Retry-After if it can be
+    retried."""
     body = answer.json()
     assert answer.headers["content-type"] == "application/json"
     assert body["success"] is False
@@ -37,7 +38,7 @@ def run_url(running: Running, model: str = PARROT, account_id: str | None = None
     return f"{running.gateway.base_url}/accounts/{account_id or running.tenants.account_id}/ai/run/{model}"
 
 
-# Who and where
+# Credentials and accounts
 
 
 @pytest.mark.parametrize(
@@ -86,19 +87,19 @@ def test_two_credentials_are_rejected(running: Running):
         ("other", (403, 10000)),
     ],
 )
-def test_tokens_that_open_nothing_here(running: Running, token: str, expected: tuple):
+def test_unusable_tokens_are_rejected(running: Running, token: str, expected: tuple):
     assert code_of(httpx.post(run_url(running), json=GOOD_BODY, headers=running.headers(token))) == expected
 
 
 @pytest.mark.parametrize("change", [lambda s: s[:-1], lambda s: s[:-1] + ("0" if s[-1] != "0" else "1"), str.swapcase])
-def test_a_cut_or_altered_token_is_unknown(running: Running, change):
+def test_truncated_or_altered_token_is_unknown(running: Running, change):
     secret = change(running.tenants.secrets["good"])
     answer = httpx.post(run_url(running), json=GOOD_BODY, headers={"authorization": f"Bearer {secret}"})
     assert code_of(answer) in ((401, 10000), (400, 9106))
 
 
 @pytest.mark.parametrize("token", ["good", "write", "account"])
-def test_read_and_write_and_both_kinds_of_token_run_models(running: Running, token: str):
+def test_user_and_account_tokens_with_read_or_write_scope_run_models(running: Running, token: str):
     assert httpx.post(run_url(running), json=GOOD_BODY, headers=running.headers(token)).status_code == 200
 
 
@@ -109,7 +110,7 @@ def test_foreign_and_unknown_accounts_give_the_same_error(client: httpx.Client, 
     assert foreign.json() == unknown.json()
 
 
-def test_a_blocked_account_is_told_so_on_its_own_path_only(running: Running):
+def test_blocked_account_error_is_returned_only_on_the_accounts_own_path(running: Running):
     headers = running.headers("blocked")
     blocked = httpx.post(
         run_url(running, account_id=running.tenants.blocked_account_id), json=GOOD_BODY, headers=headers
@@ -145,7 +146,7 @@ def test_wrong_method_gets_an_allow_header(running: Running, method: str):
 
 
 @pytest.mark.parametrize("account_id", ["x", "F" * 32, "0" * 31, "0" * 33, "..", "%2e%2e", "a" * 31 + "%00"])
-def test_a_malformed_account_id_is_said_before_the_credential(running: Running, account_id: str):
+def test_malformed_account_id_is_reported_before_the_credential(running: Running, account_id: str):
     path = f"/client/v4/accounts/{account_id}/ai/run/{PARROT}"
     status, code, body = raw_request(running, f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".encode())
     assert (status, code) == (404, 7003)
@@ -153,7 +154,7 @@ def test_a_malformed_account_id_is_said_before_the_credential(running: Running, 
 
 
 def raw_request(running: Running, request: bytes) -> tuple[int, int, dict]:
-    """Send bytes, and read one answer: status, code and body."""
+    """Send raw bytes and return status, code and body of one response."""
     with closing(socket.create_connection(("127.0.0.1", running.gateway.port), timeout=60)) as connection:
         connection.sendall(request)
         answer = httpx_answer(connection)
@@ -178,7 +179,7 @@ def httpx_answer(connection: socket.socket) -> tuple[int, bytes]:
      "@cf/a/b%0d%0a", "@cf/a/%3Cscript%3E", "http://127.0.0.1/x", "@cf%252Ftest%252Fparrot", "@cf/a/" + "b" * 129,
      "@cf/a/%F0%9F%92%A9", "@cf/a/b/", "@cf//b", "..%2f..%2fetc%2fpasswd", "workers-ai/workers-ai/@cf/a/b"],
 )  # fmt: skip
-def test_a_model_id_against_the_grammar_is_invalid(client: httpx.Client, running: Running, model: str):
+def test_malformed_model_id_is_invalid(client: httpx.Client, running: Running, model: str):
     assert code_of(client.post(run_url(running, model), json=GOOD_BODY)) == (404, 3042)
     chat = {"model": httpx.URL(f"http://x/{model}").path[1:], "messages": HELLO}
     assert code_of(client.post(f"{running.account_url}/ai/v1/chat/completions", json=chat)) == (404, 3042)
@@ -191,11 +192,11 @@ def test_unknown_model_is_named_in_the_error(client: httpx.Client, running: Runn
     assert answer.json()["result"] is None
 
 
-# Order
+# Order of checks
 
 
 def test_checks_run_in_the_documented_order(running: Running):
-    """Framing, route, credential, account, scope, size, model, body: what is wrong first is what is said."""
+    """The order is framing, route, credential, account, scope, size, model, body."""
     bad_body = b"{"
     too_large = {"content-length": str(11 * 1024 * 1024)}
     ladder = [
@@ -219,11 +220,11 @@ def test_checks_run_in_the_documented_order(running: Running):
 
 @pytest.mark.parametrize("header", ["x-session-affinity", "idempotency-key"])
 @pytest.mark.parametrize("value", [b"", b"x" * 256, b"\xe9", b"a\tb"])
-def test_headers_against_their_grammar_are_refused(client: httpx.Client, running: Running, header: str, value: bytes):
+def test_malformed_headers_are_rejected(client: httpx.Client, running: Running, header: str, value: bytes):
     assert code_of(client.post(run_url(running), json=GOOD_BODY, headers={header: value})) == (400, 3003)
 
 
-def test_a_target_or_headers_that_are_too_large_are_refused(client: httpx.Client, running: Running):
+def test_oversized_request_target_or_headers_are_rejected(client: httpx.Client, running: Running):
     assert code_of(client.post(run_url(running) + "?x=" + "y" * 9000, json=GOOD_BODY)) == (414, 3006)
     many = {f"x-{i}": "y" for i in range(120)}
     assert code_of(client.post(run_url(running), json=GOOD_BODY, headers=many)) == (431, 3006)
@@ -261,12 +262,14 @@ def test_a_target_or_headers_that_are_too_large_are_refused(client: httpx.Client
         (b"{}", (400, 5006)),
     ],
 )
-def test_bodies_that_are_no_json_object(client: httpx.Client, running: Running, body: bytes, expected: tuple):
+def test_body_that_is_not_a_json_object_is_rejected(
+    client: httpx.Client, running: Running, body: bytes, expected: tuple
+):
     assert code_of(client.post(run_url(running), content=body)) == expected
     assert code_of(client.post(run_url(running, CHATTY), content=body)) == expected
 
 
-def test_a_byte_order_mark_is_stripped(client: httpx.Client, running: Running):
+def test_byte_order_mark_is_stripped(client: httpx.Client, running: Running):
     assert client.post(run_url(running), content=b'\xef\xbb\xbf{"prompt": "x"}').status_code == 200
 
 
@@ -281,7 +284,7 @@ def test_a_byte_order_mark_is_stripped(client: httpx.Client, running: Running):
         "<script>1</script>",
     ],
 )
-def test_odd_text_is_plain_text(client: httpx.Client, running: Running, text: str):
+def test_unusual_characters_in_a_prompt_are_accepted(client: httpx.Client, running: Running, text: str):
     answer = client.post(run_url(running), json={"messages": [{"role": "user", "content": text}]})
     assert answer.status_code == 200
     assert running.site.execute_of(answer).task.messages[-1].content == text
@@ -320,7 +323,7 @@ BAD_CHAT_FIELDS = [
 
 
 @pytest.mark.parametrize("body", BAD_FIELDS, ids=lambda body: json.dumps(body)[:60])
-def test_fields_that_do_not_fit_are_named_in_both_families(client: httpx.Client, running: Running, body: dict):
+def test_invalid_fields_are_named_in_both_api_formats(client: httpx.Client, running: Running, body: dict):
     native = client.post(run_url(running), json=body)
     assert code_of(native) == (400, 5006)
     assert native.json()["result"] == {}
@@ -331,19 +334,19 @@ def test_fields_that_do_not_fit_are_named_in_both_families(client: httpx.Client,
 
 
 @pytest.mark.parametrize("body", BAD_CHAT_FIELDS, ids=lambda body: json.dumps(body)[:60])
-def test_chat_fields_that_do_not_fit_are_named(client: httpx.Client, running: Running, body: dict):
+def test_invalid_chat_fields_are_named(client: httpx.Client, running: Running, body: dict):
     chat = client.post(f"{running.account_url}/ai/v1/chat/completions", json=body | {"model": PARROT})
     assert code_of(chat) == (400, 5006)
 
 
 @pytest.mark.parametrize("model", [None, 1, "", ["x"]])
-def test_a_chat_without_a_model_is_refused(client: httpx.Client, running: Running, model):
+def test_chat_request_without_a_model_is_rejected(client: httpx.Client, running: Running, model):
     body = {"messages": HELLO} | ({} if model is None else {"model": model})
     status, code = code_of(client.post(f"{running.account_url}/ai/v1/chat/completions", json=body))
     assert (status, code) in ((400, 5006), (404, 3042))
 
 
-def test_messages_of_refusals_never_repeat_a_value(client: httpx.Client, running: Running):
+def test_error_messages_do_not_repeat_request_values(client: httpx.Client, running: Running):
     marker = "s3cret-marker"
     for body in ({"messages": HELLO, "temperature": marker}, {"messages": [{"role": marker, "content": "x"}]},
                  {"prompt": {"a": marker}}, {"messages": HELLO, "stream": marker}):  # fmt: skip
@@ -355,7 +358,7 @@ def test_lora_is_rejected_for_models_without_lora(client: httpx.Client, running:
     assert code_of(client.post(run_url(running), json=GOOD_BODY | {"lora": "../my-lora"})) == (400, 5006)
 
 
-def test_body_size_is_limited_as_declared_and_as_received(client: httpx.Client, running: Running):
+def test_body_size_limit_applies_to_declared_and_received_size(client: httpx.Client, running: Running):
     big = b'{"prompt": "' + b"x" * (10 * 1024 * 1024) + b'"}'
     declared = client.post(run_url(running), content=big)
     assert code_of(declared) == (413, 3006)
@@ -364,7 +367,7 @@ def test_body_size_is_limited_as_declared_and_as_received(client: httpx.Client, 
     assert code_of(chunked) == (413, 3006)
 
 
-def test_a_compressed_body_is_refused_and_an_old_mislabel_is_not(client: httpx.Client, running: Running):
+def test_compressed_body_is_rejected_but_a_mislabeled_plain_body_is_accepted(client: httpx.Client, running: Running):
     body = json.dumps(GOOD_BODY).encode()
     squeezed = client.post(run_url(running), content=gzip.compress(body), headers={"content-encoding": "gzip"})
     assert code_of(squeezed) == (415, 5004)
@@ -379,7 +382,7 @@ def test_slow_body_is_rejected_with_408(running: Running):
     assert raw_request(running, head.encode() + b'{"prompt":')[:2] == (408, 3007)
 
 
-def test_a_body_cut_short_does_no_work(running: Running):
+def test_truncated_body_starts_no_call(running: Running):
     before = running.site.num_executes
     head = f"POST {httpx.URL(run_url(running)).path} HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n"
     head += f"Authorization: {running.headers()['Authorization']}\r\n\r\n"
@@ -407,7 +410,7 @@ def test_model_without_a_node_gives_out_of_capacity(client: httpx.Client, runnin
     ],
 )
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_refusal_by_a_node_is_an_error_response(
+def test_rejection_by_a_node_is_an_error_response(
     client: httpx.Client, running: Running, reason: str, expected: tuple, is_stream: bool
 ):
     prompt = "!" + json.dumps({"tokens": [], "end": reason, "message": "'/prompt' is odd"})
@@ -435,7 +438,7 @@ def test_refusal_by_a_node_is_an_error_response(
         ("other", "/accounts/{a}/tokens/verify", (401, 1000)),
     ],
 )
-def test_verify_says_how_a_token_stands_to_its_own_kind_of_route(running: Running, token: str, path: str, expected):
+def test_verify_returns_the_token_status_on_the_route_for_its_kind(running: Running, token: str, path: str, expected):
     url = running.gateway.base_url + path.format(a=running.tenants.account_id)
     answer = httpx.get(url, headers=running.headers(token))
     if isinstance(expected, tuple):
@@ -454,14 +457,14 @@ def test_verify_rejects_signed_tokens(running: Running):
         assert code_of(httpx.get(running.gateway.base_url + path, headers=headers)) == (401, 1000)
 
 
-def test_verify_without_a_credential_is_refused_like_everywhere(running: Running):
+def test_verify_without_a_credential_is_rejected(running: Running):
     assert code_of(httpx.get(f"{running.gateway.base_url}/user/tokens/verify")) == (400, 9106)
 
 
-# Both families
+# Both API formats
 
 
-def test_openai_routes_carry_both_shapes_of_an_error(running: Running):
+def test_openai_routes_return_errors_in_both_formats(running: Running):
     answer = httpx.post(f"{running.account_url}/ai/v1/embeddings", json={"model": VECTORS, "input": "x"})
     body = answer.json()
     assert code_of(answer) == (400, 9106)
@@ -470,7 +473,7 @@ def test_openai_routes_carry_both_shapes_of_an_error(running: Running):
     assert body["result"] == {}
 
 
-def test_the_field_at_fault_is_named_as_each_family_does(client: httpx.Client, running: Running):
+def test_invalid_field_is_named_as_in_each_api_format(client: httpx.Client, running: Running):
     asked = {"model": CHATTY, "messages": [{"role": "bogus", "content": "x"}]}
     told = client.post(f"{running.account_url}/ai/v1/chat/completions", json=asked).json()
     assert told["error"]["param"] == "messages[0].role"
@@ -492,7 +495,7 @@ def test_the_field_at_fault_is_named_as_each_family_does(client: httpx.Client, r
         ("POST", "/ai/v1/embeddings?x=" + "y" * 9000, (414, 3006)),
     ],
 )
-def test_openai_paths_that_no_route_answers_carry_both_shapes_too(running: Running, method: str, path: str, expected):
+def test_unknown_openai_paths_return_errors_in_both_formats(running: Running, method: str, path: str, expected):
     answer = httpx.request(method, running.account_url + path)
     assert code_of(answer) == expected
     assert answer.json()["error"]["code"] == expected[1]
@@ -502,15 +505,15 @@ def test_openai_paths_that_no_route_answers_carry_both_shapes_too(running: Runni
     assert "error" not in httpx.get(run_url(running)).json()
 
 
-def test_a_refused_input_reached_a_model_and_a_body_that_is_no_json_did_not(client: httpx.Client, running: Running):
+def test_rejected_input_has_model_headers_and_malformed_json_has_none(client: httpx.Client, running: Running):
     refused = client.post(run_url(running), json={"prompt": "x", "temperature": 9})
     assert refused.headers["cf-ai-req-id"] == refused.headers["x-hearth-request-id"]
     for answer in (client.post(run_url(running), content=b"{"), client.post(run_url(running, "@cf/no/x"), json={})):
         assert "cf-ai-req-id" not in answer.headers
 
 
-def test_nothing_here_was_an_internal_error(running: Running):
-    """Runs last in this file: after all that, the gateway still answers, and none of it was a defect."""
+def test_no_invalid_request_caused_an_internal_error(running: Running):
+    """Runs last in this file: the gateway still responds, and no request caused an internal error."""
     assert running.gateway.metric("hearth_internal_errors_total") == 0
     assert not [line for line in running.gateway.log_lines() if line["level"] in ("error", "critical")]
     assert httpx.post(run_url(running), json=GOOD_BODY, headers=running.headers()).status_code == 200

@@ -1,5 +1,4 @@
-"""Every family of objects is rows: made through one gateway, found as it was by one that starts when the first is gone,
-and deleted for good."""
+"""Objects of every type survive a gateway restart unchanged, and a deleted object stays deleted."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ FILES = {"adapter_config.json": config_bytes(), "adapter_model.safetensors": wei
 
 
 class Api:
-    """A gateway as a user with a global key sees it."""
+    """Client of one gateway that authenticates with a global key."""
 
     def __init__(self, client: httpx.Client) -> None:
         self.client = client
@@ -41,7 +40,7 @@ class Api:
 
 
 def make(api: Api, account: str) -> dict[str, dict[str, Any]]:
-    """One of each family: where it is -> what it is."""
+    """Create one object of each type and return the objects by path."""
     lab = api.result("POST", "/accounts", {"name": "Lab"})
     made = {f"/accounts/{lab['id']}": lab}
     api.result("POST", "/accounts", {"name": "Club"})
@@ -82,10 +81,10 @@ def client_of(gateway: GatewayProcess, headers: dict[str, str]) -> httpx.Client:
 
 
 def check(api: Api, account: str, made: dict[str, dict[str, Any]]) -> None:
-    """All is there as it was, can be used and changed, and is gone once deleted."""
+    """Assert that every object is unchanged, can be used and updated, and is gone after deletion."""
     for where, what in made.items():
         assert api.result("GET", where) == what, where
-        if "/responses/" not in where:  # kept for a while, and not listed
+        if "/responses/" not in where:  # stored responses expire and have no list route
             assert what in api.result("GET", f"{where.rpartition('/')[0]}?per_page=1000"), where
     changed = api.result(
         "PUT", next(path for path in made if "/user/tokens/" in path), {"name": "b", "policies": POLICIES}

@@ -1,4 +1,4 @@
-"""A reply that is asked for again was useless, whichever gateway gave it; found out without anybody waiting for it."""
+"""Client retries mark the earlier response as not useful, whichever gateway sent it, without delaying calls."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def call(raw: bytes = b"body", header: bytes | None = b"0", token: str = "t") ->
 
 @pytest.fixture
 async def quotas(redis_url: str, redis_server: EmbeddedRedis) -> AsyncIterator[list[Quota]]:
-    """The ways of two gateways to one Redis."""
+    """Yield the quotas of two gateways that share one Redis."""
     ephemeral = Ephemeral.connect(redis_url, timeout_s=5)
     made = [Quota(redis_url, ephemeral, timeout_s=5, lease_s=60) for _ in range(2)]
     for quota in made:
@@ -44,7 +44,7 @@ async def quotas(redis_url: str, redis_server: EmbeddedRedis) -> AsyncIterator[l
     for quota in made:
         await quota.close()
     await ephemeral.close()
-    await asyncio.sleep(0)  # for the transports to be closed
+    await asyncio.sleep(0)  # lets the transports close
 
 
 async def retried(replies: RetryTracker, again: Call) -> int:

@@ -1,4 +1,4 @@
-"""A revoked token is refused everywhere within 5 s, within 35 s where Redis is away, and stays so through outages."""
+"""A revoked token is rejected by every gateway within 5 s, or 35 s if Redis is unavailable, and stays rejected."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.full
 
 @dataclass
 class Gateways:
-    """Three of one site: two see its Redis, the third sees it through a proxy."""
+    """Three gateways of one site: two connect to Redis directly, the third through a proxy."""
 
     site: Site
     processes: list[GatewayProcess]
@@ -39,7 +39,7 @@ class Gateways:
         ).status_code
 
     def new_token(self) -> api_tokens.CreatedToken:
-        """One that every gateway has let in and remembers."""
+        """Create a token and use it at every gateway, so that every gateway has cached it."""
         made = asyncio.run(self.with_database(lambda database: api_tokens.create(
             database, PEPPER, self.site.tenants.account_id, "short-lived", [READ]
         )))  # fmt: skip
@@ -56,7 +56,7 @@ class Gateways:
             await database.close()
 
     def new_token_over_api(self) -> tuple[str, str]:
-        """Id and secret of another, made through the first gateway."""
+        """Create a token through the first gateway's API and return its id and secret."""
         groups = self.ask("GET", "/permission_groups")
         group = next(group for group in groups if group["name"] == READ)
         resources = {f"com.cloudflare.api.account.{self.site.tenants.account_id}": "*"}
@@ -74,12 +74,12 @@ class Gateways:
         return answer.json()["result"]
 
     def revoke_in_database(self, token: api_tokens.CreatedToken) -> None:
-        """As an operator does whose command cannot reach Redis."""
+        """Revoke the token in the database only, as a CLI command without access to Redis does."""
         account_id, token_id = self.site.tenants.account_id, token.token.api_token_id
         asyncio.run(self.with_database(lambda database: api_tokens.revoke(database, account_id, token_id)))
 
     def seconds_until_refused(self, secret: str, deadline_s: float) -> float:
-        """Until the last gateway refuses it; and none lets it in again."""
+        """Return the seconds until every gateway rejects the token, and assert that no gateway accepts it again."""
         began_s = time.monotonic()
         for gateway in self.processes:
             wait_until_blocking(lambda: self.status(gateway, secret) == 401, deadline_s, 0.05)  # noqa: B023
@@ -102,7 +102,7 @@ def gateways(new_site: Callable[..., Site]) -> Iterator[Gateways]:
             gateway.stop()
 
 
-def test_it_is_refused_by_every_gateway_within_five_seconds(gateways: Gateways):
+def test_revoked_token_is_rejected_by_every_gateway_within_five_seconds(gateways: Gateways):
     took_s = []
     for _ in range(3):
         api_token_id, secret = gateways.new_token_over_api()
@@ -117,10 +117,10 @@ def test_it_is_refused_by_every_gateway_within_five_seconds(gateways: Gateways):
     figures.record("T4", told, f"pytest {Path(__file__).name}")
 
 
-def test_blocked_account_is_refused_by_every_gateway_within_five_seconds_and_readmitted(
+def test_blocked_account_is_rejected_by_every_gateway_within_five_seconds_until_unblocked(
     gateways: Gateways,
 ):
-    """By an operator whose command cannot reach Redis."""
+    """The operator's command blocks the account without access to Redis."""
     token, account_id = gateways.new_token(), gateways.site.tenants.account_id
 
     def until(status: int) -> float:
@@ -137,7 +137,7 @@ def test_blocked_account_is_refused_by_every_gateway_within_five_seconds_and_rea
     figures.record("T4", told, f"pytest {Path(__file__).name}")
 
 
-def test_it_is_refused_within_five_seconds_by_one_that_is_cut_off_from_redis(gateways: Gateways):
+def test_revoked_token_is_rejected_within_thirty_five_seconds_by_a_gateway_without_redis(gateways: Gateways):
     token = gateways.new_token()
     gateways.proxy.part()
     gateways.revoke_in_database(token)
@@ -146,7 +146,7 @@ def test_it_is_refused_within_five_seconds_by_one_that_is_cut_off_from_redis(gat
     assert gateways.seconds_until_refused(token.secret, 5.0) <= 5.0, "and after it, at once"
 
 
-def test_it_is_refused_within_thirty_five_seconds_with_redis_down_and_stays_refused_when_it_is_back(
+def test_revoked_token_is_rejected_within_thirty_five_seconds_without_redis_and_after_recovery(
     gateways: Gateways,
 ):
     token = gateways.new_token()

@@ -1,4 +1,4 @@
-"""Routes are decided on the raw path; only what was matched is decoded, once."""
+"""Routes are matched on the raw path; only parameters are decoded, once."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def refusal_of(method: str, path: str) -> Refusal:
     "written",
     ["@cf/meta/llama", "@cf%2Fmeta%2Fllama", "%40cf/meta/llama", "%40cf%2fmeta%2Fllama", "%40cf%2Fmeta/llama"],
 )
-def test_every_way_to_write_a_model_id_is_the_same_id(written: str):
+def test_all_encodings_of_a_model_id_match_the_same_model(written: str):
     assert match("POST", f"/v/accounts/{ACCOUNT}/ai/run/{written}") == (
         "run",
         {"account_id": ACCOUNT, "model": "@cf/meta/llama"},
@@ -43,7 +43,7 @@ def test_double_encoding_is_decoded_once():
     assert match("POST", f"/v/accounts/{ACCOUNT}/ai/run/%2540cf%252Fx%252Fy")[1]["model"] == "%40cf%2Fx%2Fy"
 
 
-def test_bytes_that_are_no_text_become_no_model():
+def test_invalid_utf8_matches_no_model():
     assert match("POST", f"/v/accounts/{ACCOUNT}/ai/run/@cf/%ff/x")[1]["model"] == "@cf/�/x"
 
 
@@ -62,7 +62,7 @@ def test_unknown_path_has_no_route(path: str):
 @pytest.mark.parametrize(
     "account", ["x", ACCOUNT.upper(), ACCOUNT[:-1], ACCOUNT + "0", "%30" + ACCOUNT[1:], "..", "'--"]
 )
-def test_an_account_id_is_32_lowercase_hex(account: str):
+def test_account_id_is_32_lowercase_hex_digits(account: str):
     assert refusal_of("GET", f"/v/accounts/{account}/ai/models/search").reason is Reason.ACCOUNT_ID_MALFORMED
 
 
@@ -72,5 +72,5 @@ def test_wrong_method_gets_all_allowed_methods():
     assert (b"allow", b"GET, HEAD") in refusal.headers()
 
 
-def test_head_is_answered_where_get_is():
+def test_head_is_supported_wherever_get_is():
     assert match("HEAD", "/healthz")[0] == "health"

@@ -1,4 +1,4 @@
-"""The gateway's background jobs: which end, and which are started again."""
+"""Background jobs of the gateway: failed jobs are restarted, cancelled jobs end."""
 
 import asyncio
 

@@ -1,5 +1,7 @@
-"""A dump of everything that is stored, cached or logged holds no usable token: tables of either database, its files and
-journals, Redis, spool, logs, objects."""
+"""A dump of everything that is stored, cached or logged contains no usable token.
+
+Covers the tables, files and journals of both databases, Redis, spools, logs and objects.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ _LIKE_A_TOKEN = re.compile(rb"cf[a-z]{1,2}t_[0-9A-Za-z]{20,80}")
 
 @dataclass
 class Holding:
-    """A platform that holds something, and the folders of servers beside it: Postgres's, with its log and journal."""
+    """A running platform with stored data, and the folders of servers outside the site, such as PostgreSQL's log and
+    WAL."""
 
     running: Running
     servers: tuple[Path, ...] = ()
@@ -56,8 +59,7 @@ def holding(request: pytest.FixtureRequest, new_site: Callable[..., Site]) -> It
 
 
 def dump(holding: Holding) -> Iterator[tuple[str, bytes]]:
-    """Where, and what is there: each file of the site (the database with its journal, spools, logs, objects, heads),
-    each row as text, each key of Redis in whatever it keeps, and what Redis itself writes down of commands."""
+    """Yield the location and content of every file of the site, database row, Redis key and command."""
     site = holding.site
     for folder in (site.folder, *holding.servers):
         for path in sorted(folder.rglob("*")):
@@ -105,12 +107,12 @@ def _plain(value: object) -> bytes:
 
 
 def found_in(holding: Holding, texts: list[str]) -> list[str]:
-    """Where one of the secrets lies, as it is or as it is commonly written otherwise, or any other token."""
+    """Return the locations that contain one of the secrets, plainly or in a common encoding, or any other token."""
     wanted = set()
     for text in texts:
         raw = text.encode()
         wanted |= {raw, raw.hex().encode(), base64.b64encode(raw), base64.urlsafe_b64encode(raw), raw[::-1]}
-        wanted.add(raw[-36:])  # the random part and the checksum: the lookup id alone opens nothing
+        wanted.add(raw[-36:])  # the random part and the checksum; the lookup id alone is not a credential
     places = []
     for where, content in dump(holding):
         likely = (match[0].decode() for match in _LIKE_A_TOKEN.finditer(content))
@@ -120,7 +122,7 @@ def found_in(holding: Holding, texts: list[str]) -> list[str]:
 
 
 def use_everywhere(running: Running) -> list[str]:
-    """Tokens where clients put them, rightly and wrongly; the secrets that were shown to us meanwhile."""
+    """Send tokens in valid and invalid positions; return the secrets that the API returned meanwhile."""
     shown = []
     good, account_url = running.tenants.secrets["good"], running.account_url
     bearer = {"Authorization": f"Bearer {good}"}
@@ -169,8 +171,8 @@ def test_no_table_log_or_cache_holds_a_usable_token(holding: Holding):
     figures.record("T1", told, f"pytest {Path(__file__).name}")
 
 
-def test_the_search_finds_what_lies_there(holding: Holding):
-    """What is planted where tokens must not be is found, each in its place: else the search would prove nothing."""
+def test_search_finds_planted_tokens_in_every_location(holding: Holding):
+    """Planted tokens are found in every location; otherwise an empty search result would prove nothing."""
     marker = "cfut_" + secrets.token_hex(20)
     log = holding.running.gateway.folder / "planted.log"
     with contextlib.closing(Redis.from_url(holding.site.redis.url)) as redis:

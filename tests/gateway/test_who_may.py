@@ -1,7 +1,7 @@
-"""Every route by every kind of credential: exactly the cells that should open do. A route without a line fails.
+"""Access to every route with every kind of credential. A route without an entry in the table fails the test.
 
-The real app, over a real database, without a server: what stands behind a route is put in place of by a marker, unless
-it judges the credential itself.
+Runs the real app over a real database without a server. A marker replaces the handler of every route, except for
+handlers that check the credential themselves.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ READ_ACCOUNT, WRITE_ACCOUNT = "read the account", "write the account"
 READ_TOKENS, WRITE_TOKENS = "read the account's tokens", "write the account's tokens"
 READ_OWN_TOKENS, WRITE_OWN_TOKENS = "read one's own tokens", "write one's own tokens"
 USER, ACCOUNTS, NEW_ACCOUNT = "a user", "list accounts", "make an account"
-SESSION = "an operator's session"  # which only test_sign_in.py has: there is no provider here
+SESSION = "an operator's session"  # tested only in test_sign_in.py, because there is no identity provider here
 VERIFY_USER, VERIFY_ACCOUNT = "verify a user's token", "verify an account's token"
 
-# What each route asks for. A new route needs a line here, and so a thought.
+# The permission that each route requires. A new route needs an entry here.
 TABLE = {
     ("POST", f"{A}/ai/run"): RUN,
     ("POST", f"{A}/ai/run/{{model...}}"): RUN,
@@ -146,7 +146,7 @@ READS, WRITES = frozenset({READ_ACCOUNT, ACCOUNTS}), frozenset({READ_ACCOUNT, AC
 KEEPS = frozenset({READ_TOKENS, WRITE_TOKENS})
 KEEPS_OWN = frozenset({READ_OWN_TOKENS, WRITE_OWN_TOKENS})
 EVERYTHING = RUNS | {WRITE_AI, NEW_ACCOUNT} | WRITES | KEEPS | KEEPS_OWN | AS_USER | {VERIFY_ACCOUNT}
-AS_MEMBER = READS | {READ_TOKENS, NEW_ACCOUNT, VERIFY_ACCOUNT} | KEEPS_OWN | AS_USER  # by a key that is the user's own
+AS_MEMBER = READS | {READ_TOKENS, NEW_ACCOUNT, VERIFY_ACCOUNT} | KEEPS_OWN | AS_USER  # with the user's own key
 NOTHING: frozenset[str] = frozenset()
 
 GROUPS = {
@@ -164,7 +164,7 @@ MANAGEMENT = ("Account Settings Write", "API Tokens Write", "Account API Tokens 
 
 @dataclass(frozen=True)
 class Credential:
-    """Headers, what they open on the account of the table, and what is said where they do not."""
+    """Request headers, the permissions they grant on the table's account, and the expected error for other routes."""
 
     name: str
     headers: dict[str, str]
@@ -202,7 +202,7 @@ def service_token() -> str:
 
 
 async def credentials(database: Database, tenants: Tenants) -> list[Credential]:
-    """One of every kind."""
+    """Return one credential of every kind."""
     main = tenants.account_id
 
     async def token(*groups: str, kind: Any = "user") -> dict[str, str]:
@@ -265,14 +265,15 @@ async def credentials(database: Database, tenants: Tenants) -> list[Credential]:
         Credential("administrator", administrator, EVERYTHING - {OWN_RUN}),
         Credential("developer", developer, AS_MEMBER | {RUN, WRITE_AI}),
         Credential("viewer", viewer, AS_MEMBER),
-        # What a member's token says of the account, as far as the role there lets; the user's own is the user's.
+        # On the account, a member's token grants what the member's role allows; on the user's own routes, it acts as
+        # the user.
         Credential("a viewer's token", await held(*manage, user_id=viewer_id), sees),
         Credential("a developer's token", await held(*manage, user_id=developer_id), sees | RUNS | {WRITE_AI}),
     ]  # fmt: skip
 
 
 class App:
-    """The gateway's app, with a marker behind every route that leaves the judging to others."""
+    """The gateway's app with a marker as the handler of every route that does not check credentials itself."""
 
     def __init__(self, services: Services, monkeypatch: pytest.MonkeyPatch) -> None:
         async def reached(_services: Services, _request: Any) -> Response:
@@ -288,7 +289,7 @@ class App:
         self._app = gateway_app.build_app(services)
 
     async def ask(self, method: str, path: str, credential: Credential, body: bytes = b"") -> tuple[int, int]:
-        """Status and code; REACHED for whatever is no word on the credential."""
+        """Return status and code, or REACHED for every response other than a credential error."""
         names = [*credential.headers]
         headers = [(name.lower().encode(), credential.headers[name].encode()) for name in names]
         scope = {
@@ -310,7 +311,7 @@ class App:
         assert status < 500 or path == "/readyz", (method, path, text)
         if status not in (400, 401, 403):
             return REACHED
-        if method == "HEAD":  # has no body, whoever is to leave it out
+        if method == "HEAD":  # a HEAD response may have no body
             return status, 0
         code = json.loads(text)["errors"][0]["code"]
         is_about_credentials = status != 400 or code == 9106 or b"Authorization header" in text
@@ -318,7 +319,7 @@ class App:
 
 
 class Unconnected:
-    """Stands for a client's connection, and what can be done at once on it: there is none."""
+    """Placeholder for the client connection, which does not exist without a server."""
 
     def take_body(self) -> None: ...
 
@@ -364,14 +365,14 @@ def test_permission_table_matches_the_routes():
     assert {(route.method, route.path) for route in ROUTES} == TABLE.keys()
 
 
-def test_the_description_asks_for_a_credential_wherever_the_table_does():
+def test_openapi_description_requires_a_credential_wherever_the_table_does():
     described = openapi.document(ROUTES)["paths"]
     for (method, path), what in TABLE.items():
         security = described[path.replace("...}", "}")][method.lower()]["security"]
         assert (security == []) == (what == ANYBODY), (method, path)
 
 
-async def test_each_credential_opens_exactly_its_routes(
+async def test_each_credential_grants_exactly_its_routes(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     tenants = await seed(sqlite_url)
@@ -412,20 +413,21 @@ async def test_operator_session_can_manage_but_not_run_models(
             headers = {"cookie": f"__Host-hearth-session={cookie}", "sec-fetch-site": "same-origin"}
             operator = Credential(role, {**headers, "x-hearth-csrf": found.csrf_token}, opens | {SESSION})
             for (method, path), what in TABLE.items():
-                if path in ("/admin/sign-in", "/admin/sign-out"):  # the first asks the provider, the second ends this
+                if path in ("/admin/sign-in", "/admin/sign-out"):  # need a provider, or end the session
                     continue
                 said = await app.ask(method, filled(path, tenants.account_id), operator)
-                # Where models are run, and tokens verify themselves, a cookie is no credential at all.
+                # Routes that run models or verify tokens do not accept cookies.
                 is_cookie_nothing = what in (RUN, OWN_RUN, VERIFY_USER, VERIFY_ACCOUNT) and said == MALFORMED
                 if said != operator.expected(what) and not is_cookie_nothing:
                     wrong.append(f"{role}: {method} {path} said {said}, not {operator.expected(what)}")
     assert not wrong, "\n".join(wrong)
 
 
-async def test_other_accounts_and_other_spellings_open_nothing(
+async def test_token_grants_no_access_to_other_accounts_or_path_spellings(
     sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """A good token on accounts that are not its own, which look alike; a blocked one at home; HEAD for GET."""
+    """Covers a valid token on other accounts with similar ids, a blocked account's token on its own account, and HEAD
+    instead of GET."""
     tenants = await seed(sqlite_url)
     async with open_services(settings_of(sqlite_url, tmp_path)) as services:
         app = App(services, monkeypatch)

@@ -1,4 +1,4 @@
-"""A pytest plugin beside the Cloudflare SDK's own test files (`tests/gateway/sdk_suite.py`): the account that they
+"""A pytest plugin beside the Cloudflare SDK's own test files (`tests/clients/sdk_suite.py`): the account that they
 delete many times over is there before each time, and the name of the finetune that they make is free. Runs in the
 clients' environment, which has nothing of ours."""
 

@@ -85,7 +85,7 @@ def test_least_recently_used_idle_adapter_is_evicted_and_a_referenced_one_never(
     take(cache, adapters[3])
     assert cache.acquire(adapters[0].digest) == first, "0 was used after 2"
     assert cache.acquire(adapters[2].digest) == 0, "2 left"
-    assert third not in cache._step.places
+    assert third not in cache._step.adapter_slots
     assert cache.used_bytes == cache._budget_bytes
 
 
@@ -98,7 +98,7 @@ def test_memory_of_idle_adapters_is_reused_for_another_shape(runner: Runner, tmp
     cache.release(pair[1].digest)
     large = save_adapter(tmp_path / "large", matrices_of(runner, 6, rank=16))
     assert take(cache, large)[1] == OUT_OF_CAPACITY
-    assert set(cache._step.places) == set(handles), "nobody leaves for one that does not fit then either"
+    assert set(cache._step.adapter_slots) == set(handles), "nobody leaves for one that does not fit then either"
     cache.release(pair[0].digest)
     assert take(cache, small)[1] == RUNNING
     assert sum(pool.num_used for pool in cache._pools.values()) == len(cache._cached)
@@ -132,8 +132,8 @@ def test_reused_slot_contains_nothing_of_the_previous_adapter(kernels: Kernels, 
     handle, _ = take(cache, small)
     fresh = cache_for(runner, 1, kernels)
     fresh_handle, _ = take(fresh, small)
-    pool, slot = cache._step.places[handle]
-    seen = [numbers_of(*each._step.places[number]) for each, number in ((cache, handle), (fresh, fresh_handle))]
+    pool, slot = cache._step.adapter_slots[handle]
+    seen = [numbers_of(*each._step.adapter_slots[number]) for each, number in ((cache, handle), (fresh, fresh_handle))]
     assert all(torch.equal(one, two) for one, two in zip(*seen, strict=True))
     assert sum(int(each.count_nonzero()) for each in seen[0]) == 3 * pool.slot_bytes // pool.itemsize // 8
     pool.free(slot)

@@ -76,7 +76,7 @@ async def embed(embedder: TextEmbedder, *texts: str, pooling: str | None = None)
     """Vectors [texts, dimensions]."""
     _, result, _ = await events_of(embedder, TextEmbeddings(texts=texts, pooling=pooling))
     assert isinstance(result, Result)
-    return np.frombuffer(result.value.data, dtype="<f4").reshape(result.value.shape)
+    return np.frombuffer(result.data, dtype="<f4").reshape(result.fields["shape"])
 
 
 async def test_vectors_are_those_of_the_reference(embedder: TextEmbedder, minilm: Path) -> None:
@@ -114,7 +114,7 @@ async def test_usage_counts_the_tokens_that_were_computed(embedder: TextEmbedder
     started, result, finished = await events_of(embedder, TextEmbeddings(texts=("hello", "word " * 1000)))
     assert started == Started(3 + 256), "a text is cut after 256 tokens, its two marks included"
     assert isinstance(result, Result)
-    assert (result.value.pooling, result.value.shape) == ("mean", (2, 384))
+    assert (result.fields["pooling"], tuple(result.fields["shape"])) == ("mean", (2, 384))
     assert isinstance(finished, Finished)
     assert finished.usage.prompt_tokens == 3 + 256 == embedder.status().num_computed_tokens - before
 

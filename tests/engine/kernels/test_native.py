@@ -53,7 +53,7 @@ def test_attention_over_the_pool_equals_the_reference_through_joins_departures_c
     generator = torch.Generator().manual_seed(0)
     for _ in range(25):
         step = life.draft_step() if life.rng.random() < draft_fraction else life.step()
-        if not len(step.sequence_ids):
+        if not len(step.context_lens):
             continue
         for twin in twins:
             twin.begin(step)
@@ -228,7 +228,6 @@ def step_of_rows(rows: list[tuple[int, int]], tables: np.ndarray) -> Step:
         query_starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int32),
         context_lens=lens,
         block_tables=tables[: len(rows)],
-        sequence_ids=np.arange(len(rows), dtype=np.int64),
         num_decode_rows=int(np.argmax(np.append(counts, 2) > 1)),
     )
 

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from engine.node import connection as module
-from engine.node.server import CannotListen, GatewayDoor
+from engine.node.gateway_server import GatewayServer
 from engine.protocol import wire
 from engine.protocol.events import Failed, Finished, Started, Token, Usage
 from engine.serving.addresses import parse_address
 from engine.serving.calls import Calls
+from engine.serving.http_server import CannotListen
 from engine.serving.replicas import Replicas
 from tests.certificates import certificates
 from tests.engine.node.wire_client import Closed, WireClient, execute
@@ -32,7 +33,7 @@ class Served:
         self.loaders = FakeLoaders()
         self.replicas = Replicas(FakeStore(), self.loaders, 4)
         self.calls = Calls(self.replicas, max_calls=4)
-        self.door = GatewayDoor(self.calls, service_keys().identity("node/n1"), "n1", None)
+        self.door = GatewayServer(self.calls, service_keys().identity("node/n1"), "n1", None)
         self.folder = folder
 
     async def open(self) -> Served:
@@ -253,7 +254,7 @@ async def test_closing_the_door_sends_what_was_said(served: Served, client: Wire
 
 
 async def test_a_living_nodes_socket_is_not_taken_and_a_stale_one_is(served: Served, short_tmp_path: Path) -> None:
-    second = GatewayDoor(served.calls, service_keys().identity("node/n2"), "n2", None)
+    second = GatewayServer(served.calls, service_keys().identity("node/n2"), "n2", None)
     with pytest.raises(CannotListen, match="another process"):
         await second.open(parse_address(served.door.address))
     stale = short_tmp_path / "stale.sock"
@@ -270,7 +271,7 @@ async def test_over_tcp_only_holders_of_a_certificate_get_in(served: Served, tmp
     server_side.verify_mode = ssl.CERT_REQUIRED
     server_side.load_cert_chain(*node)
     server_side.load_verify_locations(ca)
-    door = GatewayDoor(served.calls, service_keys().identity("node/n1"), "n1", server_side)
+    door = GatewayServer(served.calls, service_keys().identity("node/n1"), "n1", server_side)
     await door.open(parse_address("tcp://127.0.0.1:0"))
     mine = ssl.create_default_context(cafile=str(ca))
     mine.load_cert_chain(*gateway)

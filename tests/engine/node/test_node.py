@@ -280,7 +280,7 @@ async def test_a_model_is_loaded_on_demand_while_another_one_answers(
     heard = await client.by_call(1, 2)
     started, result, finished = heard[1]
     assert isinstance(result, Result)
-    vectors = np.frombuffer(result.value.data, dtype="<f4").reshape(result.value.shape)
+    vectors = np.frombuffer(result.data, dtype="<f4").reshape(result.fields["shape"])
     near, far = vectors[0] @ vectors[1], vectors[0] @ vectors[2]
     assert near > 0.5 > far
     assert isinstance(started, Started)

@@ -12,8 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine.node.http_door import HttpDoor
-from engine.node.server import GatewayDoor
+from engine.node.gateway_server import GatewayServer
+from engine.node.http_app import HttpApp
 from engine.node.settings import NodeSettings
 from engine.protocol import wire
 from engine.protocol.status import NodeStatus
@@ -42,7 +42,7 @@ def keys(short_tmp_path: Path) -> ServiceKeys:
 async def listening(keys: ServiceKeys) -> AsyncIterator[str]:
     """Node n1, listening for gateways."""
     replicas = Replicas(FakeStore(), FakeLoaders(), 4)
-    door = GatewayDoor(Calls(replicas, max_calls=4), keys.identity("node/n1", "fra"), "n1", None)
+    door = GatewayServer(Calls(replicas, max_calls=4), keys.identity("node/n1", "fra"), "n1", None)
     await door.open(parse_address(f"unix://{keys.ring.parent}/node.sock"))
     try:
         yield door.address
@@ -152,7 +152,7 @@ async def test_execute_accepts_an_operator_token_once(keys: ServiceKeys):
     replicas = Replicas(FakeStore(), FakeLoaders(), 4)
     status = NodeStatus(node_id="n1", pop="fra", address="unix:///x")
     node = keys.identity("node/n1", "fra")
-    door = HttpDoor(Calls(replicas, max_calls=4), FakeStore(), node, lambda: status, lambda: True)
+    door = HttpApp(Calls(replicas, max_calls=4), FakeStore(), node, lambda: status, lambda: True)
     operator = keys.identity("operator/ann")
     token = operator.sign("node/n1")
     tries = [

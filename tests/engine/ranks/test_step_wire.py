@@ -76,15 +76,6 @@ def test_steps_survive_the_encoding_in_order(num_bytes: int) -> None:
         assert_same(one, other)
 
 
-def test_draft_flag_survives_the_encoding() -> None:
-    guessed, plain, _ = through(
-        encode_step(replace(a_step((1, 2)), has_drafts=True), BLOCK_SIZE), encode_step(a_step((1, 2)), BLOCK_SIZE)
-    )
-    assert guessed is not None
-    assert plain is not None
-    assert (guessed.has_drafts, plain.has_drafts) == (True, False)
-
-
 def test_wipe_message_survives_the_encoding() -> None:
     step = a_step((1, 2))
     wiped, received, _ = through(encode_wipe(np.array([3, 9], np.int32)), encode_step(step, BLOCK_SIZE))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from engine.serving.asgi import bears
+from engine.serving.asgi import has_bearer_token
 
 
 @pytest.mark.parametrize("offered", [b"Bearer sesame", b"bearer sesame", b"BEARER sesame"])
 def test_the_scheme_may_be_written_either_way(offered: bytes):
-    assert bears({"headers": [(b"authorization", offered)]}, "sesame")
+    assert has_bearer_token({"headers": [(b"authorization", offered)]}, "sesame")
 
 
 @pytest.mark.parametrize(
@@ -30,4 +30,4 @@ def test_the_scheme_may_be_written_either_way(offered: bytes):
     ],
 )
 def test_nothing_but_the_one_secret_will_do(offered: list[bytes]):
-    assert not bears({"headers": [(b"authorization", value) for value in offered]}, "sesame")
+    assert not has_bearer_token({"headers": [(b"authorization", value) for value in offered]}, "sesame")

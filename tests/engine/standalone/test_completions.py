@@ -252,7 +252,7 @@ def test_our_own_load_generator_measures_it(server: ServeProcess, capsys: pytest
 
 
 async def test_a_client_that_leaves_frees_its_blocks_at_once(http: httpx.AsyncClient, server: ServeProcess):
-    held = f'hearth_replica_blocks{{model="{MODEL}",state="held"}}'
+    held = f'hearth_replica_blocks{{model="{MODEL}",state="in_use"}}'
     await wait_until(lambda: server.metric(held) == 0)
     body = {"prompt": ["Once", "Upon"] * 8, "max_tokens": 480, "ignore_eos": True, "stream": True}
     for _ in range(5):  # once in a while all is said before this test wakes up

@@ -62,7 +62,9 @@ def test_output_matches_every_schema_at_every_temperature_in_one_batch(spark: Sp
 
 
 def test_keys_are_in_schema_order_and_nothing_follows_the_value(spark: SparkEngine) -> None:
-    completion = spark.complete(PROMPT, schema(record(zebra=INTEGER, apple=INTEGER, mango=INTEGER)), max_tokens=40)
+    completion = spark.complete(
+        PROMPT, schema(record(zebra=INTEGER, apple=INTEGER, mango=INTEGER)), temperature=0.0, max_tokens=120
+    )
     assert list(json.loads(completion.text)) == ["zebra", "apple", "mango"]
     assert (completion.finish, completion.text[0], completion.text[-1]) == ("stop", "{", "}")
 

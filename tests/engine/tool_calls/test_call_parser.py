@@ -107,11 +107,11 @@ def test_calls_are_found(family: Family, text: str, expected: Read) -> None:
 
 
 @pytest.mark.parametrize(("family", "text"), NO_CALLS)
-def test_what_is_no_call_is_content_to_the_last_character(family: Family, text: str) -> None:
+def test_text_that_is_not_a_call_is_content_unchanged(family: Family, text: str) -> None:
     assert read(family, [text]) == (text, [])
 
 
-def test_a_call_that_never_ends_swallows_no_later_one() -> None:
+def test_call_without_end_does_not_hide_later_calls() -> None:
     broken = '<tool_call>\n{"name": "f", "arguments": {"a": "oops}\n</tool_call>\n'
     assert read(HERMES, [broken + f"<tool_call>\n{SECOND}\n</tool_call>"]) == (broken, [SECOND_CALL])
     assert read(MISTRAL, [f"[TOOL_CALLS][{SECOND}, oops]"]) == (", oops]", [SECOND_CALL])
@@ -126,11 +126,11 @@ def endless(family: Family, unit: str, num_pieces: int) -> float:
 
 @pytest.mark.parametrize("family", ONE_OF_EACH)
 @pytest.mark.parametrize("unit", ["{", '{"name": "f", "arguments": {', '{"name": "f", "arguments": {"a": ['])
-def test_calls_that_never_end_cost_no_more_than_their_text(family: Family, unit: str) -> None:
+def test_calls_without_end_are_parsed_in_linear_time(family: Family, unit: str) -> None:
     assert endless(family, family.opening + unit, 3000) < 2
 
 
-def test_a_first_field_that_never_ends_is_content_as_soon_as_it_is_no_calls() -> None:
+def test_endless_first_field_becomes_content_early() -> None:
     parser = CallParser(HERMES, {"f"}, is_constrained=False)
     assert parser.push('<tool_call>{"parameters') == []
     assert parser.push("s") == ['<tool_call>{"parameterss']
@@ -139,19 +139,19 @@ def test_a_first_field_that_never_ends_is_content_as_soon_as_it_is_no_calls() ->
     assert time.process_time() - started < 1
 
 
-def test_a_long_name_in_an_answer_in_json_costs_no_more_than_its_text() -> None:
+def test_long_name_in_json_output_is_parsed_in_linear_time() -> None:
     pieces = ['{"name": "', *["aaaa "] * 16_000]
     started = time.process_time()
     assert read(LLAMA3_JSON, pieces, is_constrained=True) == ("".join(pieces), [])
     assert time.process_time() - started < 1.5
 
 
-def test_a_few_calls_that_never_end_swallow_none() -> None:
+def test_several_calls_without_end_do_not_hide_later_calls() -> None:
     broken = '<tool_call>{"name": "f", "arguments": {"a": '
     assert read(HERMES, [broken * 7 + f"<tool_call>{SECOND}</tool_call>"]) == (broken * 7, [SECOND_CALL])
 
 
-def test_arguments_may_come_first_or_not_at_all() -> None:
+def test_arguments_may_precede_the_name_or_be_missing() -> None:
     assert read(HERMES, ['<tool_call>{"arguments": {"a": 1}, "name": "f"}']) == ("", [("f", '{"a":1}')])
     assert read(HERMES, ['<tool_call>{"name": "f"}']) == ("", [("f", "{}")])
 
@@ -160,7 +160,7 @@ def test_arguments_may_come_first_or_not_at_all() -> None:
     ("family", "text"), [(family, text) for family, text, _ in CALLS] + [(family, text) for family, text in NO_CALLS]
 )
 @pytest.mark.parametrize("is_constrained", [False, True])
-def test_every_split_reads_the_same(family: Family, text: str, is_constrained: bool) -> None:
+def test_result_does_not_depend_on_the_split(family: Family, text: str, is_constrained: bool) -> None:
     expected = read(family, [text], is_constrained=is_constrained)
     for size in (1, 2, 3, 5, 7, 11):
         assert (
@@ -178,7 +178,7 @@ _noise = st.sampled_from(
 
 
 @given(st.sampled_from((HERMES, MISTRAL, LLAMA3_JSON)), st.lists(_noise, max_size=12), st.data())
-def test_any_text_reads_the_same_however_it_is_split(family: Family, parts: list[str], data: st.DataObject) -> None:
+def test_any_text_gives_the_same_result_for_every_split(family: Family, parts: list[str], data: st.DataObject) -> None:
     text = "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -188,7 +188,7 @@ def test_any_text_reads_the_same_however_it_is_split(family: Family, parts: list
         assert whole[0] == text
 
 
-def test_arguments_of_a_held_model_are_told_as_they_come() -> None:
+def test_constrained_arguments_are_streamed() -> None:
     parser = CallParser(HERMES, {"f"}, is_constrained=True)
     assert parser.push('Hm.\n<tool_call>\n{"name": "f", "argu') == ["Hm."]
     assert parser.push('ments": {') == [ToolCallPiece(0, "f", ""), ToolCallPiece(0, None, "{")]
@@ -199,7 +199,7 @@ def test_arguments_of_a_held_model_are_told_as_they_come() -> None:
     assert parser.push("\n</tool_call>") == parser.flush() == []
 
 
-def test_a_held_call_that_was_cut_short_is_no_whole_call_and_no_content() -> None:
+def test_cut_constrained_call_is_neither_complete_nor_content() -> None:
     parser = CallParser(HERMES, {"f"}, is_constrained=True)
     assert len(parser.push('<tool_call>\n{"name": "f", "arguments": {"a": 1')) == 2
     assert (parser.flush(), parser.num_calls) == ([], 0)
@@ -208,12 +208,12 @@ def test_a_held_call_that_was_cut_short_is_no_whole_call_and_no_content() -> Non
 @pytest.mark.parametrize(
     "answer", ['{"name": "f", "age": 3}', '{"name": "f"}', '{"name": "Ann", "parameters": {"a": 1}}', '{"a": {"b": 1}}']
 )
-def test_an_answer_in_json_of_a_held_model_is_no_call(answer: str) -> None:
+def test_constrained_json_output_is_not_a_call(answer: str) -> None:
     for pieces in ([answer], list(answer)):
         assert read(LLAMA3_JSON, pieces, is_constrained=True) == (answer, [])
 
 
-def test_without_parallel_calls_the_answer_is_over_with_the_first() -> None:
+def test_output_is_complete_after_the_first_call_without_parallel_calls() -> None:
     for family in (HERMES, MISTRAL, LLAMA3_JSON, GRANITE):
         opening = family.opening + family.head
         text = f"{opening}{FIRST}{family.between}{SECOND}{family.tail} and more"
@@ -243,9 +243,7 @@ def answer_in(template: ChatTemplate, form: ToolFormat, calls: Sequence[ToolCall
 
 @pytest.mark.parametrize("name", TEMPLATES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_accepted_calls_written_by_a_models_own_template_are_read_back_equal(
-    test_data: Path, name: str, kind: str
-) -> None:
+def test_calls_rendered_by_model_templates_are_parsed_unchanged(test_data: Path, name: str, kind: str) -> None:
     family = TEMPLATES[name]
     source = (test_data / "templates" / f"{name}.jinja").read_text()
     template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})

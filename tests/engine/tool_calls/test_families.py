@@ -243,7 +243,7 @@ def cut(text: str, size: int) -> list[str]:
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("is_constrained", [False, True])
-def test_calls_are_read_for_any_split(name: str, is_constrained: bool) -> None:
+def test_calls_are_parsed_for_every_split(name: str, is_constrained: bool) -> None:
     family, text = FAMILIES[name], text_of(name)
     assert read(family, [text], is_constrained=is_constrained) == ("", BOTH)
     for size in (1, 2, 3, 7):
@@ -254,7 +254,7 @@ def test_calls_are_read_for_any_split(name: str, is_constrained: bool) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 @pytest.mark.parametrize("is_constrained", [False, True])
-def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(name: str, is_constrained: bool) -> None:
+def test_call_cut_by_the_limit_is_returned_as_far_as_it_goes(name: str, is_constrained: bool) -> None:
     family, text = FAMILIES[name], text_of(name)
     _, names, whole = told(family, [text], is_constrained=is_constrained)
     num_told: list[int] = []
@@ -276,7 +276,7 @@ def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(name: str, i
 
 
 @pytest.mark.parametrize("name", [name for name in TEXTS if name not in ("llama4_pythonic", "xlam")])
-def test_text_before_and_behind_calls_is_content(name: str) -> None:
+def test_text_before_and_after_calls_is_content(name: str) -> None:
     family, text = FAMILIES[name], f"Let me see.\n{text_of(name)}\nDone."
     assert {str(read(family, cut(text, size))) for size in (1, 5, len(text))} == {str(read(family, [text]))}
     content, calls = read(family, [text])
@@ -284,7 +284,7 @@ def test_text_before_and_behind_calls_is_content(name: str) -> None:
 
 
 @pytest.mark.parametrize(("family", "text"), BROKEN)
-def test_what_is_no_call_is_content_to_the_last_character(family: Family, text: str) -> None:
+def test_text_that_is_not_a_call_is_content_unchanged(family: Family, text: str) -> None:
     for size in (1, 2, 5, len(text)):
         assert read(family, cut(text, size)) == (text, [])
 
@@ -301,14 +301,14 @@ _noise = st.sampled_from(
     st.lists(_noise, max_size=14),
     st.data(),
 )
-def test_any_text_reads_the_same_however_it_is_split(family: Family, parts: list[str], data: st.DataObject) -> None:
+def test_any_text_gives_the_same_result_for_every_split(family: Family, parts: list[str], data: st.DataObject) -> None:
     text = family.opening * data.draw(st.booleans()) + "".join(parts)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert read(family, pieces) == read(family, [text])
 
 
-def test_a_held_call_is_told_name_first_and_then_its_texts_as_they_come() -> None:
+def test_constrained_call_streams_its_name_and_then_its_arguments() -> None:
     for family, begin, more in (
         (QWEN3_CODER, "<tool_call>\n<function=shop.search>\n<parameter=words>\nso", " far"),
         (GLM, "<tool_call>shop.search\n<arg_key>words</arg_key>\n<arg_value>so", " far"),
@@ -483,7 +483,9 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_accepted_calls_are_read_back_and_can_be_written(test_data: Path, vocabulary: Vocabulary, name: str) -> None:
+def test_accepted_calls_match_the_grammar_and_are_parsed_unchanged(
+    test_data: Path, vocabulary: Vocabulary, name: str
+) -> None:
     is_own = name in OWN_TEMPLATES
     num_read, num_written = check_round_trip(test_data, name, vocabulary, 1 if is_own else 3)
     assert num_read >= (2 if is_own else 6)
@@ -493,7 +495,7 @@ def test_accepted_calls_are_read_back_and_can_be_written(test_data: Path, vocabu
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_all_accepted_calls_are_read_back_and_most_can_be_written(
+def test_all_accepted_calls_are_parsed_and_most_match_the_grammar(
     test_data: Path, vocabulary: Vocabulary, name: str
 ) -> None:
     is_own = name in OWN_TEMPLATES
@@ -516,7 +518,7 @@ def test_all_accepted_calls_are_read_back_and_most_can_be_written(
     ],
 )
 @pytest.mark.parametrize("size", [1, 7, 500])
-def test_lists_as_python_writes_them_end_where_they_end(written: str, meant: object, size: int) -> None:
+def test_values_in_python_syntax_end_at_their_own_bracket(written: str, meant: object, size: int) -> None:
     text = f"<function=f>\n<parameter=a>{written}</parameter>\n<parameter=n>3</parameter>\n</function>"
     reader, left = SEED_OSS.reader({"f": {"properties": {"a": {"type": ["array", "string"]}, "n": {}}}}), ""
     for at in range(0, len(text), size):
@@ -528,7 +530,7 @@ def test_lists_as_python_writes_them_end_where_they_end(written: str, meant: obj
     assert json.loads(call[1]) == {"a": meant, "n": 3}
 
 
-def test_a_strict_tool_that_a_family_cannot_hold_to_is_told() -> None:
+def test_strict_tool_that_the_syntax_cannot_enforce_is_refused() -> None:
     def held(parameters: dict[str, Any], *, is_strict: bool) -> str:
         tool = Tool(name="f", parameters=parameters, is_strict=is_strict)
         return required_calls(QWEN3_CODER, [tool], Controls({}), is_parallel=False, is_loose=False).text
@@ -549,7 +551,7 @@ def written(vocabulary: Vocabulary, family: Family, text: str, tool: Tool = SEAR
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
 
 
-def test_a_held_model_writes_arguments_that_meet_their_schema(vocabulary: Vocabulary) -> None:
+def test_constrained_model_writes_arguments_that_match_their_schema(vocabulary: Vocabulary) -> None:
     def coder(pairs: str) -> str:
         return f"<tool_call>\n<function=shop.search>\n{pairs}</function>\n</tool_call>"
 
@@ -585,7 +587,7 @@ def test_a_held_model_writes_arguments_that_meet_their_schema(vocabulary: Vocabu
         assert written(vocabulary, GEMMA4, f"<|tool_call>call:shop.search{{{arguments}}}<tool_call|>") is expected
 
 
-def test_a_schema_that_leads_back_to_itself_is_held_with_bare_keys(vocabulary: Vocabulary) -> None:
+def test_recursive_schema_is_enforced_with_bare_keys(vocabulary: Vocabulary) -> None:
     tree = {"type": "object", "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {
         "$ref": "#"}}}, "required": ["name"], "additionalProperties": False}  # fmt: skip
     for parameters in (tree, {"$ref": "#/$defs/t", "$defs": {"t": tree}}):
@@ -602,7 +604,7 @@ def test_a_schema_that_leads_back_to_itself_is_held_with_bare_keys(vocabulary: V
     {"type": "string", "pattern": "^x+$"}, {"type": "array", "maxItems": 2}, {"allOf": [{}]}, {"enum": [[1]]},
     {"type": "object", "minProperties": 1},
 ])  # fmt: skip
-def test_a_strict_tool_that_bare_keys_cannot_hold_to_is_told(part: dict[str, Any]) -> None:
+def test_strict_tool_that_bare_keys_cannot_enforce_is_refused(part: dict[str, Any]) -> None:
     for is_strict in (True, False):
         tool = Tool(name="f", parameters={"properties": {"a": part}}, is_strict=is_strict)
         if is_strict:

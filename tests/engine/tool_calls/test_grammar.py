@@ -70,7 +70,7 @@ def required(
 
 
 @pytest.mark.parametrize("text", [hermes(OSLO), hermes(NOON), hermes(OSLO, NOON, OSLO)])
-def test_required_calls_can_be_written(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
+def test_required_calls_match_the_grammar(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
     assert required(vocabulary, controls, text)
 
 
@@ -90,11 +90,11 @@ def test_required_calls_can_be_written(vocabulary: Vocabulary, controls: Control
         hermes(NOON)[:-5],
     ],
 )
-def test_nothing_but_required_calls_can_be_written(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
+def test_other_text_does_not_match_required_calls(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
     assert not required(vocabulary, controls, text)
 
 
-def test_without_parallel_calls_one_is_all(vocabulary: Vocabulary, controls: Controls) -> None:
+def test_one_call_without_parallel_calls(vocabulary: Vocabulary, controls: Controls) -> None:
     assert required(vocabulary, controls, hermes(OSLO), is_parallel=False)
     assert not required(vocabulary, controls, hermes(OSLO, NOON), is_parallel=False)
 
@@ -115,7 +115,7 @@ FREE = {"properties": {"a": {"type": "integer"}}}
         FREE,
     ],
 )
-def test_arguments_are_an_object_whatever_parameters_say(
+def test_arguments_are_always_an_object(
     vocabulary: Vocabulary, controls: Controls, parameters: dict[str, object], is_strict: bool
 ) -> None:
     tools = [Tool(name="f", parameters=parameters, is_strict=is_strict)]
@@ -133,25 +133,25 @@ def lazy(vocabulary: Vocabulary, controls: Controls, text: str, answer: Constrai
     "text",
     ["", "Hello.", "1 < 2\n\n", "{}", hermes(OSLO), "Let me see.\n" + hermes(OSLO, NOON)],
 )
-def test_a_free_choice_is_free_until_a_call_begins(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
+def test_optional_calls_allow_free_text_before_a_call(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
     assert lazy(vocabulary, controls, text)
 
 
 @pytest.mark.parametrize(
     "text", [hermes('{"name": "other"}'), "Hi <tool_call> hi", hermes(OSLO) + " bye", "</tool_call>"]
 )
-def test_a_call_once_begun_must_be_a_true_one(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
+def test_begun_call_must_be_valid(vocabulary: Vocabulary, controls: Controls, text: str) -> None:
     assert not lazy(vocabulary, controls, text)
 
 
-def test_a_call_cannot_be_spelled_without_its_control_token(vocabulary: Vocabulary, controls: Controls) -> None:
+def test_call_requires_its_control_token(vocabulary: Vocabulary, controls: Controls) -> None:
     matcher = compile_matcher(lazy_calls(HERMES, [NOW], controls, None, is_parallel=True, is_loose=False), vocabulary)
     token_ids = TOKENIZER.encode("a <tool_call>")
     assert controls.marks["<tool_call>"] not in token_ids
     assert matcher.try_consume_tokens(token_ids) < len(token_ids)
 
 
-def test_other_control_tokens_may_stand_in_text_where_they_show(vocabulary: Vocabulary, controls: Controls) -> None:
+def test_visible_control_tokens_are_allowed_in_text(vocabulary: Vocabulary, controls: Controls) -> None:
     think = TOKENIZER.encode("<|reserved_0|>", parse_special=True)
     assert len(think) == 1
     thinking = Controls(controls.marks, in_text=think)
@@ -162,7 +162,7 @@ def test_other_control_tokens_may_stand_in_text_where_they_show(vocabulary: Voca
         assert (matcher.try_consume_tokens(token_ids) == len(token_ids)) is expected
 
 
-def test_with_an_output_format_the_answer_is_that_or_calls(vocabulary: Vocabulary, controls: Controls) -> None:
+def test_output_format_with_tools_allows_the_format_or_calls(vocabulary: Vocabulary, controls: Controls) -> None:
     schema = Constraint(
         "json_schema", '{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}'
     )
@@ -174,7 +174,7 @@ def test_with_an_output_format_the_answer_is_that_or_calls(vocabulary: Vocabular
     assert not lazy(vocabulary, controls, "[1]", Constraint("json_object"))
 
 
-def test_a_tool_that_is_not_strict_gives_up_what_cannot_be_held(vocabulary: Vocabulary, controls: Controls) -> None:
+def test_tool_that_is_not_strict_ignores_unsupported_keywords(vocabulary: Vocabulary, controls: Controls) -> None:
     odd = Tool(name="odd", parameters={"properties": {"a": {"type": "string", "not": {"const": "x"}}}})
     assert required(vocabulary, controls, hermes('{"name": "odd", "arguments": {"a": "x"}}'), [odd])
     worse = Tool(name="odd", parameters={"type": "dict", "properties": {"a": {"type": "float"}}})
@@ -187,7 +187,7 @@ def test_a_tool_that_is_not_strict_gives_up_what_cannot_be_held(vocabulary: Voca
         required(vocabulary, controls, hermes(NOON), [strict, NOW], is_loose=True)
 
 
-def test_names_and_schemas_cannot_break_out_of_the_grammar(vocabulary: Vocabulary, controls: Controls) -> None:
+def test_names_and_schemas_are_escaped_in_the_grammar(vocabulary: Vocabulary, controls: Controls) -> None:
     wild = Tool(name="a.b/c:d-e", parameters={"properties": {'"}\n start: /.*/ #': {"type": "string"}}})
     assert required(vocabulary, controls, hermes('{"name": "a.b/c:d-e", "arguments": {}}'), [wild])
     arguments = json.dumps({'"}\n start: /.*/ #': "x"})
@@ -209,14 +209,14 @@ def test_names_and_schemas_cannot_break_out_of_the_grammar(vocabulary: Vocabular
         (LLAMA3_JSON, f"{OSLO}; {NOON}".replace("arguments", "parameters")),
     ],
 )
-def test_other_families_write_calls_in_their_own_way(vocabulary: Vocabulary, family: Family, text: str) -> None:
+def test_grammar_follows_the_syntax_of_the_family(vocabulary: Vocabulary, family: Family, text: str) -> None:
     constraint = required_calls(family, [WEATHER, NOW], Controls({}), is_parallel=True, is_loose=False)
     assert accepts(vocabulary, constraint, text)
     assert not accepts(vocabulary, constraint, hermes(OSLO))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_accepted_calls_of_real_tools_can_be_written(
+def test_accepted_calls_of_real_tools_match_the_grammar(
     vocabulary: Vocabulary, controls: Controls, test_data: Path, kind: str
 ) -> None:
     """Their arguments in the order of the schema, as a held model writes them."""
@@ -242,7 +242,7 @@ def plans(controls: Controls, form: ToolFormat | None = None, **fields: object) 
         yield None if constraint is None else constraint.text.splitlines()[0]
 
 
-def test_plans_try_the_strictest_first(controls: Controls) -> None:
+def test_plan_tries_the_strictest_constraint_first(controls: Controls) -> None:
     strict = Tool(name="now", is_strict=True)
     caller = Constraint("json_object")
     assert list(plans(controls)) == ["start: text calls?", "start: text calls?", None]
@@ -255,7 +255,7 @@ def test_plans_try_the_strictest_first(controls: Controls) -> None:
     assert not can_be_lazy(LLAMA3_JSON, controls)
 
 
-def test_a_plan_holds_a_named_tool_alone_and_to_one_call(controls: Controls) -> None:
+def test_named_tool_choice_allows_one_call_of_this_tool(controls: Controls) -> None:
     plan = make_output_plan(task(tool_choice="required", named_tool="now"), ToolFormat(HERMES), controls)
     assert plan.constraints[0] is not None
     assert "get_weather" not in plan.constraints[0].text
@@ -263,7 +263,7 @@ def test_a_plan_holds_a_named_tool_alone_and_to_one_call(controls: Controls) -> 
     assert plan.tools == (WEATHER, NOW)
 
 
-def test_a_model_whose_template_shows_one_call_is_asked_for_one(controls: Controls) -> None:
+def test_template_without_parallel_calls_limits_the_model_to_one_call(controls: Controls) -> None:
     plan = make_output_plan(task(), ToolFormat(HERMES, supports_parallel=False), controls)
     assert not plan.is_parallel
     parser = plan.parser(None)
@@ -272,13 +272,13 @@ def test_a_model_whose_template_shows_one_call_is_asked_for_one(controls: Contro
     assert parser.is_complete
 
 
-def test_tools_that_must_not_be_called_are_not_shown(controls: Controls) -> None:
+def test_tool_choice_none_hides_the_tools(controls: Controls) -> None:
     caller = Constraint("json_object")
     plan = make_output_plan(task(tool_choice="none", constraint=caller), None, controls)
     assert (plan.tools, plan.constraints, plan.parser(caller)) == ((), (caller,), None)
 
 
-def test_tools_are_refused_where_they_cannot_be_used(controls: Controls) -> None:
+def test_unusable_tools_are_refused(controls: Controls) -> None:
     with pytest.raises(ToolsRefused, match="'/tools'"):
         make_output_plan(task(), None, controls)
     with pytest.raises(ToolsRefused, match="output format"):

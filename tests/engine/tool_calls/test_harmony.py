@@ -59,7 +59,7 @@ def read(
 
 
 @pytest.mark.parametrize(("text", "thought", "content", "calls"), CASES)
-def test_messages_are_told_apart_for_any_split(
+def test_messages_are_separated_for_every_split(
     text: str, thought: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     assert read([text]) == read(list(text)) == (thought, content, calls)
@@ -67,7 +67,7 @@ def test_messages_are_told_apart_for_any_split(
         assert read([text[:at], text[at:]]) == (thought, content, calls)
 
 
-def test_a_held_call_is_told_as_it_comes_and_ends_the_answer() -> None:
+def test_constrained_call_is_streamed_and_completes_the_output() -> None:
     parser = HarmonyParser({"f"}, is_constrained=True)
     begin, more = CALL[:-2], CALL[-2:]
     assert parser.push(begin) == [ToolCallPiece(0, "f", ""), ToolCallPiece(0, None, '{"a": ')]
@@ -88,7 +88,7 @@ CUT_SHORT = [  # a call's message, cut short: content, and what is told of the c
 
 
 @pytest.mark.parametrize(("text", "content", "calls"), CUT_SHORT)
-def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(
+def test_call_cut_by_the_limit_is_returned_as_far_as_it_goes(
     text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     for pieces in ([text], list(text)):
@@ -97,7 +97,7 @@ def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(
             assert read(pieces, is_constrained=True, is_cut=True) == ("", "", calls)
 
 
-def test_thinking_is_known_while_it_lasts() -> None:
+def test_is_reasoning_is_true_during_reasoning() -> None:
     parser = HarmonyParser((), is_constrained=False)
     parser.push("<|channel|>analysis<|message|>Hm")
     assert parser.is_reasoning
@@ -123,7 +123,7 @@ def accepts(vocabulary: Vocabulary, constraint: Constraint | None, text: str) ->
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
 
 
-def test_a_required_call_may_follow_a_thought(vocabulary: Vocabulary) -> None:
+def test_required_call_may_follow_reasoning(vocabulary: Vocabulary) -> None:
     task = TextGeneration(prompt="x", tools=(TOOL,), tool_choice="required")
     held = make_output_plan(task, ToolFormat(HARMONY, supports_parallel=False), CONTROLS).constraints[0]
     for text, expected in (
@@ -138,7 +138,7 @@ def test_a_required_call_may_follow_a_thought(vocabulary: Vocabulary) -> None:
         assert accepts(vocabulary, held, text) is expected
 
 
-def test_a_free_answer_may_be_any_of_them_and_a_format_stands_on_the_last_channel(vocabulary: Vocabulary) -> None:
+def test_output_format_applies_to_the_final_channel(vocabulary: Vocabulary) -> None:
     form = ToolFormat(HARMONY, supports_parallel=False)
     free = make_output_plan(TextGeneration(prompt="x", tools=(TOOL,)), form, CONTROLS).constraints[0]
     for text in (
@@ -160,6 +160,6 @@ def test_a_free_answer_may_be_any_of_them_and_a_format_stands_on_the_last_channe
     assert said[0] == ReasoningPiece("Hm. <b>2</b>")
 
 
-def test_a_prompt_that_no_template_wrote_is_gone_on_with_as_it_is() -> None:
+def test_raw_prompt_is_continued_without_a_grammar() -> None:
     plan = make_output_plan(TextGeneration(prompt="x", raw=True), ToolFormat(HARMONY), CONTROLS, is_turn=False)
     assert (plan.constraints, plan.parser(None)) == ((None,), None)

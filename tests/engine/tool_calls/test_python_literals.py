@@ -18,7 +18,7 @@ _values = st.recursive(
 
 
 @given(_values, st.integers(1, 4))
-def test_what_python_writes_is_read_back_equal(value: object, size: int) -> None:
+def test_repr_of_a_value_is_read_back_equal(value: object, size: int) -> None:
     text = repr(value) + ")"
     reader, at = PythonReader(), 0
     while at < len(text) and not reader.is_complete:
@@ -28,7 +28,7 @@ def test_what_python_writes_is_read_back_equal(value: object, size: int) -> None
 
 
 @given(_values)
-def test_json_is_read_too(value: object) -> None:
+def test_json_literals_are_read(value: object) -> None:
     found = json_of_python(json.dumps(value))
     assert found is not None
     assert json.loads(found) == value
@@ -45,7 +45,7 @@ def test_json_is_read_too(value: object) -> None:
         ("-1.5e3", -1500.0),
     ],
 )
-def test_python_s_own_ways_are_known(text: str, expected: object) -> None:
+def test_python_specific_literals_are_read(text: str, expected: object) -> None:
     found = json_of_python(text)
     assert found is not None
     assert json.loads(found) == expected
@@ -56,5 +56,5 @@ def test_python_s_own_ways_are_known(text: str, expected: object) -> None:
     ["", "x", "f(1)", "1 2", "[1", "{1: 2}", "{'a'}", "[,]", "1_000", "0x1f", "nan", "'a' 'b'", "[1]]", "b'a'", "]",
      "(" * 99]
 )  # fmt: skip
-def test_anything_else_is_none(text: str) -> None:
+def test_text_that_is_not_a_literal_is_rejected(text: str) -> None:
     assert json_of_python(text) is None

@@ -78,7 +78,7 @@ def read(reasoning: Reasoning, phase: Phase, pieces: Sequence[str]) -> tuple[str
 
 
 @pytest.mark.parametrize(("reasoning", "phase", "text", "thought", "answer"), CASES)
-def test_a_thought_is_told_apart_for_any_split(
+def test_reasoning_is_separated_for_every_split(
     reasoning: Reasoning, phase: Phase, text: str, thought: str, answer: str
 ) -> None:
     assert read(reasoning, phase, [text]) == (thought, answer)
@@ -93,7 +93,7 @@ _noise = st.sampled_from(["<think>", "</think>", "<response>", "</response>", "<
 @given(
     st.sampled_from((THINK, GRANITE)), st.sampled_from(("may_think", "thinks", "answers")), st.lists(_noise), st.data()
 )
-def test_any_text_reads_the_same_however_it_is_split(
+def test_any_text_gives_the_same_result_for_every_split(
     reasoning: Reasoning, phase: Phase, parts: list[str], data: st.DataObject
 ) -> None:
     text = "".join(parts)
@@ -102,7 +102,7 @@ def test_any_text_reads_the_same_however_it_is_split(
     assert read(reasoning, phase, pieces) == read(reasoning, phase, [text])
 
 
-def test_thoughts_and_answers_are_told_as_they_come() -> None:
+def test_reasoning_and_text_are_streamed() -> None:
     parser = ReasoningParser(THINK, "may_think")
     assert parser.push("<thi") == []
     assert parser.push("nk>\nOne ") == [ReasoningPiece("One")]
@@ -132,7 +132,7 @@ def test_thoughts_and_answers_are_told_as_they_come() -> None:
         ("meta-llama-Llama-3.1-8B-Instruct", None, None),
     ],
 )
-def test_templates_show_the_marks_and_where_a_prompt_ends(
+def test_reasoning_marks_and_phase_are_found_in_templates(
     test_data: Path, name: str, expected: Reasoning | None, phase: Phase | None
 ) -> None:
     template = ChatTemplate((test_data / "templates" / f"{name}.jinja").read_text(), {"bos_token": "", "eos_token": ""})
@@ -164,9 +164,7 @@ KINDS = [
 
 
 @pytest.mark.parametrize(("answer", "good", "bad"), KINDS)
-def test_a_format_holds_for_what_follows_a_thought(
-    vocabulary: Vocabulary, answer: Constraint, good: str, bad: str
-) -> None:
+def test_output_format_applies_after_reasoning(vocabulary: Vocabulary, answer: Constraint, good: str, bad: str) -> None:
     controls = Controls({})
     may_think = answer_after_reasoning(answer, controls, ReasoningState(THINK, "may_think"))
     for text in (good, f"<think>\nI < you\n</think>\n\n{good}"):
@@ -180,7 +178,7 @@ def test_a_format_holds_for_what_follows_a_thought(
     assert accepts(vocabulary, framed, f"<think>a</think><response>{good}</response>")
 
 
-def test_marks_that_are_control_tokens_are_spelled_with_them(vocabulary: Vocabulary) -> None:
+def test_reasoning_marks_use_control_tokens(vocabulary: Vocabulary) -> None:
     opening, closing = (TOKENIZER.control_id(f"<|reserved_{number}|>") for number in (0, 1))
     assert opening is not None
     assert closing is not None
@@ -195,7 +193,7 @@ def test_marks_that_are_control_tokens_are_spelled_with_them(vocabulary: Vocabul
 NOW = Tool(name="now")
 
 
-def test_a_required_call_may_follow_a_thought_and_is_read_behind_it(vocabulary: Vocabulary) -> None:
+def test_required_call_after_reasoning_is_parsed(vocabulary: Vocabulary) -> None:
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     task = TextGeneration(prompt="x", tools=(NOW,), tool_choice="required")
     plan = make_output_plan(task, ToolFormat(HERMES), Controls({}), ReasoningState(THINK, "may_think"))
@@ -211,7 +209,7 @@ def test_a_required_call_may_follow_a_thought_and_is_read_behind_it(vocabulary: 
     assert not accepts(vocabulary, held, "<think>a</think>")
 
 
-def test_a_free_answer_may_think_and_then_call(vocabulary: Vocabulary) -> None:
+def test_optional_call_may_follow_reasoning(vocabulary: Vocabulary) -> None:
     ids = {mark: TOKENIZER.control_id(mark) for mark in HERMES.marks}
     controls = Controls({mark: token_id for mark, token_id in ids.items() if token_id is not None})
     plan = make_output_plan(
@@ -222,7 +220,7 @@ def test_a_free_answer_may_think_and_then_call(vocabulary: Vocabulary) -> None:
         assert accepts(vocabulary, plan.constraints[0], text, parse_special=True) is expected
 
 
-def test_a_coders_calls_follow_each_other_with_or_without_a_new_line(vocabulary: Vocabulary) -> None:
+def test_new_line_between_calls_is_optional(vocabulary: Vocabulary) -> None:
     task = TextGeneration(prompt="x", tools=(NOW,), tool_choice="required")
     held = make_output_plan(task, ToolFormat(QWEN3_CODER), Controls({})).constraints[0]
     call = "<tool_call>\n<function=now>\n</function>\n</tool_call>"

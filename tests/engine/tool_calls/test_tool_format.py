@@ -60,15 +60,15 @@ def form_of(source: str, name: str | None = None) -> ToolFormat | None:
         ("classic/chatml", None),
     ],
 )
-def test_the_form_is_found_in_the_template(test_data: Path, name: str, expected: ToolFormat | None) -> None:
+def test_tool_format_is_found_in_the_template(test_data: Path, name: str, expected: ToolFormat | None) -> None:
     assert form_of((test_data / "templates" / f"{name}.jinja").read_text()) == expected
 
 
-def test_the_built_in_model_has_a_form() -> None:
+def test_built_in_model_has_a_tool_format() -> None:
     assert form_of(json.loads(SPARK.read_text())["chat_template"]) == ToolFormat(HERMES)
 
 
-def test_a_template_that_joins_strings_gets_arguments_as_text() -> None:
+def test_template_that_concatenates_strings_gets_arguments_as_text() -> None:
     call = """'<tool_call>{"name": "' + c.function.name + '", "arguments": ' + c.function.arguments + '}</tool_call>'"""
     source = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ " + call + " }}{% endfor %}{% endfor %}"
     form = form_of(source)
@@ -77,17 +77,17 @@ def test_a_template_that_joins_strings_gets_arguments_as_text() -> None:
     assert shown[0]["tool_calls"][0]["function"]["arguments"] == CALL.arguments
 
 
-def test_a_card_may_say_the_family_where_the_template_does_not() -> None:
+def test_model_card_names_the_family_if_the_template_does_not() -> None:
     assert form_of("{{ messages }}", "mistral") == ToolFormat(MISTRAL)
     assert form_of("{{ messages }}") is None
     assert form_of("{{ raise_exception('no') }}", "hermes") == ToolFormat(HERMES)
 
 
-def test_cards_know_the_same_families() -> None:
+def test_model_cards_accept_the_same_families() -> None:
     assert set(get_args(ToolParser)) == set(FAMILIES)
 
 
-def test_calls_and_results_are_shown_as_templates_read_them() -> None:
+def test_calls_and_results_are_given_in_the_form_templates_expect() -> None:
     messages = [ChatMessage("assistant", tool_calls=(CALL,)), ChatMessage("tool", "42", tool_call_id="c1")]
     assert template_messages(messages, ToolFormat(HERMES)) == [
         {
@@ -99,11 +99,11 @@ def test_calls_and_results_are_shown_as_templates_read_them() -> None:
     ]
 
 
-def test_turns_without_calls_carry_none() -> None:
+def test_turns_without_calls_have_no_tool_calls_field() -> None:
     assert template_messages([ChatMessage("assistant", "x")], None) == [{"role": "assistant", "content": "x"}]
 
 
-def test_results_without_ids_answer_the_first_open_call_of_their_name() -> None:
+def test_result_without_id_answers_the_first_open_call_of_its_name() -> None:
     f, g = (ToolCall(name=name, arguments="{}") for name in "fg")
     messages = [
         ChatMessage("assistant", tool_calls=(f, g, f)),
@@ -120,7 +120,7 @@ def test_results_without_ids_answer_the_first_open_call_of_their_name() -> None:
     ]  # fmt: skip
 
 
-def test_a_family_that_wants_short_ids_gets_them_and_they_still_match() -> None:
+def test_short_ids_match_between_calls_and_results() -> None:
     call = ToolCall(id="call_0123456789abcdef", name="f", arguments="{}")
     messages = [ChatMessage("assistant", tool_calls=(call,)), ChatMessage("tool", "x", tool_call_id=call.id)]
     said, result = template_messages(messages, ToolFormat(MISTRAL))
@@ -130,7 +130,7 @@ def test_a_family_that_wants_short_ids_gets_them_and_they_still_match() -> None:
     assert template_messages(messages, ToolFormat(HERMES))[0]["tool_calls"][0]["id"] == call.id
 
 
-def test_a_family_that_numbers_its_calls_sees_all_ids_so() -> None:
+def test_numbered_ids_are_shown_for_all_calls() -> None:
     f, g = (ToolCall(id=f"call_{name}", name=name, arguments="{}") for name in "fg")
     messages = [
         ChatMessage("assistant", tool_calls=(f, g)),
@@ -148,7 +148,7 @@ def test_a_family_that_numbers_its_calls_sees_all_ids_so() -> None:
     assert shown == ["functions.g:1", "functions.f:0", "functions.f:2", "call_h"]
 
 
-def test_a_whole_loop_renders_in_every_family(test_data: Path) -> None:
+def test_whole_tool_loop_renders_in_every_family(test_data: Path) -> None:
     tool = Tool(name="f", parameters={"type": "object", "properties": {"a": {"type": "string"}}})
     messages = [
         ChatMessage("user", "Q"),
@@ -168,7 +168,7 @@ def test_a_whole_loop_renders_in_every_family(test_data: Path) -> None:
         assert "R" in text.split('{"a": "b"}')[1]
 
 
-def test_a_tool_without_parameters_is_shown_with_none() -> None:
+def test_tool_without_parameters_gets_an_empty_object_schema() -> None:
     assert template_tools([Tool(name="now")]) == [
         {
             "type": "function",

@@ -1,4 +1,4 @@
-"""A body whose options were read before comes to the same as one that is read for the first time."""
+"""Chat bodies with remembered options are parsed like bodies that are parsed for the first time."""
 
 from __future__ import annotations
 

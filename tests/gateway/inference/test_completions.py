@@ -1,4 +1,4 @@
-"""OpenAI's text completions: a text is continued as it is."""
+"""OpenAI's text completions."""
 
 import json
 
@@ -38,7 +38,7 @@ def test_text_completion_uses_no_chat_template(openai: OpenAI, client: httpx.Cli
     assert (task.prompt, task.raw, task.sampling.max_tokens) == ("Once upon", True, 16)
 
 
-def test_a_stream_of_it(openai: OpenAI):
+def test_text_completion_can_be_streamed(openai: OpenAI):
     options = {"include_usage": True}
     chunks = list(
         openai.completions.create(model=PARROT, prompt="Once", max_tokens=3, stream=True, stream_options=options)

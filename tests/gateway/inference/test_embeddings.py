@@ -37,7 +37,7 @@ def test_openai_embeddings_are_the_same_in_both_encodings(client: httpx.Client, 
     assert plain["model"] == VECTORS
 
 
-def test_a_thousand_texts_go_in_one_call(client: httpx.Client, running: Running):
+def test_thousand_texts_are_embedded_in_one_call(client: httpx.Client, running: Running):
     answer = embed(client, running, {"input": ["text"] * 1000}).json()
     assert len(answer["data"]) == 1000
 

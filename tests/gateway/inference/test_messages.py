@@ -1,4 +1,4 @@
-"""Anthropic's Messages: whole, and as the events that their clients wait for, in that order."""
+"""Anthropic's Messages: whole, and as events in the order that clients expect."""
 
 import json
 
@@ -70,7 +70,7 @@ def gathered(events: list[dict]) -> dict:
     return message
 
 
-def test_a_whole_message(client: httpx.Client, running: Running):
+def test_complete_message_has_content_and_usage(client: httpx.Client, running: Running):
     answer = ask(client, running, {"model": PARROT, "max_tokens": 3})
     message = answer.json()
     assert message.pop("id").startswith("msg_")
@@ -105,7 +105,7 @@ def test_cached_tokens_are_reported_separately(client: httpx.Client, running: Ru
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (3, 1, 1)
 
 
-def test_blocks_become_turns(client: httpx.Client, running: Running):
+def test_content_blocks_become_conversation_messages(client: httpx.Client, running: Running):
     messages = [
         {"role": "user", "content": [
             {"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "b"},
@@ -158,13 +158,13 @@ def test_settings_reach_the_node(client: httpx.Client, running: Running):
 
 
 @pytest.mark.parametrize(("said", "meant"), [("auto", "auto"), ("any", "required"), ("none", "none")])
-def test_choices_of_tools(client: httpx.Client, running: Running, said: str, meant: str):
+def test_tool_choice_is_translated(client: httpx.Client, running: Running, said: str, meant: str):
     answer = ask(client, running, {"tools": [WEATHER], "tool_choice": {"type": said}})
     task = running.site.execute_of(answer).task
     assert (task.tool_choice, task.is_parallel_tool_calls) == (meant, True)
 
 
-def test_calls_are_blocks_of_their_own(client: httpx.Client, running: Running):
+def test_tool_calls_are_separate_content_blocks(client: httpx.Client, running: Running):
     body = scripted(calls=[("get_weather", '{"city": "Paris"}'), ("get_weather", "{}")], end="tool_calls")
     message = ask(client, running, body | {"tools": [WEATHER]}).json()
     assert message["stop_reason"] == "tool_use"
@@ -199,7 +199,7 @@ def test_accumulated_stream_equals_the_whole_message(client: httpx.Client, runni
     assert streamed == whole
 
 
-def test_the_stop_sequence_that_ended_an_answer_is_named(client: httpx.Client, running: Running):
+def test_matched_stop_sequence_is_reported(client: httpx.Client, running: Running):
     message = ask(client, running, scripted(stop="\n\nHuman")).json()
     assert (message["stop_reason"], message["stop_sequence"]) == ("stop_sequence", "\n\nHuman")
 
@@ -232,7 +232,7 @@ def test_failure_before_the_first_event_is_an_error_response(client: httpx.Clien
     assert answer.json()["error"]["type"] == "rate_limit_error"
 
 
-def test_an_alias_and_the_usage_entry(client: httpx.Client, running: Running):
+def test_alias_call_has_a_usage_entry(client: httpx.Client, running: Running):
     answer = ask(client, running, {"model": ALIAS})
     assert answer.json()["model"] == ALIAS
     assert answer.headers["x-hearth-model"] == PARROT
@@ -289,7 +289,9 @@ def test_invalid_field_is_named_in_both_error_formats(client: httpx.Client, runn
         ("messages/nothing", {}, (400, "invalid_request_error")),
     ],
 )
-def test_every_refusal_of_the_route_is_anthropic_s_too(client: httpx.Client, running: Running, path, options, expected):
+def test_every_error_of_the_route_has_the_anthropic_format(
+    client: httpx.Client, running: Running, path, options, expected
+):
     answer = client.post(f"{running.account_url}/ai/v1/{path}", **options)
     assert (answer.status_code, answer.json()["error"]["type"]) == expected
     assert answer.json()["errors"]

@@ -1,4 +1,4 @@
-"""OpenAI's Responses: whole and as events, with tools and formats, one after another in a thread."""
+"""OpenAI's Responses: whole and as events, with tools and formats, stored and continued."""
 
 import json
 import sqlite3
@@ -44,7 +44,7 @@ def script(**fields) -> str:
     return "!" + json.dumps(fields)
 
 
-def test_a_whole_response(openai: OpenAI):
+def test_complete_response_has_output_and_usage(openai: OpenAI):
     response = openai.responses.create(
         model=PARROT, input="Hello", instructions="Be kind", max_output_tokens=3, temperature=0.5, metadata={"a": "b"}
     )
@@ -68,7 +68,7 @@ def test_complete_response_has_status_completed(openai: OpenAI):
     assert response.usage.input_tokens_details.cached_tokens == 1
 
 
-def test_items_become_turns(client: httpx.Client, running: Running):
+def test_input_items_become_conversation_messages(client: httpx.Client, running: Running):
     items = [
         {"role": "developer", "content": "Rules"},
         {"type": "message", "role": "user", "content": [INPUT_A, {"type": "input_text", "text": "b"}]},
@@ -117,7 +117,7 @@ def test_settings_reach_the_node(client: httpx.Client, running: Running):
     assert json.loads(task.constraint.text) == schema
 
 
-def test_calls_are_items_of_their_own(openai: OpenAI):
+def test_tool_calls_are_separate_output_items(openai: OpenAI):
     asked = script(calls=[("get_weather", '{"city": "Paris"}'), ("get_weather", '{"city": "Rome"}')], end="tool_calls")
     response = openai.responses.create(model=HANDY, input=asked, tools=[WEATHER])
     message, *calls = response.output
@@ -133,7 +133,7 @@ def test_calls_are_items_of_their_own(openai: OpenAI):
     ]
 
 
-def test_events_are_numbered_named_and_add_up(client: httpx.Client, running: Running):
+def test_stream_events_are_numbered_named_and_complete(client: httpx.Client, running: Running):
     asked = script(calls=[("get_weather", '{"city": "Paris"}')], end="tool_calls", gap_s=0.03)
     for _ in range(5):
         answer = respond(client, running, {"input": asked, "tools": [WEATHER], "stream": True})
@@ -228,7 +228,7 @@ def test_partial_tool_call_is_omitted_from_the_stored_conversation(
     assert [call.arguments for turn in turns for call in turn.tool_calls] == ["{}"]
 
 
-def test_the_calls_of_an_earlier_response_can_be_answered(openai: OpenAI, running: Running, client: httpx.Client):
+def test_tool_calls_of_an_earlier_response_accept_results(openai: OpenAI, running: Running, client: httpx.Client):
     asked = script(tokens=[], calls=[("get_weather", '{"city": "Paris"}')], end="tool_calls")
     first = openai.responses.create(model=HANDY, input=asked, tools=[WEATHER])
     output = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "sunny"}
@@ -412,7 +412,7 @@ def test_lost_stream_resumes_after_the_last_event(openai: OpenAI, is_background:
     assert rest == events[5:]
 
 
-def test_the_tokens_of_an_input_are_counted_as_the_response_counts_them(openai: OpenAI, running: Running):
+def test_input_token_count_equals_the_usage_of_the_response(openai: OpenAI, running: Running):
     before = running.site.num_executes
     first = openai.responses.create(model=PARROT, input="one two three")
     assert first.usage is not None

@@ -1,4 +1,4 @@
-"""Text generation, whole and streamed, in the native and the OpenAI shape: the wire as the contract has it."""
+"""Text generation, whole and streamed, in the native and the OpenAI format."""
 
 import json
 import time
@@ -51,7 +51,7 @@ def chat(client: httpx.Client, running: Running, body: dict, **options) -> httpx
     return client.post(f"{running.account_url}/ai/v1/chat/completions", json={"model": PARROT} | body, **options)
 
 
-def test_native_answer_is_enveloped(client: httpx.Client, running: Running):
+def test_native_response_has_the_envelope(client: httpx.Client, running: Running):
     answer = run(client, running, {"prompt": "one two three"})
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/json"
@@ -84,7 +84,7 @@ def test_responses_of_a_model_have_its_headers(client: httpx.Client, running: Ru
 
 
 @pytest.mark.parametrize("bad", ["a b", "x" * 129, "é", ""])
-def test_a_request_id_that_breaks_its_grammar_is_not_echoed(client: httpx.Client, running: Running, bad: str):
+def test_malformed_request_id_is_not_echoed(client: httpx.Client, running: Running, bad: str):
     answer = client.get(f"{running.gateway.url}/healthz", headers={"x-request-id": bad.encode()})
     assert answer.headers["x-request-id"] == answer.headers["x-hearth-request-id"]
 
@@ -134,18 +134,18 @@ def test_assistant_message_without_text_is_accepted_by_both_formats(client: http
 
 
 @pytest.mark.parametrize("written", [PARROT, "@cf%2Ftest%2Fparrot", "%40cf/test/parrot", "workers-ai/" + PARROT])
-def test_a_model_id_may_be_written_in_many_ways(client: httpx.Client, running: Running, written: str):
+def test_encoded_model_ids_run_the_same_model(client: httpx.Client, running: Running, written: str):
     assert run(client, running, {"prompt": "x"}, written).status_code == 200
 
 
-def test_an_alias_answers_under_its_own_name_and_a_header_tells(client: httpx.Client, running: Running):
+def test_alias_response_has_the_alias_name_and_a_header_with_the_model(client: httpx.Client, running: Running):
     answer = chat(client, running, {"messages": HELLO, "model": ALIAS})
     assert answer.json()["model"] == ALIAS
     assert answer.headers["x-hearth-model"] == PARROT
     assert "x-hearth-model" not in chat(client, running, {"messages": HELLO}).headers
 
 
-def test_openai_answer_is_bare(client: httpx.Client, running: Running):
+def test_openai_response_has_no_envelope(client: httpx.Client, running: Running):
     answer = chat(client, running, {"messages": HELLO, "max_completion_tokens": 2}).json()
     assert answer["object"] == "chat.completion"
     assert answer["model"] == PARROT
@@ -155,7 +155,7 @@ def test_openai_answer_is_bare(client: httpx.Client, running: Running):
     assert answer["usage"]["total_tokens"] == 6
 
 
-def test_openai_stream_names_the_role_first_and_the_reason_last(client: httpx.Client, running: Running):
+def test_openai_stream_starts_with_the_role_and_ends_with_the_finish_reason(client: httpx.Client, running: Running):
     *events, done = events_of(chat(client, running, {"messages": HELLO, "stream": True}))
     assert done == "[DONE]"
     chunks = [json.loads(event) for event in events]
@@ -166,7 +166,7 @@ def test_openai_stream_names_the_role_first_and_the_reason_last(client: httpx.Cl
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-def test_openai_stream_gives_usage_when_asked(client: httpx.Client, running: Running):
+def test_openai_stream_includes_usage_on_request(client: httpx.Client, running: Running):
     body = {"messages": [{"role": "user", "content": script(cached=2)}], "stream": True}
     *events, done = events_of(chat(client, running, body | {"stream_options": {"include_usage": True}}))
     assert done == "[DONE]"
@@ -179,7 +179,7 @@ def test_openai_stream_gives_usage_when_asked(client: httpx.Client, running: Run
 TWINS = ["".join(WORDS), "".join(f"{word}1" for word in WORDS), "".join(f"{word}2" for word in WORDS)]
 
 
-def test_several_choices_come_by_their_numbers_and_the_prompt_counts_once(client: httpx.Client, running: Running):
+def test_multiple_choices_are_ordered_and_the_prompt_is_counted_once(client: httpx.Client, running: Running):
     body = {"messages": HELLO, "n": 3, "model": CHATTY, "seed": 5, "logit_bias": {"7": 2}, "stop_token_ids": [3]}
     for answer in (chat(client, running, body), run(client, running, body, CHATTY)):
         found = answer.json()
@@ -196,7 +196,7 @@ def test_several_choices_come_by_their_numbers_and_the_prompt_counts_once(client
 
 
 @pytest.mark.parametrize("is_native", [True, False])
-def test_a_stream_of_several_choices_names_each_one_s_role_text_and_end(
+def test_stream_of_multiple_choices_has_role_text_and_end_for_each(
     client: httpx.Client, running: Running, is_native: bool
 ):
     body = {"messages": HELLO, "n": 3, "model": CHATTY, "stream": True, "stream_options": {"include_usage": True}}
@@ -222,7 +222,7 @@ def test_a_stream_of_several_choices_names_each_one_s_role_text_and_end(
         (CHATTY, {"stop": ["a"] * 16, "stop_token_ids": [1]}, "'/stop_token_ids' must have <= 0 items"),
     ],
 )
-def test_impossible_choices_and_biases_name_field_and_limit(
+def test_invalid_n_and_logit_bias_errors_name_the_field_and_limit(
     client: httpx.Client, running: Running, model: str, fields: dict, message: str
 ):
     answer = chat(client, running, {"messages": HELLO, "model": model} | fields)
@@ -281,7 +281,7 @@ def test_every_call_has_one_usage_entry_that_agrees_with_its_response(client: ht
         assert 0 < row["ttft_ms"] <= row["duration_ms"]
 
 
-def test_the_cache_namespace_is_the_accounts_and_nothing_in_a_body_changes_it(client: httpx.Client, running: Running):
+def test_cache_namespace_depends_on_the_account_only(client: httpx.Client, running: Running):
     mine = running.site.execute_of(run(client, running, {"prompt": "x"}))
     salted = run(client, running, {"prompt": "x", "namespace": "y", "cache_salt": "z", "account_id": "w"})
     assert running.site.execute_of(salted).namespace == mine.namespace
@@ -292,7 +292,7 @@ def test_the_cache_namespace_is_the_accounts_and_nothing_in_a_body_changes_it(cl
     assert len(mine.namespace) == 32
 
 
-def test_a_session_stays_on_its_node(client: httpx.Client, running: Running):
+def test_session_stays_on_its_node(client: httpx.Client, running: Running):
     for session in ("s1", "s2", "s3"):
         before = {node_id: len(node.executes) for node_id, node in running.site.nodes.items()}
         for i in range(4):

@@ -1,4 +1,4 @@
-"""`A/ai/tomarkdown` and `/supported`: several files in a call, each with its row; refusals of the whole call."""
+"""`A/ai/tomarkdown` and `/supported`: one row for each file, and refusals of whole requests."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_response_has_a_row_for_each_file_in_order(running: Running, client: htt
         assert "data" not in row
 
 
-def test_one_file_is_a_list_of_one_and_text_is_text(running: Running, client: httpx.Client):
+def test_single_file_gives_a_list_and_text_is_returned_unchanged(running: Running, client: httpx.Client):
     data = {"conversionOptions": '{"output": {"format": "text"}}'}
     answer = client.post(url(running), files={"files": PAGE}, data=data)
     (row,) = answer.json()["result"]
@@ -81,7 +81,7 @@ def test_malformed_conversion_request_is_rejected_as_a_whole(running: Running, c
     assert post(files={"files": PAGE}, headers=running.headers("scopeless")) == (403, 10000)
 
 
-def test_files_in_json_are_read_as_a_binding_sends_them():
+def test_files_in_json_are_accepted_in_the_binding_format():
     file = {"name": "a.csv", "mimeType": "text/csv", "data": base64.b64encode(b"a,b").decode()}
     ask = documents.read_json({"files": [file, file], "options": {"output": {"format": "text"}}})
     assert [each.data for each in ask.documents] == [b"a,b", b"a,b"]
@@ -111,7 +111,7 @@ def test_disconnect_ends_a_conversion(running: Running):
     wait_until_blocking(lambda: num_calls() == 0)
 
 
-def test_bodies_of_files_are_bounded_in_number():
+def test_number_of_concurrent_file_bodies_is_limited():
     held = Documents(Converter(), max_bytes=1 << 20)
     with contextlib.ExitStack() as stack:
         for _ in range(documents.MAX_BODIES):
@@ -123,7 +123,7 @@ def test_bodies_of_files_are_bounded_in_number():
         pass
 
 
-def test_a_call_leaves_one_usage_entry(running: Running, client: httpx.Client):
+def test_conversion_has_one_usage_entry(running: Running, client: httpx.Client):
     answer = client.post(url(running), files=[("files", PAGE), ("files", ("e.exe", b"MZ", ""))])
     assert answer.status_code == 200
     row = running.site.usage_row(answer.headers["x-hearth-request-id"])
@@ -134,7 +134,7 @@ def test_a_call_leaves_one_usage_entry(running: Running, client: httpx.Client):
     assert running.site.usage_row(useless.headers["x-hearth-request-id"])["is_useful"] == 0
 
 
-def test_it_is_held_to_its_task_s_limits_and_to_calls_at_once(running: Running):
+def test_conversion_is_subject_to_task_and_concurrency_limits(running: Running):
     account_id = running.tenants.other_account_id
     asked = f"{running.gateway.base_url}/accounts/{account_id}/ai/tomarkdown"
     with httpx.Client(headers=running.headers("other"), timeout=60) as client:

@@ -1,4 +1,4 @@
-"""Tools and JSON mode over the wire, in both shapes: what nodes are asked, and how their calls are told."""
+"""Tools and JSON mode in the native and the OpenAI format: what nodes receive, and how tool calls are rendered."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_a_whole_tool_loop_reaches_the_node_in_either_form(client: httpx.Client,
     )
 
 
-def test_fields_of_a_turn_that_are_null_are_left_out(client: httpx.Client, running: Running):
+def test_null_message_fields_are_omitted(client: httpx.Client, running: Running):
     user = {"role": "user", "content": "x", "name": None}
     said = {"role": "assistant", "content": "y", "name": None, "tool_calls": None, "tool_call_id": None}
     given = {"role": "tool", "content": "z", "name": None, "tool_call_id": None}
@@ -80,7 +80,7 @@ def test_fields_of_a_turn_that_are_null_are_left_out(client: httpx.Client, runni
         assert task.messages == (ChatMessage("user", "x"), ChatMessage("assistant", "y"), ChatMessage("tool", "z"))
 
 
-def test_native_calls_have_objects_for_arguments(client: httpx.Client, running: Running):
+def test_native_tool_calls_have_arguments_as_objects(client: httpx.Client, running: Running):
     result = run(client, running, {"messages": calling(), "tools": [WEATHER]}).json()["result"]
     assert result["response"] is None
     assert result["tool_calls"] == [
@@ -90,7 +90,7 @@ def test_native_calls_have_objects_for_arguments(client: httpx.Client, running: 
     assert result["usage"]["completion_tokens"] == 6
 
 
-def test_native_text_beside_calls_stays_and_tools_that_are_not_called_leave_an_empty_list(
+def test_native_response_has_text_beside_tool_calls_and_an_empty_list_without_calls(
     client: httpx.Client, running: Running
 ):
     result = run(client, running, {"messages": calling("Let me", " see."), "tools": [WEATHER]}).json()["result"]
@@ -101,7 +101,7 @@ def test_native_text_beside_calls_stays_and_tools_that_are_not_called_leave_an_e
     assert (result["response"], result["tool_calls"]) == ("Hello from the fake node ✓", [])
 
 
-def test_native_stream_tells_calls_in_pieces_and_closes_each_with_nulls(client: httpx.Client, running: Running):
+def test_native_stream_sends_tool_call_deltas_and_ends_each_call_with_nulls(client: httpx.Client, running: Running):
     body = {"messages": calling("Well."), "tools": [WEATHER], "stream": True}
     *events, last, done = events_of(run(client, running, body))
     assert done == "[DONE]"
@@ -122,7 +122,7 @@ def test_native_stream_tells_calls_in_pieces_and_closes_each_with_nulls(client: 
         assert "".join(told) == arguments
 
 
-def test_openai_calls_have_text_for_arguments(client: httpx.Client, running: Running):
+def test_openai_tool_calls_have_arguments_as_strings(client: httpx.Client, running: Running):
     choice = chat(client, running, {"messages": calling(), "tools": TOOLS}).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"]["content"] is None
@@ -133,7 +133,7 @@ def test_openai_calls_have_text_for_arguments(client: httpx.Client, running: Run
     assert choice["message"]["content"] == "Hm."
 
 
-def test_openai_stream_tells_calls_in_pieces(client: httpx.Client, running: Running):
+def test_openai_stream_sends_tool_call_deltas(client: httpx.Client, running: Running):
     body = {"messages": calling(), "tools": TOOLS, "stream": True, "stream_options": {"include_usage": True}}
     *events, done = events_of(chat(client, running, body))
     assert done == "[DONE]"
@@ -153,7 +153,7 @@ def test_openai_stream_tells_calls_in_pieces(client: httpx.Client, running: Runn
     assert chunks[-1]["usage"]["completion_tokens"] == 6
 
 
-def test_text_between_pieces_keeps_its_place_in_a_stream(client: httpx.Client, running: Running):
+def test_text_between_tool_call_deltas_is_streamed_in_order(client: httpx.Client, running: Running):
     body = {"messages": calling("a", "b", "c", gap_s=0.0), "tools": TOOLS, "stream": True}
     *events, _done = events_of(chat(client, running, body))
     deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
@@ -176,14 +176,14 @@ def test_legacy_functions_get_legacy_responses(client: httpx.Client, running: Ru
     assert json.loads(events[-1])["choices"][0]["finish_reason"] == "function_call"
 
 
-def test_the_code_of_a_function_is_its_client_s_to_run(client: httpx.Client, running: Running):
+def test_function_code_in_tools_is_not_run_by_the_gateway(client: httpx.Client, running: Running):
     body = {"messages": calling(calls=[["sum", '{"a": 1}']]), "functions": [{"name": "sum", "code": "throw 1"}]}
     answer = run(client, running, body)
     assert running.site.execute_of(answer).task.tools == (Tool(name="sum", description="", parameters={}),)
     assert answer.json()["result"]["tool_calls"] == [{"name": "sum", "arguments": {"a": 1}}]
 
 
-def test_every_token_of_a_call_is_counted_and_its_end_recorded(client: httpx.Client, running: Running):
+def test_all_tokens_of_a_tool_call_are_metered_with_the_finish_reason(client: httpx.Client, running: Running):
     for is_stream in (False, True):
         answer = chat(client, running, {"messages": calling("x"), "tools": TOOLS, "stream": is_stream})
         row = running.site.usage_row(answer.headers["cf-ai-req-id"])
@@ -192,7 +192,7 @@ def test_every_token_of_a_call_is_counted_and_its_end_recorded(client: httpx.Cli
 
 
 @pytest.mark.usefixtures("relinks")
-def test_tokens_of_calls_are_counted_when_the_node_dies(client: httpx.Client, running: Running):
+def test_tool_call_tokens_are_metered_when_the_node_dies(client: httpx.Client, running: Running):
     messages = calling("x", then_after=1, then="die")
     answer = chat(client, running, {"messages": messages, "tools": TOOLS, "stream": True})
     assert "error" in json.loads(events_of(answer)[-1])
@@ -221,7 +221,7 @@ def test_output_format_reaches_the_node_from_every_endpoint(
         assert not constraint or not constraint.text or json.loads(constraint.text) == SCHEMA
 
 
-def test_native_json_mode_answers_with_the_value_and_openai_with_its_text(client: httpx.Client, running: Running):
+def test_native_json_mode_returns_the_value_and_openai_returns_text(client: httpx.Client, running: Running):
     body = {"messages": [{"role": "user", "content": script(tokens=['{"a":', " 1}"])}], "response_format": JSON_SCHEMA}
     assert run(client, running, body).json()["result"]["response"] == {"a": 1}
     assert chat(client, running, body).json()["choices"][0]["message"]["content"] == '{"a": 1}'
@@ -229,7 +229,7 @@ def test_native_json_mode_answers_with_the_value_and_openai_with_its_text(client
     assert "".join(json.loads(event)["response"] for event in events) == '{"a": 1}'
 
 
-def test_json_that_nests_beyond_reading_is_an_error_and_never_a_defect(client: httpx.Client, running: Running):
+def test_too_deeply_nested_json_is_a_client_visible_error_not_an_internal_error(client: httpx.Client, running: Running):
     deep = '{"a": ' + "[" * 3000 + "]" * 3000 + "}"
     messages = [{"role": "user", "content": script(tokens=[deep])}]
     answer = run(client, running, {"messages": messages, "response_format": {"type": "json_object"}})
@@ -238,7 +238,7 @@ def test_json_that_nests_beyond_reading_is_an_error_and_never_a_defect(client: h
     assert answer.json()["result"]["tool_calls"] == [{"name": "get_weather", "arguments": deep}]
 
 
-def test_values_keep_every_digit(client: httpx.Client, running: Running):
+def test_json_mode_preserves_every_digit_of_numbers(client: httpx.Client, running: Running):
     written = '{"n": 123456789012345678901234567890, "x": 1.10}'
     messages = [{"role": "user", "content": script(tokens=[written])}]
     answer = run(client, running, {"messages": messages, "response_format": {"type": "json_object"}})
@@ -248,9 +248,7 @@ def test_values_keep_every_digit(client: httpx.Client, running: Running):
 
 
 @pytest.mark.parametrize("fields", [{"end": "constraint_failed"}, {"end": "stop"}])
-def test_json_that_could_not_be_finished_is_an_error_and_is_metered(
-    client: httpx.Client, running: Running, fields: dict
-):
+def test_incomplete_json_output_is_a_metered_error(client: httpx.Client, running: Running, fields: dict):
     messages = [{"role": "user", "content": script(tokens=['{"a":', " 1"], **fields)}]
     answer = run(client, running, {"messages": messages, "response_format": JSON_SCHEMA})
     assert answer.status_code == 400
@@ -260,7 +258,7 @@ def test_json_that_could_not_be_finished_is_an_error_and_is_metered(
     assert (row["status"], row["completion_tokens"]) == (fields["end"], 2)
 
 
-def test_a_stream_of_json_that_could_not_be_finished_ends_with_the_error(client: httpx.Client, running: Running):
+def test_stream_of_incomplete_json_output_ends_with_an_error(client: httpx.Client, running: Running):
     messages = [{"role": "user", "content": script(tokens=['{"a":', " 1"], held_after=1, end="constraint_failed")}]
     body = {"model": HANDY, "messages": messages, "response_format": JSON_SCHEMA}
     _, heard = heard_when_let_go_on(client, running, body, "v1/chat/completions")
@@ -300,7 +298,9 @@ def test_bad_tools_and_formats_are_rejected_by_both_endpoints(
 
 
 @pytest.mark.parametrize("field", [{"tools": TOOLS}, {"response_format": {"type": "json_object"}}])
-def test_models_without_the_capability_refuse(client: httpx.Client, running: Running, field: dict):
+def test_tools_and_formats_are_rejected_for_models_without_the_capability(
+    client: httpx.Client, running: Running, field: dict
+):
     body = {"messages": [{"role": "user", "content": "x"}], **field}
     answers = [run(client, running, body, PARROT), run(client, running, body, CHATTY)]
     answers.append(chat(client, running, body | {"model": PARROT}))
@@ -309,7 +309,7 @@ def test_models_without_the_capability_refuse(client: httpx.Client, running: Run
         assert "the model lacks" in answer.json()["errors"][0]["message"]
 
 
-def test_official_clients_read_calls(running: Running):
+def test_official_clients_parse_tool_calls(running: Running):
     base_url, api_token = f"{running.account_url}/ai/v1", running.tenants.secrets["good"]
     with OpenAI(base_url=base_url, api_key=api_token, max_retries=0) as client:
         answer = client.chat.completions.create(model=HANDY, messages=calling(), tools=TOOLS)

@@ -1,4 +1,4 @@
-"""What programs written for vLLM send beyond OpenAI's fields is done or refused by name, by every route."""
+"""Fields that programs written for vLLM send are supported or rejected by name, by every route."""
 
 from __future__ import annotations
 

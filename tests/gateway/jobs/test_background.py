@@ -65,9 +65,7 @@ def test_background_run_can_be_polled(client: httpx.Client, running: Running):
     assert running.site.usage_row(f"{request_id}-0")["prompt_tokens"] == 2
 
 
-def test_its_result_is_sent_as_the_model_gives_it_or_as_a_chat_completion(
-    client: httpx.Client, running: Running, receiver: Receiver
-):
+def test_webhook_has_the_native_result_or_a_chat_completion(client: httpx.Client, running: Running, receiver: Receiver):
     body = sent_answer(client, running, receiver, PARROT, {"prompt": "one two"})
     request_id = body["request_id"]
     assert body["result"]["response"] == TEXT
@@ -214,7 +212,7 @@ def test_webhook_chat_format_requires_a_text_model(client: httpx.Client, running
      "https://[::1/", "https://x.example/\r\nHost: y", "https://x.example/é", "https:///", "https://1234/",
      "//x.example/", "ftp://x.example/", "https://2130706433/", "https://0x7f.1/", "https://x.example%00/"],
 )  # fmt: skip
-def test_what_two_readers_could_take_for_different_hosts_is_no_url(url: str):
+def test_url_with_an_ambiguous_host_is_rejected(url: str):
     with pytest.raises(Refusal):
         read_webhook({"webhookUrl": url}, is_background=True, is_single=True)
 

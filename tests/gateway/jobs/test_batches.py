@@ -101,7 +101,7 @@ def test_results_of_several_pages_are_complete(client: httpx.Client, running: Ru
     assert found["usage"]["prompt_tokens"] == 300
 
 
-def test_models_answer_in_their_own_shape(client: httpx.Client, running: Running):
+def test_batch_responses_have_the_format_of_their_model(client: httpx.Client, running: Running):
     batch_id = queue(client, running, [{"messages": [{"role": "user", "content": "x"}]}], CHATTY)
     (item,) = polled(client, running, batch_id, CHATTY)["responses"]
     assert item["result"]["choices"][0]["message"]["content"] == TEXT
@@ -125,7 +125,7 @@ def test_batch_options_are_accepted_in_query_and_body(client: httpx.Client, runn
     assert item["result"]["response"] == TEXT
 
 
-def test_option_undefined_is_ignored(client: httpx.Client, running: Running):
+def test_undefined_option_is_ignored(client: httpx.Client, running: Running):
     answer = run(client, running, {"prompt": "x"}, params={"queueRequest": "undefined"})
     assert answer.json()["result"]["response"] == TEXT
 

@@ -1,4 +1,4 @@
-"""One connection to each node: proven before it is used, kept alive, reopened; its calls end with it."""
+"""The connection to each node: authenticated before use, kept alive, reopened; its calls end with it."""
 
 import asyncio
 import contextlib
@@ -206,7 +206,7 @@ async def test_node_without_valid_credentials_gets_no_calls(short_tmp_path: Path
     server.close()
 
 
-async def test_cancel_ends_a_call_with_what_the_node_had_done(node: FakeNode):
+async def test_cancelled_call_ends_with_the_nodes_usage(node: FakeNode):
     async with linked(node) as link:
         await wait_until(lambda: link.is_open)
         inbox = Inbox(**STREAM)

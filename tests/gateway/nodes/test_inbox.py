@@ -1,4 +1,4 @@
-"""What a node has said of a call is given in order, in time, and once."""
+"""The inbox returns the events of a call in order, in time and once."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Region and retention through the gateway: where calls run, what answers 3040, what is found of them later."""
+"""Residency and retention through the gateway: where calls run, when they are refused, and what is stored of them."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ def code_of(answer: httpx.Response) -> tuple[int, int]:
     return answer.status_code, answer.json()["errors"][0]["code"]
 
 
-def test_a_call_runs_where_its_region_is_and_a_node_is_where_it_has_proven_to_be(
-    running: Running, client: httpx.Client
-):
+def test_call_runs_only_on_nodes_with_a_verified_location_in_its_region(running: Running, client: httpx.Client):
     assert nodes_asked(running, client, "DE") == {"fra"}
     assert nodes_asked(running, client, "eu") <= {"fra", "par"}
     running.site.nodes["fra"].state = "draining"
@@ -114,7 +112,7 @@ def test_gateway_outside_the_region_refuses_before_reading_the_body(running: Run
         assert code_of(answer) == (400, 3003), text
 
 
-def test_an_accounts_rule_holds_for_every_call_and_a_call_can_only_narrow_it(running: Running, client: httpx.Client):
+def test_account_residency_rule_applies_to_every_call_and_can_only_be_narrowed(running: Running, client: httpx.Client):
     change(running, region="US")
     try:
         wait_until_blocking(lambda: ask(running, client).status_code == 429)
@@ -129,7 +127,7 @@ def test_an_accounts_rule_holds_for_every_call_and_a_call_can_only_narrow_it(run
         change(running, region="")
 
 
-def test_a_token_s_rule_narrows_its_calls_and_no_others(running: Running, client: httpx.Client):
+def test_token_residency_rule_narrows_only_calls_with_that_token(running: Running, client: httpx.Client):
     keeper = running.headers("keeper")
     tokens = f"{running.account_url}/tokens"
     groups = httpx.get(tokens + "/permission_groups", headers=keeper, timeout=60).json()["result"]
@@ -145,7 +143,7 @@ def test_a_token_s_rule_narrows_its_calls_and_no_others(running: Running, client
     assert ask(running, client, "eu").status_code == 200
 
 
-def test_the_api_shows_and_changes_an_accounts_rules(running: Running):
+def test_api_returns_and_updates_account_residency_rules(running: Running):
     keeper = running.headers("keeper")
     with httpx.Client(headers=keeper, timeout=60) as client:
         shown = client.get(running.account_url).json()["result"]

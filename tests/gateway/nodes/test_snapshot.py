@@ -1,4 +1,4 @@
-"""What is known of nodes: presence says which exist, connections which can be reached; nonsense is left out."""
+"""The node snapshot: presence says which nodes exist, links which can be reached; malformed presence is ignored."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -63,7 +63,7 @@ async def test_connected_node_is_a_candidate_for_its_models(nodes: Nodes, presen
     assert PARROT in nodes.hot_models()
 
 
-async def test_another_version_of_a_model_is_not_this_one(nodes: Nodes, presence: Presence, node):
+async def test_node_with_another_model_revision_is_no_candidate(nodes: Nodes, presence: Presence, node):
     presence.put(node)
     await nodes.refresh()
     await wait_until(lambda: nodes.num_reachable == 1)

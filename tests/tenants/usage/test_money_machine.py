@@ -146,7 +146,7 @@ class Money(RuleBasedStateMachine):
     def _lease_ends(self, entered: Reservation) -> None:
         self.redis.zadd(f"quota:open:{self.caller.account_id}", {entered.op: 1})
         for quota in self.quotas:
-            quota._under_way.pop(entered.op, None)
+            quota._running.pop(entered.op, None)
 
     def _counted(self) -> dict[str, int]:
         (budget,) = self.allowance.of(self.caller)

@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from engine.node.http_door import HttpDoor
-from engine.node.server import HttpServer
+from engine.node.http_app import HttpApp
 from engine.protocol.events import Failed, Finished, Started, Token, Usage
 from engine.protocol.status import NodeStatus
 from engine.serving.addresses import parse_http_address
 from engine.serving.calls import Calls
+from engine.serving.http_server import HttpServer
 from engine.serving.model_store import ModelUnavailable
 from engine.serving.replicas import Replicas
 from tests.fakes.task_models import FakeLoaders, FakeStore
@@ -38,7 +38,7 @@ class Door:
         self.replicas = Replicas(self.store, self.loaders, 4)
         self.calls = Calls(self.replicas, 8)
         self.is_ready = False
-        app = HttpDoor(self.calls, self.store, service_keys().identity("node/n1"), self.status, lambda: self.is_ready)
+        app = HttpApp(self.calls, self.store, service_keys().identity("node/n1"), self.status, lambda: self.is_ready)
         self.server = HttpServer(app)
 
     def status(self) -> NodeStatus:
@@ -138,7 +138,7 @@ async def test_a_model_that_nobody_knows_is_refused_with_404(door: Door, http: h
 async def test_a_body_over_the_limit_is_refused_with_413(
     door: Door, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("engine.node.http_door.MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr("engine.node.http_app.MAX_BODY_BYTES", 1000)
     response = await http.post("/execute", content=b"x" * 2000, headers=bearer())
     assert response.status_code == 413
 

@@ -1,4 +1,4 @@
-"""Runs the Cloudflare Python SDK's own test files against a gateway with fake nodes: `python -m tests.gateway.sdk_suite
+"""Runs the Cloudflare Python SDK's own test files against a gateway with fake nodes: `python -m tests.clients.sdk_suite
 FOLDER PYTHON [pytest arguments]`. FOLDER is the unpacked source distribution (the wheel has no tests), PYTHON has what
 its files need; `make test-full` makes both in `.venv-clients`.
 
@@ -52,7 +52,7 @@ FAMILIES = (
     "ai/test_finetunes.py", "ai/finetunes", "ai/test_to_markdown.py",
 )  # fmt: skip
 KNOWN = Path(__file__).with_name("sdk_suite_known.txt")
-PLUGINS = Path(__file__).parents[1] / "clients/python"
+PLUGINS = Path(__file__).with_name("python")
 
 
 @dataclass(frozen=True)
