@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.checkpoints import weights
-from engine.checkpoints.placement import Placed
+from engine.checkpoints.placement import AlignedAllocation
 from engine.checkpoints.stored import PIECE_BYTES
 
 CHANNELS, INNER = 2048, 8192
@@ -52,7 +52,7 @@ def measure(folder: Path, size_bytes: int, num_rounds: int) -> dict[str, object]
     num_threads = min(8, (os.cpu_count() or 1) + 1)
     path = dense / "model.safetensors"
     room = torch.zeros(path.stat().st_size, dtype=torch.uint8)
-    with Placed(weights.open_checkpoint(dense).usual_place):  # the same placement as in a runner
+    with AlignedAllocation(weights.open_checkpoint(dense).common_alignment):  # the same placement as in a runner
         targets = fused(num_layers, torch.bfloat16, fill=True)
     wide = fused(num_layers, torch.float32, fill=True)
     few = fused(max(1, num_layers // 8), torch.bfloat16, fill=True)

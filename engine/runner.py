@@ -14,7 +14,7 @@ import torch
 from engine.adapters.cache import AdapterCache
 from engine.arrays import Ints
 from engine.checkpoints import weights
-from engine.checkpoints.placement import Placed
+from engine.checkpoints.placement import AlignedAllocation
 from engine.config import EngineConfig
 from engine.devices.assignment import CPU, device_of, free_memory_bytes, make_current
 from engine.inputs import StepInputs, StepOutput, warmup_step
@@ -71,7 +71,7 @@ class Runner:
         free_bytes = free_memory_bytes(device) - weight_bytes
         if free_bytes < 0:
             raise MemoryError(f"not enough memory: the weights in {self.dtype} need {_gib(-free_bytes)} more")
-        with Placed(checkpoint.usual_place):
+        with AlignedAllocation(checkpoint.common_alignment):
             self._model = Decoder(self.model_config, self.dtype, device, shard)
         self.block_size = config.block_size
         self.num_blocks = self._num_blocks(config, shard, free_bytes)

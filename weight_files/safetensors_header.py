@@ -85,7 +85,7 @@ def parse_header(text: bytes, name: str, file_bytes: int) -> dict[str, Extent]:
     end = data_start
     for tensor, extent in sorted(extents.items(), key=lambda item: (item[1].offset, item[1].size_bytes)):
         if extent.offset != end:
-            raise HeaderError(f"{name}: {tensor[:200]!r} overlaps its neighbour or leaves a hole before it")
+            raise HeaderError(f"{name}: {tensor[:200]!r} overlaps its neighbor or leaves a hole before it")
         end += extent.size_bytes
     if end != file_bytes:
         raise HeaderError(f"{name}: {file_bytes - end} bytes belong to no tensor")

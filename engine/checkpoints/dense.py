@@ -21,7 +21,7 @@ from engine.checkpoints.stored import (
     StoredTensor,
     WeightsError,
     ranges,
-    refuse_unless_finite,
+    require_finite,
 )
 
 _PAGE_BYTES = 4096
@@ -105,7 +105,7 @@ class DenseColumns(_AsStored):
             rows = torch.empty(last - first, num_columns, dtype=dtype)
             for row, values in enumerate(rows.view(torch.uint8).numpy(), first):
                 files.read_into(stored, row * stored.row_bytes + self.first * dtype.itemsize, values.data)
-        refuse_unless_finite(rows, stored)
+        require_finite(rows, stored)
         destination[first:last].copy_(rows)
 
 
@@ -161,7 +161,7 @@ class ScaledFloat8:
             rows = torch.arange(first, last) // height - first_block
             columns = torch.arange(num_in) // width
             values *= scales[rows][:, columns] if width < num_in else scales[rows]  # [rows, in]
-        refuse_unless_finite(values, self.stored)
+        require_finite(values, self.stored)
         destination[first:last].copy_(values)
 
     def _block(self) -> tuple[int, int]:

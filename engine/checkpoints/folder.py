@@ -1,4 +1,4 @@
-"""Which files of a folder are the model's safetensors weights, and how they say they are quantised.
+"""Which files of a folder are the model's safetensors weights, and how they say they are quantized.
 
 Reads only files of the folder itself, by plain names; an index cannot point elsewhere. Whatever is not safetensors is
 refused by name, pickles above all.
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.checkpoints.quantization import Quantization, parse_quantization
-from engine.checkpoints.stored import StoredTensor, WeightsError, name_few
+from engine.checkpoints.stored import StoredTensor, WeightsError, list_names
 from weight_files.safetensors_header import parse_object, read_header
 
 _MAX_JSON_BYTES = 32 * 1024 * 1024
@@ -55,7 +55,7 @@ def read_quantization(model_dir: Path) -> Quantization:
     return parse_quantization(None)
 
 
-def why_nothing(model_dir: Path) -> str:
+def explain_missing_weights(model_dir: Path) -> str:
     """Why a folder has no weights that are read, for the person who chose it."""
     if not model_dir.is_dir():
         return f"{model_dir.name} is no folder, and no .gguf file"
@@ -85,11 +85,11 @@ def _read_shards(model_dir: Path) -> dict[str, StoredTensor]:
             raise WeightsError(f"{_INDEX_FILE}: {name[:200]}: {str(shard)[:200]!r} is not a shard's file name")
     missing = sorted(shard for shard in names if not (model_dir / shard).is_file())
     if missing:
-        raise WeightsError(f"{_INDEX_FILE}: {name_few(missing, 'shard')} missing")
+        raise WeightsError(f"{_INDEX_FILE}: {list_names(missing, 'shard')} missing")
     shards = {shard: _read_file(model_dir / shard) for shard in sorted(names)}
     absent = [name for name, shard in weight_map.items() if name not in shards[shard]]
     if absent:
-        raise WeightsError(f"{_INDEX_FILE}: {name_few(absent)} not in the shard that it names")
+        raise WeightsError(f"{_INDEX_FILE}: {list_names(absent)} not in the shard that it names")
     return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 

@@ -2,7 +2,7 @@
 
 Every length is compared with the bytes that are left before anything is made from it. Knows the container alone: what
 a key means is `gguf_config.py`'s and `gguf_tokenizer.py`'s, what a tensor is called elsewhere `gguf_weights.py`'s.
-Needs no device library, since the process that tokenises reads it too.
+Needs no device library, since the process that tokenizes reads it too.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class GgufError(Exception):
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor: `size_bytes` bytes at `offset` from the start of `path`. `kind` is its quantisation, as "Q4_K"."""
+    """One tensor: `size_bytes` bytes at `offset` from the start of `path`. `kind` is its quantization, as "Q4_K"."""
 
     path: Path
     name: str
     kind: str
-    shape: tuple[int, ...]  # the last dimension is the one that blocks of quantised numbers run along
+    shape: tuple[int, ...]  # the last dimension is the one that blocks of quantized numbers run along
     offset: int
     size_bytes: int
 

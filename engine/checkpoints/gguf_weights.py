@@ -29,7 +29,7 @@ from engine.checkpoints.stored import (
     StoredTensor,
     WeightsError,
     ranges,
-    refuse_unless_finite,
+    require_finite,
 )
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
@@ -80,7 +80,7 @@ class GgufSource:
 
     def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
         values = self._values(files, first, last)
-        refuse_unless_finite(values, self.stored)
+        require_finite(values, self.stored)
         if len(self.shape) == 1:
             destination.copy_(self._in_order(values.flatten(), torch.arange(self._width)))
         elif self.heads:

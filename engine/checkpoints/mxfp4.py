@@ -17,7 +17,7 @@ from engine.checkpoints.stored import (
     StoredTensor,
     WeightsError,
     ranges,
-    refuse_unless_finite,
+    require_finite,
 )
 
 _VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the same, negative
@@ -80,7 +80,7 @@ class Mxfp4:
         values = table[halves.int()].reshape(-1, _GROUP)  # float32 [outputs × groups, 32]
         powers = torch.from_numpy(exponents).to(torch.int32) - 127  # 255 stands for NaN, and makes one
         values = torch.ldexp(values, powers.unsqueeze(1)).reshape(last - first, num_in)
-        refuse_unless_finite(values, self.scales)
+        require_finite(values, self.scales)
         for expert in range(first // num_out, (last - 1) // num_out + 1):
             start, stop = max(first, expert * num_out), min(last, (expert + 1) * num_out)
             rows = destination[expert].t()[start - expert * num_out : stop - expert * num_out]  # [outputs, in]

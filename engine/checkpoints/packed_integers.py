@@ -19,14 +19,14 @@ import torch
 from numpy.typing import NDArray
 
 from engine.arrays import ceil_div
-from engine.checkpoints.quantized import PackedForm, QuantizedTensor, quantized, unpack_halves, weights_of
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor, quantized, unpack_halves, dequantize_levels
 from engine.checkpoints.stored import (
     PIECE_ELEMENTS,
     Files,
     StoredTensor,
     WeightsError,
     ranges,
-    refuse_unless_finite,
+    require_finite,
 )
 
 _ONES = {4: 0x11111111, 8: 0x01010101}  # a word with 1 in each place
@@ -96,8 +96,8 @@ class PackedByInput:
         scales, zeros = self._scales_and_zeros(files, low, high)  # [out, groups]
         group_size = self._group_size_of(groups)
         levels = self._levels(files, first, last)  # [out, inputs]
-        values = weights_of(levels, scales, zeros, group_size, None if self._is_in_order(groups) else groups - low)
-        refuse_unless_finite(values, self.scales)
+        values = dequantize_levels(levels, scales, zeros, group_size, None if self._is_in_order(groups) else groups - low)
+        require_finite(values, self.scales)
         destination[:, first:last].copy_(values)
 
     def read_quantized(self, files: Files) -> QuantizedTensor:
@@ -146,7 +146,7 @@ class PackedByInput:
         """float32 and uint8 [out, groups]"""
         scales = files.read_reals(self.scales, low, high)
         words = files.read_rows(self.zeros, low, high)
-        if self.zero_shift:  # from words as a whole: a zero of 0 borrows from its neighbour
+        if self.zero_shift:  # from words as a whole: a zero of 0 borrows from its neighbor
             words = words.view(np.uint32) + np.uint32(self.zero_shift * _ONES[self.bits])
         zeros = _unpack(words, self.bits, _AWQ_PLACES if self._is_awq else None)[:, : scales.shape[1]]
         return scales.t().contiguous(), zeros.t().contiguous()
@@ -217,7 +217,7 @@ class PackedByOutput:
 
     def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
         values = self._read(files, first, last).dequantize(torch.float32)
-        refuse_unless_finite(values, self.scales)
+        require_finite(values, self.scales)
         destination[first:last].copy_(values)
 
     def read_quantized(self, files: Files) -> QuantizedTensor:

@@ -17,7 +17,7 @@ Span = tuple[int, int]  # first, last + 1
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardSlice:
     """`spans` of dimension `dim`, one after the other; `total` is what the checkpoint has there."""
 
     dim: int
@@ -33,9 +33,9 @@ class Cut:
         """Whether each span begins and ends with a unit of so many numbers."""
         return all(edge % size == 0 for span in self.spans for edge in span)
 
-    def of_units(self, size: int) -> Cut:
+    def of_units(self, size: int) -> ShardSlice:
         """The same of a dimension that has one number for a unit."""
-        return Cut(self.dim, tuple((first // size, last // size) for first, last in self.spans), self.total // size)
+        return ShardSlice(self.dim, tuple((first // size, last // size) for first, last in self.spans), self.total // size)
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """What it leaves of a tensor."""
@@ -43,11 +43,11 @@ class Cut:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ShardDestination:
     """A destination for what `cut` leaves of a parameter. `tensor` has the size of the cut, `shape` is the whole's."""
 
     tensor: torch.Tensor
-    cut: Cut
+    cut: ShardSlice
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,12 +63,12 @@ class Part:
             at += last - first
 
 
-Destination = torch.Tensor | Part
+Destination = torch.Tensor | ShardDestination
 
 
-def part_of(tensor: torch.Tensor, cut: Cut | None) -> Destination:
+def destination_for(tensor: torch.Tensor, cut: ShardSlice | None) -> Destination:
     """`tensor`, as a destination for what `cut` leaves; for everything if that is None."""
-    return tensor if cut is None else Part(tensor, cut)
+    return tensor if cut is None else ShardDestination(tensor, cut)
 
 
 def narrowed(source: Source, dim: int, first: int, last: int) -> Source:

@@ -1,7 +1,7 @@
 """Memory for weights that lies within its cache lines as the bytes do in the file.
 
 The kernel's copy out of the page cache is a quarter to a third slower between unequal places of a line, and tensors of
-a safetensors file begin wherever its header ends. Who makes the room for weights does so within `Placed`.
+a safetensors file begin wherever its header ends. Who makes the room for weights does so within `AlignedAllocation`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LINE_BYTES = 64
 _LEAST_BYTES = 1 << 18  # what is smaller is read in no time
 
 
-def usual_place(tensors: Iterable[StoredTensor]) -> int:
+def common_alignment(tensors: Iterable[StoredTensor]) -> int:
     """Where within a line most bytes of these lie."""
     places: Counter[int] = Counter()
     for tensor in tensors:
@@ -28,7 +28,7 @@ def usual_place(tensors: Iterable[StoredTensor]) -> int:
     return max(places, key=lambda place: places[place], default=0)
 
 
-class Placed(TorchFunctionMode):
+class AlignedAllocation(TorchFunctionMode):
     """Within it, large tensors that `torch.empty` makes on the CPU begin at byte `place` of a line, if their numbers
     can. They are used like any others: operators ask for no more than the size of a number."""
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says about how its weights are quantised, and which stored tensors make up a parameter.
+"""What a checkpoint says about how its weights are quantized, and which stored tensors make up a parameter.
 
 Reads `quantization_config` of config.json, or the file of its own that older GPTQ and AWQ tools wrote. What is there
 decides more than what is said: the parts are found by their names, and bits and groups must fit their shapes.
@@ -113,7 +113,7 @@ NOT_QUANTIZED = Quantization("none")
 
 
 def is_idle(name: str) -> bool:
-    """Whether a stored tensor concerns what we do not do, and may stay unread: quantised activations."""
+    """Whether a stored tensor concerns what we do not do, and may stay unread: quantized activations."""
     return name.rpartition(".")[2] in _IDLE_ENDINGS
 
 

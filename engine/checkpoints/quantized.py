@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.checkpoints.part import Cut
+from engine.checkpoints.part import ShardSlice
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class QuantizedTensor:
         zeros = None if self.zeros is None else self.zeros[order]
         return replace(self, packed=self.packed[order], scales=self.scales[order], zeros=zeros)
 
-    def part(self, cut: Cut) -> QuantizedTensor:
+    def part(self, cut: ShardSlice) -> QuantizedTensor:
         """What `cut` leaves. Inputs are cut between groups, or all are of one."""
         if cut.dim == 0:
             zeros = None if self.zeros is None else cut.of(self.zeros)
@@ -76,13 +76,13 @@ class QuantizedTensor:
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """The weights [out, in], computed in float32 and rounded once."""
         zeros = torch.full((1, 1), 1 << (self.bits - 1)) if self.zeros is None else self.zeros
-        return weights_of(self.levels(), self.scales, zeros, self.group_size, self.groups).to(dtype)
+        return dequantize_levels(self.levels(), self.scales, zeros, self.group_size, self.groups).to(dtype)
 
 
 class PackedSlot:
     """Where a loader leaves a matrix of `shape` that stays packed, or what `cut` leaves of it."""
 
-    def __init__(self, shape: tuple[int, int], cut: Cut | None = None) -> None:
+    def __init__(self, shape: tuple[int, int], cut: ShardSlice | None = None) -> None:
         self.shape, self._cut = shape, cut
         self.matrix: QuantizedTensor
 
@@ -102,7 +102,7 @@ def joined(matrices: list[QuantizedTensor]) -> QuantizedTensor:
     return replace(first, packed=packed, scales=scales, zeros=zeros)
 
 
-def weights_of(
+def dequantize_levels(
     levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_size: int, groups: torch.Tensor | None
 ) -> torch.Tensor:
     """(level - zero) × scale, float32 [out, in]. Scales are [out, groups]; zeros too, or [1, 1]. Levels and zeros are

@@ -106,7 +106,7 @@ class Files:
             values.nbytes,
             tensor.offset + first_byte,
             values.itemsize,
-            FIRST_BAD[values.dtype],
+            FIRST_NON_FINITE[values.dtype],
         )
         if count == values.nbytes:
             return
@@ -123,7 +123,7 @@ class Files:
         for first, last in ranges(len(values), step):
             start, end = first * values.itemsize, last * values.itemsize
             self.read_into(tensor, first_byte + start, buffer[start:end])
-            refuse_unless_finite(values[first:last], tensor)
+            require_finite(values[first:last], tensor)
 
     def room(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
         """Memory for one piece on its way, this thread's until it asks again.
@@ -156,7 +156,7 @@ class Files:
         data = self.read_bytes(tensor, first * tensor.row_bytes, (last - first) * tensor.row_bytes)
         shape = (last - first, *tensor.shape[1:]) if tensor.shape else ()
         values = torch.from_numpy(data).view(REALS[tensor.dtype]).reshape(shape).float()
-        refuse_unless_finite(values, tensor)
+        require_finite(values, tensor)
         return values
 
     def _descriptor(self, path: Path) -> int:
@@ -186,7 +186,7 @@ REALS = {
 
 
 # As integers without their sign: the first that is no finite number.
-FIRST_BAD = {
+FIRST_NON_FINITE = {
     torch.float64: 0x7FF << 52,
     torch.float32: 0xFF << 23,
     torch.float16: 0x1F << 10,
@@ -228,7 +228,7 @@ def ranges(num_rows: int, step: int) -> Iterator[tuple[int, int]]:
         yield first, min(first + step, num_rows)
 
 
-def refuse_unless_finite(values: torch.Tensor, tensor: StoredTensor) -> None:
+def require_finite(values: torch.Tensor, tensor: StoredTensor) -> None:
     """A weight that is NaN or infinite makes every answer worthless.
 
     Read as integers, numbers that are not finite are the largest of their sign: two maxima tell. They make nothing new
@@ -237,7 +237,7 @@ def refuse_unless_finite(values: torch.Tensor, tensor: StoredTensor) -> None:
     if not values.numel():
         return
     bits = values.view(_INTEGERS[values.itemsize]).numpy()
-    bad = FIRST_BAD[values.dtype]
+    bad = FIRST_NON_FINITE[values.dtype]
     negative = bits.view(f"u{bits.itemsize}")
     if bits.max() >= bad or negative.max() >= bad + (1 << 8 * bits.itemsize - 1):
         raise _not_finite(tensor)
@@ -247,7 +247,7 @@ def _not_finite(tensor: StoredTensor) -> WeightsError:
     return WeightsError(f"{tensor.path.name}: {tensor.name} holds NaN or infinity")
 
 
-def name_few(names: list[str], noun: str = "tensor") -> str:
+def list_names(names: list[str], noun: str = "tensor") -> str:
     """ "tensor a is", "tensors a, b and 7 more are"."""
     shown = ", ".join(name[:200] for name in names[:_MAX_NAMED])
     if len(names) == 1:

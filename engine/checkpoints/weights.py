@@ -18,13 +18,13 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoints.folder import find_safetensors, read_quantization, why_nothing
+from engine.checkpoints.folder import find_safetensors, read_quantization, explain_missing_weights
 from engine.checkpoints.gguf_file import GgufError, find_gguf, read_gguf
-from engine.checkpoints.part import Part
-from engine.checkpoints.placement import usual_place
+from engine.checkpoints.part import ShardDestination
+from engine.checkpoints.placement import common_alignment
 from engine.checkpoints.quantization import is_idle
 from engine.checkpoints.quantized import PackedForm, PackedSlot, QuantizedTensor
-from engine.checkpoints.stored import REALS, Files, Source, StoredTensor, WeightsError, name_few
+from engine.checkpoints.stored import REALS, Files, Source, StoredTensor, WeightsError, list_names
 from weight_files.safetensors_header import HeaderError
 
 __all__ = ["Checkpoint", "LoadCancelled", "Progress", "WeightsError", "check", "load", "open_checkpoint"]
@@ -32,7 +32,7 @@ __all__ = ["Checkpoint", "LoadCancelled", "Progress", "WeightsError", "check", "
 logger = logging.getLogger(__name__)
 
 Whole = torch.Tensor | PackedSlot
-Destination = Whole | Part
+Destination = Whole | ShardDestination
 
 _MAX_THREADS = 8
 _MAX_BIAS_BYTES = 1 << 24  # of one that is looked at for being of nothing
@@ -86,7 +86,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type that most bytes have; bfloat16 where most are quantised."""
+        """The floating type that most bytes have; bfloat16 where most are quantized."""
         sizes: Counter[str] = Counter()
         for tensor in self._stored.values():
             sizes[tensor.dtype] += tensor.size_bytes
@@ -95,9 +95,9 @@ class Checkpoint:
         return dtype if dtype in (torch.float32, torch.float16, torch.bfloat16) else torch.bfloat16
 
     @property
-    def usual_place(self) -> int:
+    def common_alignment(self) -> int:
         """Where within a line of the processor's cache most of its bytes lie in the files."""
-        return usual_place(self._stored.values())
+        return common_alignment(self._stored.values())
 
     def without(self, prefixes: tuple[str, ...]) -> Checkpoint:
         """The same less tensors whose names begin with one of `prefixes`."""
@@ -193,7 +193,7 @@ def open_checkpoint(model_dir: Path) -> Checkpoint:
             return _open_gguf(path)
     except (HeaderError, GgufError) as error:
         raise WeightsError(str(error)) from error
-    raise WeightsError(why_nothing(model_dir))
+    raise WeightsError(explain_missing_weights(model_dir))
 
 
 def check(
@@ -216,10 +216,10 @@ def check(
             raise WeightsError(f"{name} has shape {list(source.shape)}, the config says {list(destination.shape)}")
         sources[name] = source
     if missing:
-        raise WeightsError(f"{name_few(missing)} missing{checkpoint.hint(missing[0])}")
+        raise WeightsError(f"{list_names(missing)} missing{checkpoint.hint(missing[0])}")
     unread = checkpoint.unread(list(sources.values())) if is_whole else []
     if unread:
-        raise WeightsError(f"{name_few(unread)} without a place in this architecture")
+        raise WeightsError(f"{list_names(unread)} without a place in this architecture")
     return sources
 
 
@@ -258,7 +258,7 @@ def load(
 
 
 def _pairs(source: Source, destination: Destination) -> Iterable[tuple[Source, Whole]]:
-    return destination.pairs(source) if isinstance(destination, Part) else ((source, destination),)
+    return destination.pairs(source) if isinstance(destination, ShardDestination) else ((source, destination),)
 
 
 class _Pieces:

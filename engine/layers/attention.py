@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.checkpoints.part import Cut, Destination, Span, part_of
+from engine.checkpoints.part import ShardSlice, Destination, Span, destination_for
 from engine.kernels.interface import Attention, Operator, RotaryTables, Rotate
 from engine.kernels.reference import Kernels
 from engine.layers.config import AttentionConfig, NormConfig
@@ -64,7 +64,7 @@ class SelfAttention:
         self._head_norms = torch.empty(2, config.head_dim, device=device) if qk_norm == "head" else None
         self.sinks = torch.empty(config.num_heads, device=device) if config.has_sinks else None  # float32 [H]
         self._place: Rotate | None = None
-        self._normalise: list[Callable[[torch.Tensor], None]] = []
+        self._normalize: list[Callable[[torch.Tensor], None]] = []
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -78,11 +78,11 @@ class SelfAttention:
             yield f"{prefix}k_norm.weight", self._head_norms[1]
         if self._qk_norm == "width":
             queries, keys, _ = self._head_cuts
-            yield f"{prefix}q_norm.weight", part_of(self._norm_weight[: self._config.num_heads].view(-1), queries)
-            yield f"{prefix}k_norm.weight", part_of(self._norm_weight[self._config.num_heads :].view(-1), keys)
+            yield f"{prefix}q_norm.weight", destination_for(self._norm_weight[: self._config.num_heads].view(-1), queries)
+            yield f"{prefix}k_norm.weight", destination_for(self._norm_weight[self._config.num_heads :].view(-1), keys)
         if self.sinks is not None:
             num_heads, (queries_held, _) = self._whole.num_heads, self._shard.heads(self._whole)
-            yield f"{prefix}sinks", part_of(self.sinks, self._shard.cut(0, num_heads, queries_held))
+            yield f"{prefix}sinks", destination_for(self.sinks, self._shard.cut(0, num_heads, queries_held))
 
     def bind(self, kernels: Kernels) -> None:
         if self._head_order is not None:
@@ -104,8 +104,8 @@ class SelfAttention:
     def mix(self, index: int, x: torch.Tensor, tables: RotaryTables, attention: Attention) -> torch.Tensor:
         """x [T, C] -> each token's mix of values [T, H D]."""
         qkv = self._qkv.forward(x)  # [T, (H + 2 G) D]
-        for normalise in self._normalise:
-            normalise(qkv)
+        for normalize in self._normalize:
+            normalize(qkv)
         if self._place is not None:
             self._place(qkv, tables)
         return attention.attend(index, qkv)
@@ -130,18 +130,18 @@ class SelfAttention:
             self._norm_weight[num_heads:] = self._head_norms[1]
         weight = self._norm_weight + (0.0 if self._qk_norm == "weightless" else self._norm_config.offset)
         if self._qk_norm != "width":
-            self._normalise = [kernels.norm_heads(weight, eps)]
+            self._normalize = [kernels.norm_heads(weight, eps)]
             return
         if not self._shard.is_whole:
-            self._normalise = [_norm_across(weight.flatten(), eps, self._whole, self._shard)]
+            self._normalize = [_norm_across(weight.flatten(), eps, self._whole, self._shard)]
             return
         width, last = self._query_width, self._num_keyed_heads * self._config.head_dim
         of_queries = kernels.norm_heads(weight[:num_heads].reshape(1, -1), eps)
         of_keys = kernels.norm_heads(weight[num_heads:].reshape(1, -1), eps)
-        self._normalise = [of_queries, lambda qkv: of_keys(qkv[:, width:last])]
+        self._normalize = [of_queries, lambda qkv: of_keys(qkv[:, width:last])]
 
 
-def _head_cuts(config: AttentionConfig, shard: Shard) -> tuple[Cut | None, Cut | None, Cut | None]:
+def _head_cuts(config: AttentionConfig, shard: Shard) -> tuple[ShardSlice | None, ShardSlice | None, ShardSlice | None]:
     """A rank's rows of the matrices of queries, keys and values."""
     queries, keys = (scaled(span, config.head_dim) for span in shard.heads(config))
     of_queries = shard.cut(0, config.num_heads * config.head_dim, queries)
@@ -149,7 +149,7 @@ def _head_cuts(config: AttentionConfig, shard: Shard) -> tuple[Cut | None, Cut |
     return of_queries, of_keys, of_keys
 
 
-def _fused(cuts: tuple[Cut | None, ...]) -> Cut | None:
+def _fused(cuts: tuple[ShardSlice | None, ...]) -> ShardSlice | None:
     """The same of one matrix that has the rows of all."""
     spans: list[Span] = []
     total = 0
@@ -158,7 +158,7 @@ def _fused(cuts: tuple[Cut | None, ...]) -> Cut | None:
             return None
         spans += [scaled(span, 1, total) for span in cut.spans]
         total += cut.total
-    return Cut(0, tuple(spans), total)
+    return ShardSlice(0, tuple(spans), total)
 
 
 def _norm_across(

@@ -69,7 +69,7 @@ class RouterConfig:
 
     num_chosen: int
     score: str = "softmax"
-    is_normalised: bool = True
+    is_normalized: bool = True
     scale: float = 1.0
     num_groups: int = 1
     num_chosen_groups: int = 1

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from engine.arrays import ceil_div
-from engine.checkpoints.part import Destination, Span, part_of
+from engine.checkpoints.part import Destination, Span, destination_for
 from engine.kernels.interface import Operator
 from engine.kernels.reference import Kernels
 from engine.layers.linear import Linear
@@ -37,7 +37,7 @@ class Embedding:
 
     def destinations(self, name: str) -> Iterator[tuple[str, Destination]]:
         first, last = self._span
-        yield f"{name}.weight", part_of(self.weight[: last - first], self._cut)
+        yield f"{name}.weight", destination_for(self.weight[: last - first], self._cut)
 
     def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
         """As `forward`: each rank looks up the ids that it has, the others give nothing."""
@@ -71,7 +71,7 @@ class Head(Linear):
         if self._cut is None:
             yield from super().destinations(prefix)
             return
-        yield f"{prefix}.weight", part_of(self._weight[: self._num_held], self._cut)
+        yield f"{prefix}.weight", destination_for(self._weight[: self._num_held], self._cut)
 
 
 def gathered(head: Operator, shard: Shard, vocab_size: int) -> Operator:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.checkpoints.part import Cut, Destination
+from engine.checkpoints.part import ShardSlice, Destination
 from engine.kernels.interface import Attention, Operator, RotaryTables, Rotate
 from engine.kernels.reference import Kernels
 from engine.layers.config import AttentionConfig, LatentConfig, NormConfig
@@ -43,7 +43,7 @@ class LatentAttention:
         self._latent, self._num_heads, self._head_order = latent, config.num_heads, head_order
         head_width = latent.plain_dim + latent.rotary_dim
 
-        def cut(dim: int, size: int) -> Cut | None:
+        def cut(dim: int, size: int) -> ShardSlice | None:
             return shard.cut(dim, num_all * size, scaled(heads, size))
 
         query_width, query_cut = config.num_heads * head_width, cut(0, head_width)

@@ -9,12 +9,12 @@ from typing import TypeVar
 
 import torch
 
-from engine.checkpoints.part import Cut, Destination, part_of
+from engine.checkpoints.part import ShardSlice, Destination, destination_for
 from engine.checkpoints.quantized import PackedForm, PackedSlot, joined
 from engine.kernels.interface import Operator
 from engine.kernels.reference import Kernels
 
-NO_CUTS: Mapping[str, Cut | None] = {}
+NO_CUTS: Mapping[str, ShardSlice | None] = {}
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class Linear:
         has_bias: bool,
         dtype: torch.dtype,
         device: torch.device,
-        cuts: Mapping[str, Cut | None] = NO_CUTS,
+        cuts: Mapping[str, ShardSlice | None] = NO_CUTS,
     ) -> None:
         self.parts, self._cuts = parts, cuts
         self.order: torch.Tensor | None = None  # [out], see `reorder`
@@ -53,9 +53,9 @@ class Linear:
         for name, num_out in self.parts.items():
             rows, cut = slice(first, first + num_out), self._cuts.get(name)
             if not self._slots:
-                yield f"{prefix}{name}.weight", part_of(self._weight[rows], cut)
+                yield f"{prefix}{name}.weight", destination_for(self._weight[rows], cut)
             if self._bias is not None:
-                yield f"{prefix}{name}.bias", part_of(self._bias[rows], cut if cut and cut.dim == 0 else None)
+                yield f"{prefix}{name}.bias", destination_for(self._bias[rows], cut if cut and cut.dim == 0 else None)
             first += num_out
 
     @property

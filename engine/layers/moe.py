@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 import torch
 
-from engine.checkpoints.part import Destination, part_of
+from engine.checkpoints.part import Destination, destination_for
 from engine.kernels.interface import Operator
 from engine.kernels.reference import Kernels
 from engine.layers.config import MoeConfig, RouterConfig
@@ -48,7 +48,7 @@ class Router:
             ranked = self._within_best_groups(ranked)
         experts = ranked.topk(config.num_chosen, -1).indices  # [T, K]
         weights = scores.gather(1, experts)  # [T, K]
-        if config.is_normalised:
+        if config.is_normalized:
             weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
         return weights * config.scale, experts
 
@@ -91,11 +91,11 @@ class Experts:
         if names.is_stacked or fused in stored:
             is_turned = names.is_stacked
             up, down = (self._up.transpose(1, 2), self._down.transpose(1, 2)) if is_turned else (self._up, self._down)
-            yield fused, part_of(up, self._cut)
-            yield f"{prefix}experts.down_proj", part_of(down, self._cut)
+            yield fused, destination_for(up, self._cut)
+            yield f"{prefix}experts.down_proj", destination_for(down, self._cut)
             if self._up_bias is not None and self._down_bias is not None:
-                yield f"{fused}_bias", part_of(self._up_bias, self._cut)
-                yield f"{prefix}experts.down_proj_bias", part_of(self._down_bias, self._cut)
+                yield f"{fused}_bias", destination_for(self._up_bias, self._cut)
+                yield f"{prefix}experts.down_proj_bias", destination_for(self._down_bias, self._cut)
             return
         for index, number in enumerate(range(*self._span)):
             expert = f"{prefix}experts.{number}."

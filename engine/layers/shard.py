@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from engine.checkpoints.part import Cut, Span
+from engine.checkpoints.part import ShardSlice, Span
 from engine.layers.config import AttentionConfig
 
 
@@ -47,9 +47,9 @@ class Shard:
         """This rank's range of `count` things; ranges may differ by one."""
         return count * self.rank // self.size, count * (self.rank + 1) // self.size
 
-    def cut(self, dim: int, total: int, *spans: Span) -> Cut | None:
+    def cut(self, dim: int, total: int, *spans: Span) -> ShardSlice | None:
         """`spans` of a dimension; None where everything is held."""
-        return None if self.is_whole else Cut(dim, spans, total)
+        return None if self.is_whole else ShardSlice(dim, spans, total)
 
     def fault(self, config: AttentionConfig) -> str:
         """Why attention cannot be divided, naming the field; empty if it can."""

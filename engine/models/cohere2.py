@@ -1,5 +1,5 @@
 """Command R7B and A: llama, except that attention and feed-forward read one norm, by mean and variance, side by side,
-that three layers in four have a window and turn in neighbouring pairs, that the fourth has no positions, and for a
+that three layers in four have a window and turn in neighboring pairs, that the fourth has no positions, and for a
 scale of logits."""
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from engine.layers.config import NormConfig
 from engine.models.config import LayerConfig, ModelConfig, Names
 from engine.models.fields import Fields
 from engine.models.llama import llama
-from engine.models.rope_fields import with_neighbours
+from engine.models.rope_fields import with_neighbors
 from engine.models.sliding_window import FULL, SLIDING, layer_types, read_window
 
 
 def cohere2(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(tie_word_embeddings=True, sliding_window=4096, max_position_embeddings=8192)
-    config = with_neighbours(llama(fields))
+    config = with_neighbors(llama(fields))
     period = fields.whole("sliding_window_pattern", 1, 1 << 16, default=4)
     kinds = layer_types(config, fields, lambda index: SLIDING if (index + 1) % period else FULL)
     window = read_window(fields)

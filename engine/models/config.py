@@ -22,7 +22,7 @@ class RopeConfig:
     """Rotary positions. `kind` is default, linear, llama3, yarn or longrope; fields of other kinds keep defaults.
 
     The first `rotary_dim` numbers of a head turn (0: all of them), in pairs of one number from each half or, where
-    `is_interleaved`, of neighbours.
+    `is_interleaved`, of neighbors.
     """
 
     theta: float = 10000.0
@@ -98,7 +98,7 @@ class ModelConfig:
     norm: NormConfig = RMS_NORM
     names: Names = Names()
     is_head_tied: bool = False
-    is_parallel: bool = False  # attention and feed-forward read the same normalised stream
+    is_parallel: bool = False  # attention and feed-forward read the same normalized stream
     embedding_multiplier: float = 1.0
     residual_multiplier: float = 1.0
     logit_multiplier: float = 1.0

@@ -193,7 +193,7 @@ class Decoder:
 
 
 class Layer:
-    """One layer: attention added to the stream, then the feed-forward, each normalised before, after or both."""
+    """One layer: attention added to the stream, then the feed-forward, each normalized before, after or both."""
 
     def __init__(
         self,
@@ -302,7 +302,7 @@ class Layer:
 
 
 class ParallelLayer(Layer):
-    """Attention and feed-forward read the same normalised stream, and both are added to it."""
+    """Attention and feed-forward read the same normalized stream, and both are added to it."""
 
     def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
         fed = self._feed(self._before_attention.forward(stream))

@@ -12,7 +12,7 @@ from engine.models.fields import Fields
 from engine.models.llama import llama, read_activation
 from engine.models.mixtures import read_num_experts, read_router, with_mixture
 from engine.models.rope import yarn_mscale
-from engine.models.rope_fields import with_neighbours
+from engine.models.rope_fields import with_neighbors
 
 _EXPERTS = ExpertNames(shared="shared_experts")
 _NORM_EPS = 1e-6  # of latents, whatever the config says of the stream
@@ -25,7 +25,7 @@ def deepseek_v2(fields: Fields) -> ModelConfig:
     method = fields.word("topk_method", "greedy")
     if method not in ("greedy", "group_limited_greedy"):
         raise fields.refusal("topk_method", "not supported (greedy, group_limited_greedy are)")
-    router = replace(_router(fields, has_groups=method != "greedy"), is_normalised=False)
+    router = replace(_router(fields, has_groups=method != "greedy"), is_normalized=False)
     return _deepseek(fields, router, default_dense=0, default_shared=2, is_interleaved=True)
 
 
@@ -38,7 +38,7 @@ def deepseek_v3(fields: Fields) -> ModelConfig:
     router = replace(
         _router(fields, has_groups=True),
         score="sigmoid",
-        is_normalised=fields.flag("norm_topk_prob", default=True),
+        is_normalized=fields.flag("norm_topk_prob", default=True),
         has_correction=True,
         num_group_leaders=2,
     )
@@ -69,7 +69,7 @@ def _deepseek(
     config = llama(Fields(plain, fields.where))
     attention = config.attention
     config = replace(config, attention=replace(attention, latent=latent, scale=_scale(config, latent)))
-    config = with_neighbours(config) if is_interleaved else config
+    config = with_neighbors(config) if is_interleaved else config
     num_dense = fields.whole("first_k_dense_replace", 0, 1 << 16, default=default_dense)
     inner, activation = fields.whole("moe_intermediate_size", 1, 1 << 20), Activation(read_activation(fields))
     num_shared = fields.whole("n_shared_experts", 0, 1024, default=default_shared)

@@ -1,4 +1,4 @@
-"""Gemma 3's text part: gemma2, except that each head of queries and keys is normalised instead of capped, that five
+"""Gemma 3's text part: gemma2, except that each head of queries and keys is normalized instead of capped, that five
 layers in six have a window, and that those turn by their own frequencies."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Llama 4's text part: llama, except that layers with positions see their chunk only, turn neighbours and normalise
+"""Llama 4's text part: llama, except that layers with positions see their chunk only, turn neighbors and normalize
 heads, that the others let queries grow with their position, and that feed-forwards are mixtures beside a shared expert,
 whose weights multiply what goes in."""
 
@@ -12,7 +12,7 @@ from engine.models.config import LayerConfig, ModelConfig, Names, QueryTemperatu
 from engine.models.fields import Fields
 from engine.models.llama import llama, read_activation
 from engine.models.mixtures import read_num_experts, read_router, with_mixture
-from engine.models.rope_fields import with_neighbours
+from engine.models.rope_fields import with_neighbors
 from engine.models.sliding_window import CHUNKED, FULL, layer_types
 from engine.models.smollm3 import read_turning
 
@@ -32,14 +32,14 @@ def llama4(fields: Fields) -> ModelConfig:
     )
     inner = fields.whole("intermediate_size", 1, 1 << 20)
     dense = MlpConfig(fields.whole("intermediate_size_mlp", 1, 1 << 20, default=16384))
-    config = _with_places(with_neighbours(llama(fields)), fields)
+    config = _with_places(with_neighbors(llama(fields)), fields)
     activation = Activation(read_activation(fields))
     config = config.with_layers(lambda _, layer: replace(layer, feed_forward=replace(dense, activation=activation)))
     num_experts = read_num_experts(fields, "num_local_experts", "num_experts")
     moe = MoeConfig(
         num_experts,
         inner,
-        replace(read_router(fields, num_experts, default=1), score="sigmoid", is_normalised=False),
+        replace(read_router(fields, num_experts, default=1), score="sigmoid", is_normalized=False),
         activation,
         shared=MlpConfig(inner, activation),
         is_input_weighted=True,

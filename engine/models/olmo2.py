@@ -1,4 +1,4 @@
-"""OLMo 2: llama, except that norms come after attention and feed-forward, and that queries and keys are normalised
+"""OLMo 2: llama, except that norms come after attention and feed-forward, and that queries and keys are normalized
 whole."""
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ def qwen2_moe(fields: Fields) -> ModelConfig:
 
 def read_qwen_mixture(fields: Fields) -> MoeConfig:
     num_experts = read_num_experts(fields, "num_experts", "num_local_experts")
-    is_normalised = fields.flag("norm_topk_prob")
+    is_normalized = fields.flag("norm_topk_prob")
     return MoeConfig(
         num_experts,
         fields.whole("moe_intermediate_size", 1, 1 << 20),
-        replace(read_router(fields, num_experts), is_normalised=is_normalised),
+        replace(read_router(fields, num_experts), is_normalized=is_normalized),
         Activation(read_activation(fields)),
     )
 

@@ -1,4 +1,4 @@
-"""Qwen 3: llama, except that each head of queries and keys is normalised, and for windows in the upper layers if asked
+"""Qwen 3: llama, except that each head of queries and keys is normalized, and for windows in the upper layers if asked
 for."""
 
 from __future__ import annotations

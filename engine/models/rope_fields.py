@@ -85,8 +85,8 @@ def _llama3(rope: RopeConfig, parameters: Fields) -> RopeConfig:
     return replace(rope, factor=factor, low_freq_factor=low, high_freq_factor=high)
 
 
-def with_neighbours(config: ModelConfig) -> ModelConfig:
-    """`config` with positions that turn each number of a head with its neighbour."""
+def with_neighbors(config: ModelConfig) -> ModelConfig:
+    """`config` with positions that turn each number of a head with its neighbor."""
 
     def change(_index: int, layer: LayerConfig) -> LayerConfig:
         if not isinstance(layer.positions, RopeConfig):

@@ -130,7 +130,7 @@ def test_a_group_size_that_does_not_divide_names_the_matrix() -> None:
         plan_variant(SPARK, make_recipe("int4", 64))
 
 
-def test_a_model_that_nothing_fits_or_that_is_quantised_already_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_nothing_fits_or_that_is_quantized_already_is_refused(tmp_path: Path) -> None:
     save_random("llama 2", tmp_path / "narrow")  # 48 channels
     with pytest.raises(RecipeError, match="no matrix fits int4, which needs a multiple of 16 outputs and 32 inputs"):
         plan_variant(tmp_path / "narrow", INT4)

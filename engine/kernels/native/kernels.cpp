@@ -239,7 +239,7 @@ void mix(const float* weights, int64_t stride, const E* const* values, int64_t n
         for (int v = 0; v < NV; ++v) store(sums[q][v] * shares[q], out[q] + first + v * LANES);
 }
 
-// Scores [stride] of one query -> unnormalised weights; returns what makes them sum to 1, the sink's share left out.
+// Scores [stride] of one query -> unnormalized weights; returns what makes them sum to 1, the sink's share left out.
 inline float weigh(float* scores, int64_t num_keys, int64_t stride, const Query& query, int64_t first, float softcap,
                    const float* sinks) {
     if (softcap > 0)
@@ -437,7 +437,7 @@ inline void mix_all(const float* const* weights, const float* values, int64_t nu
     if (num_queries == 1) mix_whole<1>(weights, values, num_keys, width, sums);
 }
 
-// Four queries that neighbour each other (the last of all may be repeated) and the positions that any of them sees.
+// Four queries that neighbor each other (the last of all may be repeated) and the positions that any of them sees.
 struct Four {
     int64_t queries[4];
     int64_t first, last;  // `first` a multiple of LANES

@@ -20,7 +20,7 @@ namespace {
 constexpr int NUM_VECTORS = 3;
 constexpr int64_t WIDTH = NUM_VECTORS * LANES;
 constexpr int64_t QUAD = 4;         // inputs of one 8-bit step
-constexpr int64_t CHUNK = 8;        // inputs of one 4-bit word of 16 bits, half of them in each of two neighbours
+constexpr int64_t CHUNK = 8;        // inputs of one 4-bit word of 16 bits, half of them in each of two neighbors
 
 int64_t panels_of(int64_t num_out) { return (num_out + WIDTH - 1) / WIDTH; }
 int64_t quads_of(int64_t num_in) { return (num_in + QUAD - 1) / QUAD; }

@@ -1,4 +1,4 @@
-"""A GGUF header: what is sound is read whole, what is not is refused with the file's name, and quantised rows are the
+"""A GGUF header: what is sound is read whole, what is not is refused with the file's name, and quantized rows are the
 numbers that another implementation of the format makes of them."""
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ BAD = {
     "many dimensions": file_of([], [tensor("a", (1,) * 9)]),
     "a size of nothing": file_of([], [tensor("a", (4, 0))]),
     "half a block": file_of([], [tensor("a", (16, 2), kind=8)], 64),
-    "an unknown quantisation": file_of([], [tensor("a", kind=999)]),
+    "an unknown quantization": file_of([], [tensor("a", kind=999)]),
     "parts without names": file_of([key("split.count", 2, struct.pack("<H", 3))], []),
     "too many parts": file_of([key("split.count", 2, struct.pack("<H", 60000))], []),
 }

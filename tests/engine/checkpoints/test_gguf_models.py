@@ -56,7 +56,7 @@ def test_a_gguf_file_alone_is_the_model_it_was_made_from(kind: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("quantization", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_quantised_gguf_gives_the_tokens_of_its_dequantised_weights(quantization: str, tmp_path: Path) -> None:
+def test_quantized_gguf_gives_the_tokens_of_its_dequantized_weights(quantization: str, tmp_path: Path) -> None:
     path, model = write_random("llama 2", tmp_path, quantization)
     kind = gguf.GGMLQuantizationType[quantization]
     with torch.no_grad():
@@ -130,7 +130,7 @@ def test_two_models_in_a_folder_are_not_guessed_between(tmp_path: Path) -> None:
     assert read_config(path).hidden_size == 64
 
 
-def test_nan_in_a_quantised_tensor_is_found(tmp_path: Path) -> None:
+def test_nan_in_a_quantized_tensor_is_found(tmp_path: Path) -> None:
     path, _ = write_random("llama 2", tmp_path, "Q8_0")
     tensor = next(t for t in gguf.GGUFReader(path).tensors if t.name == "blk.1.ffn_up.weight")
     with path.open("r+b") as file:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engine.checkpoints import weights
-from engine.checkpoints.part import Cut, Part, narrowed
+from engine.checkpoints.part import ShardSlice, ShardDestination, narrowed
 from engine.checkpoints.quantized import quantized
 from engine.checkpoints.stored import Files, StoredTensor
 from engine.checkpoints.weights import Checkpoint
@@ -70,7 +70,7 @@ def test_a_part_is_that_part_of_the_whole(kind: str, dim: int, tmp_path: Path) -
     spans = ((1, size // 3), (size // 2, size))  # no multiples of a group, a word or a block
     indices = torch.cat([torch.arange(*span) for span in spans])
     expected = whole(checkpoint, NAME, source.shape).index_select(dim, indices)
-    part = Part(torch.zeros_like(expected), Cut(dim, spans, size))
+    part = ShardDestination(torch.zeros_like(expected), ShardSlice(dim, spans, size))
     assert part.shape == source.shape
     weights.load(checkpoint, {NAME: part}, is_whole=False)
     assert torch.equal(part.tensor, expected)
@@ -85,7 +85,7 @@ def test_experts_are_parts_of_mxfp4(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, tensors, {"quant_method": "mxfp4"})
     expected = whole(checkpoint, "x", (5, 64, 6))
     for dim, first, last in ((0, 2, 4), (1, 16, 48), (2, 1, 5)):
-        part = Part(torch.zeros_like(expected.narrow(dim, first, last - first)), Cut(dim, ((first, last),), 0))
+        part = ShardDestination(torch.zeros_like(expected.narrow(dim, first, last - first)), ShardSlice(dim, ((first, last),), 0))
         (pair,) = part.pairs(_source(checkpoint, "x"))
         with Files() as files:
             for piece in pair[0].pieces():
@@ -111,12 +111,12 @@ def test_only_its_own_bytes_are_read(dim: int, num_bytes: int, tmp_path: Path, m
     monkeypatch.setattr("engine.checkpoints.stored.find_library", lambda: None)  # its reads are not seen from here
     shape = (2, 9000) if dim == 0 else (9, 4500)
     last = shape[dim]
-    weights.load(checkpoint, {NAME: Part(torch.zeros(shape), Cut(dim, ((0, last),), (9, 9000)[dim]))}, is_whole=False)
+    weights.load(checkpoint, {NAME: ShardDestination(torch.zeros(shape), ShardSlice(dim, ((0, last),), (9, 9000)[dim]))}, is_whole=False)
     assert sum(read) == num_bytes
 
 
 def test_a_part_of_another_shape_is_refused(tmp_path: Path) -> None:
-    part = Part(torch.zeros(10, IN), Cut(0, ((0, 10),), OUT + 1))
+    part = ShardDestination(torch.zeros(10, IN), ShardSlice(0, ((0, 10),), OUT + 1))
     with pytest.raises(weights.WeightsError, match=r"x\.weight has shape \[64, 96\], the config says \[65, 96\]"):
         weights.load(plain(tmp_path), {NAME: part}, is_whole=False)
 
@@ -136,13 +136,13 @@ def test_narrowing_reads_nothing_and_says_its_shape(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "cut",
     [
-        Cut(0, ((1, 3), (5, 6)), 6),
-        Cut(1, ((32, 96),), 128),
-        Cut(1, ((0, 32), (96, 128)), 128),
+        ShardSlice(0, ((1, 3), (5, 6)), 6),
+        ShardSlice(1, ((32, 96),), 128),
+        ShardSlice(1, ((0, 32), (96, 128)), 128),
     ],
 )
 @pytest.mark.parametrize("group_size", [32, 128])
-def test_a_part_of_a_packed_matrix_is_that_part_of_its_numbers(bits: int, cut: Cut, group_size: int) -> None:
+def test_a_part_of_a_packed_matrix_is_that_part_of_its_numbers(bits: int, cut: ShardSlice, group_size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     levels = torch.randint(0, 1 << bits, (6, 128), generator=generator, dtype=torch.uint8)
     scales = torch.rand(6, 128 // group_size, generator=generator)

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import save_file
 
 from engine.checkpoints import weights
-from engine.checkpoints.placement import LINE_BYTES, Placed
+from engine.checkpoints.placement import LINE_BYTES, AlignedAllocation
 
 
 @pytest.mark.parametrize("place", [0, 8, 40, 63])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_large_tensors_begin_where_they_are_told_if_their_numbers_can(place: int, dtype: torch.dtype) -> None:
-    with Placed(place):
+    with AlignedAllocation(place):
         large, small = torch.empty(700, 300, dtype=dtype), torch.empty(7, 3, dtype=dtype)
         nothing = torch.empty(700, 300, dtype=dtype, device="meta")
     wanted = place if place % dtype.itemsize == 0 else 0
@@ -33,8 +33,8 @@ def test_the_place_is_that_of_most_bytes_in_the_file_and_loads_meet_it(tmp_path:
     checkpoint = weights.open_checkpoint(tmp_path)
     source = checkpoint.find("weight")
     assert source is not None
-    assert checkpoint.usual_place == source.parts[0].offset % LINE_BYTES
-    with Placed(checkpoint.usual_place):
+    assert checkpoint.common_alignment == source.parts[0].offset % LINE_BYTES
+    with AlignedAllocation(checkpoint.common_alignment):
         room = {"odd": torch.empty(3), "weight": torch.empty(600, 500, dtype=torch.bfloat16)}
     weights.load(checkpoint, room)
     assert all(torch.equal(room[name], tensor) for name, tensor in written.items())

@@ -1,4 +1,4 @@
-"""A whole model stored in each format gives the tokens that transformers draws from the same numbers, dequantised."""
+"""A whole model stored in each format gives the tokens that transformers draws from the same numbers, dequantized."""
 
 from __future__ import annotations
 

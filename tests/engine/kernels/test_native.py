@@ -245,8 +245,8 @@ def test_two_threads_compute_the_same_bits_as_one(native: NativeKernels) -> None
         attention.attend(0, random(300, shape.query_width + shape.kv_width, dtype=torch.bfloat16))
         attention.begin(life.step_of(list(range(6)), dict.fromkeys(range(6), 1)))
         mixed = attention.attend(0, random(6, shape.query_width + shape.kv_width, dtype=torch.bfloat16))
-        normalised = native.rms_norm(torch.ones(512), 1e-6, torch.bfloat16)(stream)
-        found.append((mixed, native.linear(weight, None)(x), normalised))
+        normalized = native.rms_norm(torch.ones(512), 1e-6, torch.bfloat16)(stream)
+        found.append((mixed, native.linear(weight, None)(x), normalized))
     torch.set_num_threads(1)
     for one, two in zip(*found, strict=True):
         assert torch.equal(one, two)

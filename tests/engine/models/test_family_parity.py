@@ -178,12 +178,12 @@ FORGOTTEN: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
     "llama: yarn": ("yarn positions", of_positions(kind="default")),
     "mistral: the window": ("mistral", SEES_ALL),
     "mixtral: the window": ("mixtral", SEES_ALL),
-    "mixtral: weights that add up to one": ("mixtral", of_routers(is_normalised=False)),
+    "mixtral: weights that add up to one": ("mixtral", of_routers(is_normalized=False)),
     "qwen2: windows": ("qwen2", SEES_ALL),
     "qwen3: norms of heads": ("qwen3", NO_HEAD_NORM),
-    "qwen2 moe: weights as they are": ("qwen2 moe", of_routers(is_normalised=True)),
+    "qwen2 moe: weights as they are": ("qwen2 moe", of_routers(is_normalized=True)),
     "qwen2 moe: the shared expert's gate": ("qwen2 moe", of_mixtures(lambda moe: replace(moe, is_shared_gated=False))),
-    "qwen3 moe: weights that add up to one": ("qwen3 moe", of_routers(is_normalised=False)),
+    "qwen3 moe: weights that add up to one": ("qwen3 moe", of_routers(is_normalized=False)),
     "qwen3 moe: how many are chosen": ("qwen3 moe", of_routers(num_chosen=1)),
     "gemma2: weights less one": ("gemma2", of_model(norm=NormConfig())),
     "gemma2: windows": ("gemma2", SEES_ALL),
@@ -204,7 +204,7 @@ FORGOTTEN: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
     "granite: residuals": ("granite", of_model(residual_multiplier=1.0)),
     "granite: scores": ("granite", of_attention(scale=None)),
     "granite: logits": ("granite", of_model(logit_multiplier=1.0)),
-    "glm4: neighbours": ("glm4", NO_NEIGHBOURS),
+    "glm4: neighbors": ("glm4", NO_NEIGHBOURS),
     "glm4: turning in part": ("glm4", of_positions(rotary_dim=0)),
     "gpt-oss: sinks": ("gpt-oss", of_attention(has_sinks=False)),
     "gpt-oss: windows": ("gpt-oss", SEES_ALL),
@@ -221,7 +221,7 @@ FORGOTTEN: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
     "starcoder2: the window": ("starcoder2", SEES_ALL),
     "starcoder2: the activation": ("starcoder2", of_layers(with_relu)),
     "cohere2: side by side": ("cohere2", of_model(is_parallel=False)),
-    "cohere2: neighbours": ("cohere2", NO_NEIGHBOURS),
+    "cohere2: neighbors": ("cohere2", NO_NEIGHBOURS),
     "cohere2: layers without positions": (
         "cohere2", of_layers(lambda layer: replace(
             layer, positions=layer.positions or RopeConfig(is_interleaved=True)))),
@@ -229,7 +229,7 @@ FORGOTTEN: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
     "cohere2: the scale of logits": ("cohere2", of_model(logit_multiplier=1.0)),
     "deepseek v2: groups": ("deepseek v2", of_routers(num_groups=1)),
     "deepseek v2: the scale of weights": ("deepseek v2", of_routers(scale=1.0)),
-    "deepseek v2: neighbours": ("deepseek v2", NO_NEIGHBOURS),
+    "deepseek v2: neighbors": ("deepseek v2", NO_NEIGHBOURS),
     "deepseek v2: the scale of scores": ("deepseek v2 with stretched positions", of_attention(scale=20**-0.5)),
     "deepseek v3: scores": ("deepseek v3", of_routers(score="softmax")),
     "deepseek v3: the correction": ("deepseek v3", of_routers(has_correction=False)),
@@ -241,7 +241,7 @@ FORGOTTEN: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
             layer, positions=None))),
     "llama4: weights of what goes in": ("llama4", of_mixtures(lambda moe: replace(moe, is_input_weighted=False))),
     "llama4: scores": ("llama4", of_routers(score="softmax")),
-    "llama4: neighbours": ("llama4", NO_NEIGHBOURS),
+    "llama4: neighbors": ("llama4", NO_NEIGHBOURS),
 }  # fmt: skip
 
 
