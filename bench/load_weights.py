@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.checkpoints import weights
-from engine.checkpoints.placement import AlignedAllocation
+from engine.checkpoints.alignment import AlignedAllocation
 from engine.checkpoints.stored import PIECE_BYTES
 
 CHANNELS, INNER = 2048, 8192

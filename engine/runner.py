@@ -14,7 +14,7 @@ import torch
 from engine.adapters.cache import AdapterCache
 from engine.arrays import Ints
 from engine.checkpoints import weights
-from engine.checkpoints.placement import AlignedAllocation
+from engine.checkpoints.alignment import AlignedAllocation
 from engine.config import EngineConfig
 from engine.devices.assignment import CPU, device_of, free_memory_bytes, make_current
 from engine.inputs import StepInputs, StepOutput, warmup_step

@@ -1,7 +1,7 @@
-"""Weights stored as numbers of their own: any float type, and 8-bit floats with the scales that go with them.
+"""Weights stored as floats: any float type, and 8-bit floats with scales.
 
-Float types equal to the destination's are read straight into place. 8-bit floats are multiplied by their scale: one
-for the tensor, one for each output, or one for each block of outputs × inputs.
+Values of the destination's type are read directly into it. 8-bit floats are multiplied by their scale: one per tensor,
+one per output, or one per block of outputs × inputs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EIGHT_BIT = ("F8_E4M3", "F8_E5M2")
 
 @dataclass(frozen=True)
 class _AsStored:
-    """What numbers of one tensor, read as they are, have in common."""
+    """Base of sources whose values are read from one tensor unchanged."""
 
     name: str
     stored: StoredTensor
@@ -53,7 +53,7 @@ class _AsStored:
 
 @dataclass(frozen=True)
 class Dense(_AsStored):
-    """All of a parameter stored as it is, in any float type."""
+    """A parameter stored in any float type."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,7 +69,7 @@ class Dense(_AsStored):
         rows = destination[first:last] if stored.shape else destination
         dtype = REALS[stored.dtype]
         is_direct = rows.dtype == dtype and rows.is_contiguous()
-        target = rows if is_direct else files.room(rows.shape, dtype)
+        target = rows if is_direct else files.piece_buffer(rows.shape, dtype)
         files.read_finite(stored, first * stored.row_bytes, target)
         if not is_direct:
             rows.copy_(target)
@@ -82,8 +82,10 @@ class Dense(_AsStored):
 
 @dataclass(frozen=True)
 class DenseColumns(_AsStored):
-    """The inputs [first, last) of a matrix stored as it is. Of wide rows only those are read, of narrow ones all: they
-    lie in the same pages."""
+    """The inputs [first, last) of a matrix stored in any float type.
+
+    Reads only these inputs if they fill a page per row; otherwise reads whole rows, which share pages.
+    """
 
     first: int
     last: int
@@ -111,12 +113,12 @@ class DenseColumns(_AsStored):
 
 @dataclass(frozen=True)
 class ScaledFloat8:
-    """`stored` [out, in] in 8-bit floats, times `scale`: one number, [out] or [out, 1], or one for each block."""
+    """`stored` [out, in] in 8-bit floats times `scale`: one number, [out] or [out, 1], or one per block."""
 
     name: str
     stored: StoredTensor
     scale: StoredTensor
-    block: tuple[int, int] | None  # outputs, inputs; from the config, where it says so
+    block: tuple[int, int] | None  # (outputs, inputs) from the config, if set there
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -144,7 +146,7 @@ class ScaledFloat8:
     def pieces(self) -> Iterator[tuple[int, int]]:
         rows = PIECE_ELEMENTS // max(self.shape[1], 1)
         height = self._block()[0]
-        step = rows // height * height if rows > height else rows  # whole blocks, where they fit
+        step = rows // height * height if rows > height else rows  # whole blocks, if a piece holds at least one
         return ranges(self.shape[0], step)
 
     def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
@@ -165,7 +167,7 @@ class ScaledFloat8:
         destination[first:last].copy_(values)
 
     def _block(self) -> tuple[int, int]:
-        """Outputs and inputs that share a scale. Raises WeightsError where the shapes do not fit each other."""
+        """Return how many outputs and inputs share a scale. Raises WeightsError if the shapes do not fit."""
         num_out, num_in = self.shape
         scales = self.scale.shape
         if math.prod(scales) == 1:
@@ -175,4 +177,6 @@ class ScaledFloat8:
         height, width = self.block or (128, 128)
         if scales == (ceil_div(num_out, height), ceil_div(num_in, width)):
             return height, width
-        raise WeightsError(f"{self.scale.name} has shape {list(scales)}, which no scaling of {list(self.shape)} has")
+        raise WeightsError(
+            f"{self.scale.name} has shape {list(scales)}, which fits no scaling of a matrix of shape {list(self.shape)}"
+        )

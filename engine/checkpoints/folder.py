@@ -1,7 +1,7 @@
-"""Which files of a folder are the model's safetensors weights, and how they say they are quantized.
+"""Find a model folder's safetensors files and its quantization config.
 
-Reads only files of the folder itself, by plain names; an index cannot point elsewhere. Whatever is not safetensors is
-refused by name, pickles above all.
+Reads only files directly in the folder; an index cannot name files elsewhere. Other formats, pickles above all, are
+refused by name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_NOT_THE_MODEL = ("consolidated", "adapter_model")  # the same again in other names; a part of something else
+_NOT_THE_MODEL = ("consolidated", "adapter_model")  # a copy under other tensor names; a LoRA adapter
 _OLD_SETTINGS = (("quantize_config.json", "gptq"), ("quant_config.json", "awq"))
 
 
 def find_safetensors(model_dir: Path) -> dict[str, StoredTensor] | None:
-    """The tensors of all safetensors files that make up the model; None where there are none.
+    """Return the tensors of the model's safetensors files, or None if there are no such files.
 
     Raises WeightsError or HeaderError.
     """
@@ -35,12 +35,12 @@ def find_safetensors(model_dir: Path) -> dict[str, StoredTensor] | None:
     found = sorted(model_dir.glob("*.safetensors")) if model_dir.is_dir() else []
     found = [path for path in found if not path.name.startswith(_NOT_THE_MODEL)]
     if len(found) > 1:
-        raise WeightsError(f"{_INDEX_FILE} is missing: which of {len(found)} safetensors files has what?")
+        raise WeightsError(f"{_INDEX_FILE} is missing, and the folder has {len(found)} safetensors files")
     return _read_file(found[0]) if found else None
 
 
 def read_quantization(model_dir: Path) -> Quantization:
-    """As config.json or the file of an older tool says. Raises WeightsError or HeaderError."""
+    """Read the quantization from config.json or an older tool's file. Raises WeightsError or HeaderError."""
     config_path = model_dir / "config.json"
     if config_path.exists():
         config = _read_json(config_path)
@@ -56,16 +56,16 @@ def read_quantization(model_dir: Path) -> Quantization:
 
 
 def explain_missing_weights(model_dir: Path) -> str:
-    """Why a folder has no weights that are read, for the person who chose it."""
+    """Return an error message for a folder without readable weights."""
     if not model_dir.is_dir():
-        return f"{model_dir.name} is no folder, and no .gguf file"
+        return f"{model_dir.name} is neither a folder nor a .gguf file"
     pickles = sorted(path.name for path in model_dir.iterdir() if path.name.endswith(_PICKLES))
     if pickles:
         return (
-            f"{pickles[0]} is a pickle, which can run code when it is loaded, so it never is: "
-            "safetensors and GGUF are read; convert it where you trust it"
+            f"{pickles[0]} is a pickle. Pickles can run code, so they are never loaded: "
+            "convert the weights to safetensors or GGUF"
         )
-    return f"neither {_SINGLE_FILE} nor {_INDEX_FILE} nor a .gguf file is there; no other format is read"
+    return f"neither {_SINGLE_FILE} nor {_INDEX_FILE} nor a .gguf file found; no other format is supported"
 
 
 def _read_file(path: Path) -> dict[str, StoredTensor]:
@@ -89,7 +89,7 @@ def _read_shards(model_dir: Path) -> dict[str, StoredTensor]:
     shards = {shard: _read_file(model_dir / shard) for shard in sorted(names)}
     absent = [name for name, shard in weight_map.items() if name not in shards[shard]]
     if absent:
-        raise WeightsError(f"{_INDEX_FILE}: {list_names(absent)} not in the shard that it names")
+        raise WeightsError(f"{_INDEX_FILE}: {list_names(absent)} not in the shard that the index names")
     return {name: shards[shard][name] for name, shard in weight_map.items()}
 
 
@@ -97,7 +97,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     try:
         size_bytes = path.stat().st_size
         if size_bytes > _MAX_JSON_BYTES or not path.is_file():
-            raise WeightsError(f"{path.name} is no file, or is too large ({size_bytes} bytes)")
+            raise WeightsError(f"{path.name} is not a file or is too large ({size_bytes} bytes)")
         text = path.read_bytes()
     except OSError as error:
         raise WeightsError(f"{path.name} cannot be read: {error.strerror}") from None

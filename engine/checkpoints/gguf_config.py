@@ -1,7 +1,7 @@
-"""A GGUF header's metadata -> the `config.json` that the model had before.
+"""Convert a GGUF header's metadata to the `config.json` of the original model.
 
-One table of keys for all families, and for each family what its files leave unsaid because llama.cpp has it in code.
-Families whose files do not say enough are refused by name. Knows no tensor but by its shape.
+One table of keys serves all families. A function per family adds the constants that GGUF files omit because llama.cpp
+has them in code. Families whose files do not determine the config are refused by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEYS = {
 _REAL_KEYS = ("attention.layer_norm_rms_epsilon", "rope.freq_base")
 _NEEDED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
 
-# The three that Llama 3.1 and later publish; files hold the factors that follow from them.
+# The constants of Llama 3.1 and later; GGUF files hold the factors computed from them.
 _LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _LLAMA3_KEYS = ("factor", *_LLAMA3_SCALING)
 
@@ -37,17 +37,17 @@ Raw = dict[str, Any]
 
 
 def gguf_config(file: GgufFile) -> Raw:
-    """The JSON object. Raises GgufError naming the architecture or the key."""
+    """Return the config's JSON object. Raises GgufError naming the architecture or the key."""
     family = _FAMILIES.get(file.architecture)
     if family is None:
         known = ", ".join(sorted(_FAMILIES))
         what = f"general.architecture={file.architecture[:50]!r}"
-        raise GgufError(f"{file.path.name}: {what} is not supported in GGUF ({known} are)")
+        raise GgufError(f"{file.path.name}: {what} is not supported in GGUF (supported: {known})")
     config: Raw = {}
     for key, ours in _KEYS.items():
         value = _real(file, key) if key in _REAL_KEYS else _count(file, key)
         if ours in _NEEDED and not value:
-            raise GgufError(f"{file.path.name}: {file.architecture}.{key} is missing, or 0")
+            raise GgufError(f"{file.path.name}: {file.architecture}.{key} is missing or 0")
         if value is not None:
             config[ours] = value
     config["vocab_size"] = _vocab_size(file)
@@ -67,17 +67,19 @@ def read_gguf_config(path: Path) -> Raw:
 
 
 def _count(file: GgufFile, key: str) -> int | None:
-    """A whole number, 0 or more; None where it is absent. Raises GgufError naming the key."""
+    """Return an integer of at least 0, or None if the key is absent. Raises GgufError naming the key."""
     value = file.value(key)
     if isinstance(value, list):
         raise GgufError(f"{file.path.name}: {key} differs between layers, which is not supported")
     if value is not None and (type(value) is not int or not 0 <= value < 1 << 40):
-        raise GgufError(f"{file.path.name}: {file.architecture}.{key}={str(value)[:50]!r}: expected a whole number")
+        raise GgufError(
+            f"{file.path.name}: {file.architecture}.{key}={str(value)[:50]!r}: expected an integer of at least 0"
+        )
     return value
 
 
 def _real(file: GgufFile, key: str) -> float | None:
-    """A number above 0; None where it is absent. Raises GgufError naming the key."""
+    """Return a finite number above 0, or None if the key is absent. Raises GgufError naming the key."""
     value = file.value(key)
     if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
         raise GgufError(f"{file.path.name}: {file.architecture}.{key}={str(value)[:50]!r}: expected a number above 0")
@@ -92,7 +94,7 @@ def _token_id(file: GgufFile, key: str) -> int | None:
 
 
 def _end_turns(file: GgufFile, config: Raw) -> None:
-    """A turn and a text may end by different tokens."""
+    """Add the end-of-turn tokens to `eos_token_id`, which becomes a list if there are several."""
     ends = [config.get("eos_token_id")]
     ends += [_token_id(file, key) for key in ("eot", "eom")]
     found = list(dict.fromkeys(token_id for token_id in ends if token_id is not None))
@@ -103,12 +105,12 @@ def _end_turns(file: GgufFile, config: Raw) -> None:
 def _vocab_size(file: GgufFile) -> int:
     embedding = file.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise GgufError(f"{file.path.name}: token_embd.weight is missing, or is no matrix")
+        raise GgufError(f"{file.path.name}: token_embd.weight is missing or not a matrix")
     return embedding.shape[0]
 
 
 def _add_scaling(file: GgufFile, config: Raw) -> None:
-    """Positions stretched beyond the trained context."""
+    """Add linear or YaRN rope scaling."""
     kind, factor = file.value("rope.scaling.type"), _real(file, "rope.scaling.factor")
     if kind in (None, "none") or factor is None:
         return
@@ -141,7 +143,7 @@ def _llama(file: GgufFile, config: Raw) -> None:
 
 
 def _llama3_scaling(file: GgufFile, factors: list[float], config: Raw) -> Raw:
-    """The rule whose factors these are. Raises GgufError if there is none."""
+    """Return the llama3 rope scaling that produces these factors. Raises GgufError if no known scaling does."""
     theta, head_dim = float(config.get("rope_theta", 10000.0)), 2 * len(factors)
     for low, high, original in ((1.0, 4.0, 8192),):
         factor = max(factors)
@@ -152,11 +154,11 @@ def _llama3_scaling(file: GgufFile, factors: list[float], config: Raw) -> Raw:
         if np.allclose(expected, factors, rtol=1e-3):
             values = (factor, low, high, original)
             return {"rope_type": "llama3", **dict(zip(_LLAMA3_KEYS, values, strict=True))}
-    raise GgufError(f"{file.path.name}: rope_freqs.weight scales positions by a rule that is not known here")
+    raise GgufError(f"{file.path.name}: rope_freqs.weight has factors of an unknown rope scaling")
 
 
 def _llama3_factor(wavelength: float, factor: float, low: float, high: float, original: int) -> float:
-    """What the frequency of this wavelength is divided by."""
+    """Return the divisor of the frequency with this wavelength."""
     rotations = original / wavelength
     if rotations < low:
         return factor
@@ -213,7 +215,7 @@ def _gemma2(file: GgufFile, config: Raw) -> None:
     config["architectures"] = ["Gemma2ForCausalLM"]
     config["attn_logit_softcapping"] = _real(file, "attn_logit_softcapping") or 50.0
     config["final_logit_softcapping"] = _real(file, "final_logit_softcapping") or 30.0
-    # 27B, with 46 layers, divides scores by the root of width over heads; others by that of a head's size.
+    # 27B (46 layers) divides scores by √(hidden size / heads), other sizes by √(head size).
     config["query_pre_attn_scalar"] = _scalar(config, num_layers=46)
 
 
@@ -253,7 +255,7 @@ def _phi3(file: GgufFile, config: Raw) -> None:
 
 
 _FAMILIES: dict[str, Callable[[GgufFile, Raw], None]] = {
-    "llama": _llama,  # and mistral, mixtral: files do not tell them apart
+    "llama": _llama,  # also mistral and mixtral: the files do not differ
     "qwen2": _qwen2,
     "qwen2moe": _qwen2_moe,
     "qwen3": _qwen3,
@@ -265,10 +267,10 @@ _FAMILIES: dict[str, Callable[[GgufFile, Raw], None]] = {
 
 
 def _read_floats(file: GgufFile, name: str) -> list[float]:
-    """A short tensor of float32."""
+    """Read a float32 vector of at most 1024 positive numbers."""
     tensor = file.tensors.get(name)
     if tensor is None or tensor.kind != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 1024:
-        raise GgufError(f"{file.path.name}: {name} is missing, or is no short list of F32")
+        raise GgufError(f"{file.path.name}: {name} is missing or not an F32 vector of at most 1024 numbers")
     try:
         with tensor.path.open("rb") as opened:
             opened.seek(tensor.offset)
@@ -277,5 +279,5 @@ def _read_floats(file: GgufFile, name: str) -> list[float]:
         raise GgufError(f"{file.path.name} cannot be read: {error.strerror}") from None
     values: list[float] = np.frombuffer(data, "<f4").astype(float).tolist()
     if len(values) != tensor.shape[0] or not all(math.isfinite(value) and value > 0 for value in values):
-        raise GgufError(f"{file.path.name}: {name} does not hold factors")
+        raise GgufError(f"{file.path.name}: {name} must contain finite numbers above 0")
     return values

@@ -1,8 +1,8 @@
-"""A GGUF header's vocabulary -> what `tokenizer.json` and `tokenizer_config.json` say of the same tokenizer.
+"""Convert a GGUF header's vocabulary to the `tokenizer.json` and `tokenizer_config.json` of the same tokenizer.
 
-Two kinds are known: byte-level pairs ("gpt2"), split by the rule that the file names, and SentencePiece pairs
-("llama"), whose merges follow from the scores. Another kind or rule is refused by name, since a near guess would give
-wrong tokens without a sign of it. Knows no tensors; needs no device library.
+Supports byte-level BPE ("gpt2") with the pre-tokenizer that the file names, and SentencePiece BPE ("llama"), whose
+merges follow from the scores. Other models and pre-tokenizers are refused by name: an approximation would produce wrong
+tokens silently. Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.checkpoints.gguf_file import GgufError, GgufFile, read_gguf
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _MAX_TOKENS = 1 << 22
-_MAX_PIECE = 128  # characters of a token that is looked at as a merge of others
+_MAX_PIECE = 128  # characters; longer tokens are not considered as merges
 
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,8 +33,15 @@ _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": T
 _AFTER_SPLIT = _BYTE_LEVEL | {"use_regex": False}
 _DIGITS = {"type": "Digits", "individual_digits": True}
 
-# `tokenizer.ggml.pre` -> the steps before pairs are merged.
-_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")  # a word that is a token stays whole
+# Pre-tokenizers by `tokenizer.ggml.pre`.
+_WHOLE_WORDS = (
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "pixtral",
+    "tekken",
+)  # a word that is a token is not merged from parts
 _SPLITS = dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe", "dbrx"), _LLAMA3)
 _SPLITS |= dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _QWEN2)
 _SPLITS |= dict.fromkeys(("gpt-4o", "llama4"), _GPT4O) | {"tekken": _TEKKEN}
@@ -47,12 +54,12 @@ Definition = dict[str, Any]
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[Definition, Definition]:
-    """The definition and the configuration. Raises GgufError."""
+    """Return the contents of tokenizer.json and tokenizer_config.json. Raises GgufError."""
     return gguf_tokenizer(read_gguf(path))
 
 
 def gguf_tokenizer(file: GgufFile) -> tuple[Definition, Definition]:
-    """The definition and the configuration. Raises GgufError naming the key."""
+    """Return the contents of tokenizer.json and tokenizer_config.json. Raises GgufError naming the key."""
     tokens = _texts(file, "tokenizer.ggml.tokens")
     if not tokens:
         raise GgufError(f"{file.path.name}: tokenizer.ggml.tokens is missing")
@@ -67,7 +74,7 @@ def gguf_tokenizer(file: GgufFile) -> tuple[Definition, Definition]:
         definition = _sentence_pieces(file, tokens, kinds)
     else:
         raise GgufError(
-            f"{file.path.name}: tokenizer.ggml.model={str(model)[:50]!r} is not supported (gpt2 and llama are): "
+            f"{file.path.name}: tokenizer.ggml.model={str(model)[:50]!r} is not supported (supported: gpt2, llama): "
             "put the model's tokenizer.json beside the file"
         )
     definition["added_tokens"] = [
@@ -90,12 +97,12 @@ def _byte_level(file: GgufFile, tokens: Sequence[str]) -> Definition:
     else:
         known = ", ".join(sorted({*_PLAIN, *_WITH_DIGITS, *_SPLITS}))
         raise GgufError(
-            f"{file.path.name}: tokenizer.ggml.pre={str(rule)[:50]!r} is not known ({known} are): "
+            f"{file.path.name}: tokenizer.ggml.pre={str(rule)[:50]!r} is not supported (supported: {known}): "
             "put the model's tokenizer.json beside the file"
         )
     merges = [merge.split(" ") for merge in _texts(file, "tokenizer.ggml.merges")]
     if not merges or any(len(merge) != 2 for merge in merges):
-        raise GgufError(f"{file.path.name}: tokenizer.ggml.merges is missing, or has what is no pair")
+        raise GgufError(f"{file.path.name}: tokenizer.ggml.merges is missing or has an entry that is not a pair")
     model = _pairs(tokens, merges) | {"ignore_merges": rule in _WHOLE_WORDS}
     normalizer = {"type": "NFC"} if _SPLITS.get(rule) == _QWEN2 else None
     return {
@@ -113,7 +120,7 @@ def _sentence_pieces(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]
     scores = _numbers(file, "tokenizer.ggml.scores", len(tokens))
     if scores is None:
         raise GgufError(f"{file.path.name}: tokenizer.ggml.scores is missing")
-    if is_gemma:  # its merges go by position
+    if is_gemma:  # gemma merges by token id
         scores = [-index for index in range(len(tokens))]
     unknown_id = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
     unknown = tokens[unknown_id] if type(unknown_id) is int and 0 <= unknown_id < len(tokens) else None
@@ -141,7 +148,7 @@ def _sentence_pieces(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]
 
 
 def _merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
-    """Every way to make a token of two others, best score first: what SentencePiece does with these scores."""
+    """Return all pairs of tokens that make a token, best score first, as SentencePiece merges them."""
     plain = {token: index for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == _NORMAL}
     found = []
     for token, index in plain.items():
@@ -181,7 +188,9 @@ def _configuration(file: GgufFile, tokens: Sequence[str]) -> Definition:
         if token_id is None:
             continue
         if type(token_id) is not int or not 0 <= token_id < len(tokens):
-            raise GgufError(f"{file.path.name}: tokenizer.ggml.{key}_token_id={token_id!r} of {len(tokens)} tokens")
+            raise GgufError(
+                f"{file.path.name}: tokenizer.ggml.{key}_token_id={token_id!r} is not an id of the {len(tokens)} tokens"
+            )
         config[name] = tokens[token_id]
     adds_bos = metadata.get("tokenizer.ggml.model") == "llama" or metadata.get("tokenizer.ggml.pre") in _WHOLE_WORDS
     config["add_bos_token"] = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos))
@@ -195,7 +204,7 @@ def _texts(file: GgufFile, key: str) -> list[str]:
     values = file.metadata.get(key, [])
     is_sound = isinstance(values, list) and len(values) <= _MAX_TOKENS and all(type(each) is str for each in values)
     if not is_sound:
-        raise GgufError(f"{file.path.name}: {key} is no list of texts")
+        raise GgufError(f"{file.path.name}: {key} is not a list of strings")
     return list(values)
 
 
@@ -204,5 +213,5 @@ def _numbers(file: GgufFile, key: str, length: int) -> list[Any] | None:
     if values is None:
         return None
     if not isinstance(values, list) or len(values) != length or not all(type(each) in (int, float) for each in values):
-        raise GgufError(f"{file.path.name}: {key} is no list of {length} numbers")
+        raise GgufError(f"{file.path.name}: {key} is not a list of {length} numbers")
     return values

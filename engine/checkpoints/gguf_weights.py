@@ -1,8 +1,8 @@
-"""Tensors of a GGUF file as the parameters they were made from.
+"""Map the tensors of a GGUF file to the parameters they were converted from.
 
-GGUF has names of its own, keeps all experts of a layer in one tensor, and changed some weights when it was written:
-rows of llama's queries and keys are in another order, and norms of the gemmas have their 1 added. All of it is undone
-here. How numbers are packed is the `gguf` package's to know.
+GGUF has its own tensor names, stores all experts of a layer in one tensor, and changes some weights: rows of llama's
+query and key projections are permuted, and gemma norms have 1 added. This module reverses these changes. The `gguf`
+package dequantizes.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from engine.checkpoints.stored import (
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
 _SHIFTED_NORMS = ("gemma", "gemma2", "gemma3")  # stored with 1 added
-_TURNED = ("llama", "granite", "smollm3")  # rotary pairs side by side, in their files a half apart
+_PERMUTED = ("llama", "granite", "smollm3")  # the rows of a rotary pair are adjacent in the file
 _EXPERT = re.compile(r"experts\.(\d+)\.")
 _MIXTRAL_PARTS = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
-# Part of what a file carries for readers that compute no positions themselves; the config says the same.
-_IDLE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+# Rotary frequencies for readers that do not compute them from the config.
+_UNUSED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 @dataclass(frozen=True)
 class GgufSource:
-    """A parameter from `stored`, whose rows may be in another order and whose values may be shifted.
+    """A parameter from `stored`, whose rows may be permuted and whose values may have `shift` added.
 
-    `heads` is the number of heads whose rows are to be put back, 0 for none.
+    `heads` is the number of heads with permuted rows, 0 if rows are in order.
     """
 
     name: str
@@ -68,7 +68,7 @@ class GgufSource:
 
     def check(self) -> None:
         if self.heads and (self.shape[0] % (2 * self.heads) or not self.shape):
-            raise WeightsError(f"{self.name}: {self.shape[0]} rows are not {self.heads} heads of pairs")
+            raise WeightsError(f"{self.name}: {self.shape[0]} rows do not divide into {self.heads} heads of row pairs")
 
     def narrowed(self, dim: int, first: int, last: int) -> GgufSource | None:
         if dim or self.heads or len(self.shape) < 2:
@@ -95,7 +95,7 @@ class GgufSource:
                 rows.copy_(values[start - first : stop - first].reshape(rows.shape))
 
     def read_quantized(self, files: Files) -> QuantizedTensor | None:
-        """Packed in our form, for kinds that have it: Q8_0 and Q4_0."""
+        """Return the packed matrix for Q8_0 and Q4_0, otherwise None."""
         if self.packed_form(files) is None:
             return None
         num_out, num_in = self.shape
@@ -129,19 +129,19 @@ class GgufSource:
         return math.prod(self.shape[:-1])
 
     def _values(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """float32 [rows, width]"""
+        """Return the values as float32 [rows, width]."""
         row_bytes = self.stored.size_bytes // self._num_rows
         data = files.read_bytes(self.stored, first * row_bytes, (last - first) * row_bytes)
         kind = GGMLQuantizationType[self.stored.dtype]
-        with np.errstate(all="ignore"):  # what is not finite is found and named by the caller
+        with np.errstate(all="ignore"):  # the caller finds and reports non-finite values
             try:
                 values = dequantize(data.reshape(last - first, row_bytes), kind)
             except NotImplementedError:
-                raise WeightsError(f"{self.stored.name} is {self.stored.dtype}, which cannot be read") from None
+                raise WeightsError(f"{self.stored.name} has unsupported type {self.stored.dtype}") from None
         return torch.from_numpy(np.ascontiguousarray(values, np.float32)).reshape(last - first, -1) - self.shift
 
     def _places(self, rows: torch.Tensor) -> torch.Tensor:
-        """Where stored rows belong: a head's rows come in pairs, of one row from each half of the head."""
+        """Return the row of the parameter for each stored row: stored pairs have one row from each half of the head."""
         size = self.shape[0] // self.heads
         head, within = rows // size, rows % size
         return head * size + within % 2 * (size // 2) + within // 2
@@ -151,21 +151,21 @@ class GgufSource:
 
 
 class GgufWeights:
-    """The parameters of one GGUF model, by the names that its family has elsewhere."""
+    """The parameters of one GGUF model, by their Hugging Face names."""
 
     def __init__(self, file: GgufFile) -> None:
-        """Raises WeightsError for an architecture that the `gguf` package has no names for."""
+        """Raises WeightsError if the `gguf` package does not know the architecture's tensor names."""
         self._file = file
         architecture = next((arch for arch, name in MODEL_ARCH_NAMES.items() if name == file.architecture), None)
         num_layers = file.value("block_count")
         if architecture is None or type(num_layers) is not int or not 0 < num_layers <= 1024:
             named = f"general.architecture={file.architecture[:50]!r}, block_count={str(num_layers)[:50]}"
-            raise WeightsError(f"{file.path.name}: {named}: not a model whose tensors have known names")
+            raise WeightsError(f"{file.path.name}: {named}: the tensor names of this architecture are not known")
         self._names = get_tensor_name_map(architecture, num_layers)
         self.stored = {name: _stored(tensor) for name, tensor in file.tensors.items()}
 
     def find(self, name: str) -> Source | None:
-        """The parameter that a family calls `name`; None if the file does not have it."""
+        """Return the parameter that the model family calls `name`, or None if the file does not have it."""
         expert = _EXPERT.search(name)
         whole = _EXPERT.sub("experts.", name) if expert else name
         gguf_name = self._find_name(whole)
@@ -177,28 +177,28 @@ class GgufWeights:
         if gguf_name.endswith("ffn_gate_inp_shexp.weight") and len(stored.shape) == 1:
             stored = replace(stored, shape=(1, *stored.shape))
         shift = 1.0 if self._file.architecture in _SHIFTED_NORMS and gguf_name.endswith("norm.weight") else 0.0
-        heads = self._turned_heads(gguf_name)
+        heads = self._permuted_heads(gguf_name)
         if stored.dtype in _PLAIN and not heads and not shift:
             return Dense(name, stored)
         return GgufSource(name, stored, stored.shape, heads, shift)
 
     def is_idle(self, name: str) -> bool:
-        """Whether nothing need read the tensor that the file calls `name`."""
-        return name in _IDLE or name.endswith((".rope_freqs.weight", ".attn_rot_embd"))
+        """Return True if the engine does not need the tensor that the file calls `name`."""
+        return name in _UNUSED or name.endswith((".rope_freqs.weight", ".attn_rot_embd"))
 
     def _find_name(self, name: str) -> str | None:
         for candidate in (name, _plain_mixture(name)):
             found = self._names.get_name(candidate, try_suffixes=(".weight", ".bias"))
             if found is not None and found in self.stored:
                 return found
-            # Tensors that are parameters themselves, without a suffix, have one in the file.
+            # A parameter whose own name has no suffix has one in the file.
             for suffix in (".weight", ".bias"):
                 if found is not None and f"{found}{suffix}" in self.stored:
                     return f"{found}{suffix}"
         return None
 
-    def _turned_heads(self, gguf_name: str) -> int:
-        if self._file.architecture not in _TURNED:
+    def _permuted_heads(self, gguf_name: str) -> int:
+        if self._file.architecture not in _PERMUTED:
             return 0
         if ".attn_q." in gguf_name:
             return _heads(self._file, "attention.head_count")
@@ -210,12 +210,12 @@ class GgufWeights:
 def _heads(file: GgufFile, *keys: str) -> int:
     value: Any = next((found for key in keys if (found := file.value(key)) is not None), None)
     if type(value) is not int or not 1 <= value <= 4096:
-        raise WeightsError(f"{file.path.name}: {keys[0]}={str(value)[:50]}: expected one number of heads")
+        raise WeightsError(f"{file.path.name}: {keys[0]}={str(value)[:50]}: expected an integer number of heads")
     return value
 
 
 def _plain_mixture(name: str) -> str:
-    """Mixtral's names for the parts of a mixture, as everyone else has them."""
+    """Replace Mixtral's names for the parts of a mixture of experts by the usual names."""
     name = name.replace(".block_sparse_moe.", ".mlp.")
     for part, usual in _MIXTRAL_PARTS.items():
         name = name.replace(part, usual)
@@ -227,7 +227,7 @@ def _stored(tensor: GgufTensor) -> StoredTensor:
 
 
 def _slice(name: str, stored: StoredTensor, index: int) -> StoredTensor:
-    """One expert's part of a tensor that has all of them."""
+    """Return one expert's part of a tensor that holds all experts."""
     if len(stored.shape) < 2 or not 0 <= index < stored.shape[0]:
         raise WeightsError(f"{name}: {stored.name} has shape {list(stored.shape)}")
     size_bytes = stored.size_bytes // stored.shape[0]

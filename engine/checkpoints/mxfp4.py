@@ -1,7 +1,7 @@
-"""MXFP4: experts in 4-bit floats, 32 of which share a power of two, as gpt-oss publishes them.
+"""MXFP4: experts in 4-bit floats, as published for gpt-oss. Each 32 floats share a power of two.
 
-`name_blocks` is uint8 [experts, out, groups, 16], of each byte the low half first; `name_scales` is uint8
-[experts, out, groups], exponents plus 127. The parameter they stand for is [experts, in, out].
+`name_blocks` is uint8 [experts, out, groups, 16], the low half of each byte first; `name_scales` is uint8
+[experts, out, groups], exponents plus 127. The parameter has shape [experts, in, out].
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from engine.checkpoints.stored import (
     require_finite,
 )
 
-_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the same, negative
+_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # followed by the same values negated
 _GROUP = 32
 
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """All experts' matrices of one kind."""
+    """The matrices of one kind of all experts."""
 
     name: str
     blocks: StoredTensor
@@ -66,7 +66,7 @@ class Mxfp4:
         return Mxfp4(self.name, self.blocks.rows(first, last), self.scales.rows(first, last))
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Ranges of outputs, counted through all experts."""
+        """Yield ranges of outputs, numbered through all experts."""
         num_experts, num_in, num_out = self.shape
         return ranges(num_experts * num_out, PIECE_ELEMENTS // max(num_in, 1))
 
@@ -78,7 +78,7 @@ class Mxfp4:
         table = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
         halves = torch.stack((data & 15, data >> 4), -1)  # [bytes, 2]
         values = table[halves.int()].reshape(-1, _GROUP)  # float32 [outputs × groups, 32]
-        powers = torch.from_numpy(exponents).to(torch.int32) - 127  # 255 stands for NaN, and makes one
+        powers = torch.from_numpy(exponents).to(torch.int32) - 127  # 255 means NaN; 2^128 is infinite in float32
         values = torch.ldexp(values, powers.unsqueeze(1)).reshape(last - first, num_in)
         require_finite(values, self.scales)
         for expert in range(first // num_out, (last - 1) // num_out + 1):

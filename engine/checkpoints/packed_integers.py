@@ -1,12 +1,12 @@
-"""Integer weights as GPTQ, AWQ and compressed-tensors pack them: levels in 32-bit words, scales and zeros by group.
+"""Integer weights as packed by GPTQ, AWQ and compressed-tensors: levels in 32-bit words, scales and zeros per group.
 
 | | words | levels of a word | zeros |
 |---|---|---|---|
-| GPTQ | [in / n, out] | consecutive inputs, lowest bits first | [groups, out / n], stored less one before version 2 |
+| GPTQ | [in / n, out] | consecutive inputs, lowest bits first | [groups, out / n], stored minus one before version 2 |
 | AWQ | [in, out / 8] | outputs 0 2 4 6 1 3 5 7 | [groups, out / 8], the same order |
-| compressed-tensors | [out, in / n] | consecutive inputs, lowest bits first | [out / n, groups], or none: the middle |
+| compressed-tensors | [out, in / n] | consecutive inputs, lowest bits first | [out / n, groups], or none |
 
-n is 32 / bits. Each class knows how to take a piece of its kind apart.
+n is 32 / bits. Without stored zeros, every zero is 2^(bits - 1).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.arrays import ceil_div
-from engine.checkpoints.quantized import PackedForm, QuantizedTensor, quantized, unpack_halves, dequantize_levels
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor, dequantize_levels, quantized, unpack_halves
 from engine.checkpoints.stored import (
     PIECE_ELEMENTS,
     Files,
@@ -29,16 +29,15 @@ from engine.checkpoints.stored import (
     require_finite,
 )
 
-_ONES = {4: 0x11111111, 8: 0x01010101}  # a word with 1 in each place
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word output 0, 1, … of eight lies
+_ONES = {4: 0x11111111, 8: 0x01010101}  # a word whose levels are all 1
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # the place of output 0, 1, … of eight in a word
 
 
 @dataclass(frozen=True)
 class PackedByInput:
-    """GPTQ and AWQ: the rows of what is stored are inputs, so a piece is some columns of the matrix.
+    """GPTQ and AWQ: stored rows are inputs, so a piece is a range of columns of the matrix.
 
-    `order` is None, or says in which group each input is (GPTQ's `g_idx`). `zero_shift` was taken from every zero
-    before it was stored.
+    `order` is the group of each input (GPTQ's `g_idx`) or None. `zero_shift` was subtracted from every stored zero.
     """
 
     name: str
@@ -83,11 +82,11 @@ class PackedByInput:
             raise WeightsError(f"{self.order.name}: expected I32 of shape [{num_in}]")
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Ranges of inputs; whole words, and whole groups where they fit."""
+        """Yield ranges of inputs: whole words, and whole groups if a piece holds at least one."""
         num_out, num_in = self.shape
         step = max(PIECE_ELEMENTS // max(num_out, 1), 1)
-        is_group_handy = 0 < self.group_size <= step and self.group_size % self._per_word == 0
-        unit = self.group_size if is_group_handy else self._per_word
+        fits_group = 0 < self.group_size <= step and self.group_size % self._per_word == 0
+        unit = self.group_size if fits_group else self._per_word
         return ranges(num_in, max(step // unit, 1) * unit)
 
     def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
@@ -96,7 +95,9 @@ class PackedByInput:
         scales, zeros = self._scales_and_zeros(files, low, high)  # [out, groups]
         group_size = self._group_size_of(groups)
         levels = self._levels(files, first, last)  # [out, inputs]
-        values = dequantize_levels(levels, scales, zeros, group_size, None if self._is_in_order(groups) else groups - low)
+        values = dequantize_levels(
+            levels, scales, zeros, group_size, None if self._is_in_order(groups) else groups - low
+        )
         require_finite(values, self.scales)
         destination[:, first:last].copy_(values)
 
@@ -110,7 +111,7 @@ class PackedByInput:
         return quantized(levels, self.bits, scales, zeros, self.group_size or num_in, order)
 
     def packed_form(self, files: Files) -> PackedForm | None:
-        """None where inputs are not in order, or do not fill their groups."""
+        """Return None if inputs are reordered or do not fill their groups."""
         num_in = self.shape[1]
         group_size = self.group_size or num_in
         if num_in % group_size or (self.order is not None and not self._is_in_order(self._groups(files, 0, num_in))):
@@ -126,7 +127,7 @@ class PackedByInput:
         return 32 // self.bits
 
     def _groups(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """The group of each input in a range, int64."""
+        """Return the group of each input in a range, int64."""
         if self.order is None:
             return torch.arange(first, last) // (self.group_size or max(last, 1))
         groups = torch.from_numpy(files.read_rows(self.order, first, last)).long()
@@ -135,7 +136,7 @@ class PackedByInput:
         return groups
 
     def _is_in_order(self, groups: torch.Tensor) -> bool:
-        """Whether inputs come group after group, whole groups but for the last."""
+        """Return True if the groups are contiguous and full, except for the last."""
         expected = torch.arange(len(groups)) // self._group_size_of(groups)
         return torch.equal(groups - groups[0], expected)
 
@@ -143,16 +144,16 @@ class PackedByInput:
         return min(self.group_size or self.shape[1], len(groups))
 
     def _scales_and_zeros(self, files: Files, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """float32 and uint8 [out, groups]"""
+        """Return float32 scales and uint8 zeros [out, groups]."""
         scales = files.read_reals(self.scales, low, high)
         words = files.read_rows(self.zeros, low, high)
-        if self.zero_shift:  # from words as a whole: a zero of 0 borrows from its neighbor
+        if self.zero_shift:  # added to whole words because a stored zero of 0 borrowed from the next level
             words = words.view(np.uint32) + np.uint32(self.zero_shift * _ONES[self.bits])
         zeros = _unpack(words, self.bits, _AWQ_PLACES if self._is_awq else None)[:, : scales.shape[1]]
         return scales.t().contiguous(), zeros.t().contiguous()
 
     def _levels(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """uint8 [out, inputs]"""
+        """Return the levels as uint8 [out, inputs]."""
         if self._is_awq:
             words = files.read_rows(self.words, first, last)
             return _unpack(words, self.bits, _AWQ_PLACES).t().contiguous()
@@ -162,9 +163,9 @@ class PackedByInput:
 
 @dataclass(frozen=True)
 class PackedByOutput:
-    """compressed-tensors: the rows of what is stored are outputs. `words` are 32-bit words, or plain 8-bit integers.
+    """compressed-tensors: stored rows are outputs. `words` are 32-bit words, or plain 8-bit integers.
 
-    `zeros` is None where every zero is the middle. `order` as for GPTQ.
+    `zeros` is None if every zero is 2^(bits - 1). `order` is as for GPTQ.
     """
 
     name: str
@@ -211,7 +212,7 @@ class PackedByOutput:
             raise WeightsError(f"{self.order.name}: expected I32 of shape [{num_in}]")
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        per_word = 32 // self.bits  # zeros of as many outputs share words
+        per_word = 32 // self.bits  # a word holds the zeros of this many outputs
         step = max(PIECE_ELEMENTS // max(self.num_in, 1), 1)
         return ranges(self.shape[0], ceil_div(step, per_word) * per_word)
 
@@ -225,7 +226,7 @@ class PackedByOutput:
         return replace(self._read(files, 0, self.shape[0]), is_input_quantized=self.is_input_quantized)
 
     def packed_form(self, _files: Files) -> PackedForm | None:
-        """None where inputs may not be in order, or do not fill their groups."""
+        """Return None if inputs may be reordered or do not fill their groups."""
         group_size = self.group_size or self.num_in
         if self.order is not None or self.num_in % group_size:
             return None
@@ -245,11 +246,11 @@ class PackedByOutput:
         return tensor.shape == (num_rows, num_groups)
 
     def _read(self, files: Files, first: int, last: int) -> QuantizedTensor:
-        """Outputs [first, last), of which `first` is a multiple of the levels in a word."""
+        """Read outputs [first, last); `first` is a multiple of the levels in a word."""
         num_rows, middle = last - first, 1 << (self.bits - 1)
         words = files.read_rows(self.words, first, last)
         if self._is_plain:
-            levels = torch.from_numpy(words).view(torch.uint8) ^ 128  # signed, and now counted from the lowest
+            levels = torch.from_numpy(words).view(torch.uint8) ^ 128  # signed integers become levels from 0 on
         else:
             levels = _unpack(words, self.bits)[:, : self.num_in]
         zeros = None
@@ -268,7 +269,7 @@ class PackedByOutput:
         return quantized(levels, self.bits, scales, zeros, self.group_size or self.num_in, groups)
 
     def _zeros(self, files: Files, first: int, last: int, middle: int) -> torch.Tensor:
-        """uint8 [rows, groups]"""
+        """Return the zeros as uint8 [rows, groups]."""
         assert self.zeros is not None
         num_rows = last - first
         if self.zeros.dtype == "I8":
@@ -288,7 +289,7 @@ def _require_words(name: str, *tensors: StoredTensor) -> None:
 
 
 def _unpack(words: NDArray[np.generic], bits: int, places: tuple[int, ...] | None = None) -> torch.Tensor:
-    """int32 words [rows, n] -> uint8 levels [rows, n × 32 / bits], lowest bits first or from `places`."""
+    """Return the uint8 levels [rows, n × 32 / bits] of int32 words [rows, n], lowest bits first or by `places`."""
     packed = torch.from_numpy(np.ascontiguousarray(words).reshape(-1).view(np.uint8)).reshape(len(words), -1)
     levels = packed if bits == 8 else unpack_halves(packed)
     return levels if places is None else levels.unflatten(1, (-1, len(places)))[:, :, list(places)].flatten(1)

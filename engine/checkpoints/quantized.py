@@ -1,7 +1,7 @@
-"""QuantizedTensor: a matrix of 4-bit or 8-bit levels with scales by group, in one form whatever format it came in.
+"""QuantizedTensor: a matrix of 4-bit or 8-bit levels with scales per group, independent of the checkpoint's format.
 
-weight[o, i] = (level[o, i] - zero[o, g]) × scale[o, g], where g is the group of input i. A layer may keep it as it is,
-packed, or ask for numbers. Knows no file and no format.
+weight[o, i] = (level[o, i] - zero[o, g]) × scale[o, g], where g is the group of input i. A layer computes with the
+packed levels or dequantizes them.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from engine.checkpoints.part import ShardSlice
+from engine.checkpoints.shard_slice import ShardSlice
 
 
 @dataclass(frozen=True)
 class PackedForm:
-    """How a checkpoint packs a matrix, as its headers tell: what decides whether a kernel takes it as it is.
+    """How a checkpoint packs a matrix, known from its headers. Kernels decide by it whether they support the matrix.
 
-    `group_size` inputs share a scale. `is_input_quantized`: made to be multiplied with 8-bit inputs.
+    `group_size` inputs share a scale. `is_input_quantized` is True if the weights are meant for 8-bit inputs.
     """
 
     bits: int
@@ -28,11 +28,11 @@ class PackedForm:
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
-    """`packed` is uint8 [out, in × bits / 8], of a byte's two 4-bit levels the even input in the low half.
+    """`packed` is uint8 [out, in × bits / 8]; of a byte's two 4-bit levels, the even input is the low half.
 
-    `scales` float32 [out, groups]; `zeros` uint8 [out, groups], or None where every zero is the middle, 2^(bits - 1).
-    Input i is in group i // group_size, or in `groups[i]` (int64 [in]) where a checkpoint reordered its inputs.
-    `is_input_quantized` as in `PackedForm`.
+    `scales` is float32 [out, groups]; `zeros` is uint8 [out, groups], or None if every zero is 2^(bits - 1). Input i is
+    in group i // group_size, or in `groups[i]` (int64 [in]) if the checkpoint reorders inputs. `is_input_quantized` is
+    as in `PackedForm`.
     """
 
     bits: int
@@ -53,16 +53,16 @@ class QuantizedTensor:
         return PackedForm(self.bits, self.group_size, self.zeros is None, self.is_input_quantized)
 
     def levels(self) -> torch.Tensor:
-        """uint8 [out, in]."""
+        """Return the levels as uint8 [out, in]."""
         return self.packed if self.bits == 8 else unpack_halves(self.packed)
 
     def reordered(self, order: torch.Tensor) -> QuantizedTensor:
-        """Output i is what output order[i] is here."""
+        """Return the matrix whose output i is this matrix's output order[i]."""
         zeros = None if self.zeros is None else self.zeros[order]
         return replace(self, packed=self.packed[order], scales=self.scales[order], zeros=zeros)
 
     def part(self, cut: ShardSlice) -> QuantizedTensor:
-        """What `cut` leaves. Inputs are cut between groups, or all are of one."""
+        """Return the slice `cut`. A slice of inputs begins and ends at group boundaries, or there is one group."""
         if cut.dim == 0:
             zeros = None if self.zeros is None else cut.of(self.zeros)
             return replace(self, packed=cut.of(self.packed), scales=cut.of(self.scales), zeros=zeros)
@@ -74,13 +74,13 @@ class QuantizedTensor:
         return replace(self, packed=packed, scales=of_groups.of(self.scales), zeros=zeros)
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
-        """The weights [out, in], computed in float32 and rounded once."""
+        """Return the weights [out, in], computed in float32 and rounded once."""
         zeros = torch.full((1, 1), 1 << (self.bits - 1)) if self.zeros is None else self.zeros
         return dequantize_levels(self.levels(), self.scales, zeros, self.group_size, self.groups).to(dtype)
 
 
 class PackedSlot:
-    """Where a loader leaves a matrix of `shape` that stays packed, or what `cut` leaves of it."""
+    """Destination for a matrix of `shape` that stays packed, or for its slice `cut`."""
 
     def __init__(self, shape: tuple[int, int], cut: ShardSlice | None = None) -> None:
         self.shape, self._cut = shape, cut
@@ -91,7 +91,7 @@ class PackedSlot:
 
 
 def joined(matrices: list[QuantizedTensor]) -> QuantizedTensor:
-    """The outputs of all in a row. They are of one bit width and group size, inputs in order."""
+    """Concatenate the outputs of matrices with equal bit width and group size and without reordered inputs."""
     first = matrices[0]
     if len(matrices) == 1:
         return first
@@ -105,8 +105,10 @@ def joined(matrices: list[QuantizedTensor]) -> QuantizedTensor:
 def dequantize_levels(
     levels: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_size: int, groups: torch.Tensor | None
 ) -> torch.Tensor:
-    """(level - zero) × scale, float32 [out, in]. Scales are [out, groups]; zeros too, or [1, 1]. Levels and zeros are
-    whole and small, so that only the product is rounded."""
+    """Return (level - zero) × scale as float32 [out, in]. Scales are [out, groups]; zeros too, or [1, 1].
+
+    Levels and zeros are small integers, so only the product is rounded.
+    """
     num_in = levels.shape[1]
     values = levels.float()
     if groups is None and num_in % group_size == 0:
@@ -119,7 +121,7 @@ def dequantize_levels(
 
 
 def unpack_halves(packed: torch.Tensor) -> torch.Tensor:
-    """uint8 [rows, n] -> [rows, 2 n], of each byte the low half first."""
+    """Return uint8 [rows, n] as [rows, 2 n], the low half of each byte first."""
     return torch.stack((packed & 15, packed >> 4), -1).flatten(1)
 
 
@@ -131,7 +133,7 @@ def quantized(
     group_size: int,
     groups: torch.Tensor | None,
 ) -> QuantizedTensor:
-    """From uint8 levels [out, in]. An odd number of 4-bit levels does not fill bytes, and is kept in 8 bits."""
+    """Pack uint8 levels [out, in]. 4-bit levels of an odd number of inputs do not fill bytes and take 8 bits each."""
     if bits == 4 and levels.shape[1] % 2 == 0:
         pairs = levels.unflatten(1, (-1, 2))
         return QuantizedTensor(4, pairs[..., 0] | pairs[..., 1] << 4, scales, zeros, group_size, groups)

@@ -1,8 +1,8 @@
-"""Where the bytes of a checkpoint lie, how they are read, and what a parameter is to its reader.
+"""Stored tensors, the files that hold them, and the `Source` protocol by which parameters are read.
 
-A `StoredTensor` is a range of a file. A `Source` is one parameter under the name that a model family asks for, whatever
-it is stored as; it knows how to put a piece of itself into its destination. Reads are positioned reads into memory that
-is there already; no file is ever mapped, since a file that shrinks would then end the process.
+A `StoredTensor` is a range of a file. A `Source` is one parameter under the name that a model family uses, in whatever
+format it is stored; it writes pieces of itself into a destination. Files are read with positioned reads into existing
+memory and never mapped: access to a mapped file that has shrunk would kill the process.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from numpy.typing import NDArray
 
 from engine.kernels.native.library import find_library
 
-PIECE_ELEMENTS = 1 << 20  # of what is converted on the way: what one thread holds besides the destination
-PIECE_BYTES = 4 << 20  # of what is read straight into its place
-_BLOCK_BYTES = 1 << 20  # read, then checked: less and threads wait for each other, more and it has left the cache
+PIECE_ELEMENTS = 1 << 20  # per piece that is converted; a thread holds this much besides the destination
+PIECE_BYTES = 4 << 20  # per piece that is read directly into its destination
+# Read, then checked. With smaller blocks threads contend for the interpreter lock; larger ones leave the CPU cache.
+_BLOCK_BYTES = 1 << 20
 _MAX_NAMED = 5
-_NOT_FINITE = -(1 << 63)  # what the compiled reader says
+_NOT_FINITE = -(1 << 63)  # return value of the compiled reader
 
 _NUMPY_TYPES = {"I8": "<i1", "U8": "<u1", "I32": "<i4", "I64": "<i8", "F16": "<f2", "F32": "<f4"}
 
 
 class WeightsError(Exception):
-    """The checkpoint is damaged, incomplete or not what its config says; the text names the file and tensor."""
+    """The checkpoint is damaged, incomplete or contradicts its config. The message names the file and tensor."""
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor in a file: `size_bytes` bytes at `offset` from the file's start. `dtype` is the format's own word."""
+    """One tensor in a file: `size_bytes` bytes at `offset`. `dtype` is the type's name in the file format."""
 
     path: Path
     name: str
@@ -54,20 +55,20 @@ class StoredTensor:
         return self.size_bytes // self.num_rows if self.num_rows else 0
 
     def rows(self, first: int, last: int) -> StoredTensor:
-        """The range [first, last) of the first dimension."""
+        """Return the range [first, last) of the first dimension."""
         num_rows, offset = last - first, self.offset + first * self.row_bytes
         shape, size_bytes = (num_rows, *self.shape[1:]), num_rows * self.row_bytes
         return replace(self, shape=shape, offset=offset, size_bytes=size_bytes)
 
 
 class Files:
-    """Open files of one load. Safe to use from several threads."""
+    """The open files of one load. Thread-safe."""
 
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._descriptors: dict[Path, int] = {}
         self._lock = threading.Lock()
-        self._of_thread = threading.local()
+        self._thread_local = threading.local()
 
     def __enter__(self) -> Files:
         return self
@@ -90,9 +91,9 @@ class Files:
             buffer, offset = buffer[count:], offset + count
 
     def read_finite(self, tensor: StoredTensor, first_byte: int, values: torch.Tensor) -> None:
-        """Fill `values`, which are contiguous and of the tensor's type, from `first_byte` on; all of them finite.
+        """Fill the contiguous `values`, which have the tensor's type, from `first_byte` on.
 
-        Raises WeightsError.
+        Raises WeightsError, also if a value is not finite.
         """
         assert first_byte >= 0
         assert first_byte + values.nbytes <= tensor.size_bytes, "a read stays inside its tensor"
@@ -125,17 +126,16 @@ class Files:
             self.read_into(tensor, first_byte + start, buffer[start:end])
             require_finite(values[first:last], tensor)
 
-    def room(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for one piece on its way, this thread's until it asks again.
+    def piece_buffer(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+        """Return a buffer for one piece, valid until this thread's next call.
 
-        Kept, since the allocator does not find what it has freed again for such sizes: it would take new memory for
-        nearly every piece.
+        The buffer is reused because the allocator would take new memory for nearly every piece of this size.
         """
         num_bytes = shape.numel() * dtype.itemsize
-        held: torch.Tensor | None = getattr(self._of_thread, "room", None)
-        if held is None or len(held) < num_bytes:
-            held = self._of_thread.room = torch.empty(max(num_bytes, PIECE_BYTES), dtype=torch.uint8)
-        return held[:num_bytes].view(dtype).view(shape)
+        buffer: torch.Tensor | None = getattr(self._thread_local, "buffer", None)
+        if buffer is None or len(buffer) < num_bytes:
+            buffer = self._thread_local.buffer = torch.empty(max(num_bytes, PIECE_BYTES), dtype=torch.uint8)
+        return buffer[:num_bytes].view(dtype).view(shape)
 
     def read_bytes(self, tensor: StoredTensor, first_byte: int, num_bytes: int) -> NDArray[np.uint8]:
         data = np.empty(num_bytes, np.uint8)
@@ -143,15 +143,14 @@ class Files:
         return data
 
     def read_rows(self, tensor: StoredTensor, first: int = 0, last: int | None = None) -> NDArray[np.generic]:
-        """Rows of the first dimension as an array; for types that NumPy has."""
+        """Return rows of the first dimension as an array, for types that NumPy supports."""
         last = tensor.num_rows if last is None else last
         data = self.read_bytes(tensor, first * tensor.row_bytes, (last - first) * tensor.row_bytes)
         shape = (last - first, *tensor.shape[1:]) if tensor.shape else ()
         return data.view(_NUMPY_TYPES[tensor.dtype]).reshape(shape)
 
     def read_reals(self, tensor: StoredTensor, first: int = 0, last: int | None = None) -> torch.Tensor:
-        """Rows of a tensor of scales, as float32; finite, since one bad scale spoils a whole group. Raises
-        WeightsError."""
+        """Return rows of a tensor of scales as float32. Raises WeightsError, also if a scale is not finite."""
         last = tensor.num_rows if last is None else last
         data = self.read_bytes(tensor, first * tensor.row_bytes, (last - first) * tensor.row_bytes)
         shape = (last - first, *tensor.shape[1:]) if tensor.shape else ()
@@ -168,12 +167,12 @@ class Files:
                 except OSError as error:
                     raise WeightsError(f"{path.name} cannot be read: {error.strerror}") from None
                 self._stack.callback(os.close, descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # from a cold disk, read far ahead
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # reads far ahead on a cold disk
                 self._descriptors[path] = descriptor
             return descriptor
 
 
-# Types that hold weights as they are.
+# Float types in which weights are stored without a scale, by their names in safetensors.
 REALS = {
     "F64": torch.float64,
     "F32": torch.float32,
@@ -185,54 +184,53 @@ REALS = {
 }
 
 
-# As integers without their sign: the first that is no finite number.
+# The smallest non-finite number of each type, read as an integer without the sign bit.
 FIRST_NON_FINITE = {
     torch.float64: 0x7FF << 52,
     torch.float32: 0xFF << 23,
     torch.float16: 0x1F << 10,
     torch.bfloat16: 0xFF << 7,
-    torch.float8_e4m3fn: 0x7F,  # has no infinity
+    torch.float8_e4m3fn: 0x7F,  # this type has no infinity
     torch.float8_e5m2: 0x1F << 2,
 }
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 class Source(Protocol):
-    """One parameter, readable piece by piece, several pieces at once."""
+    """One parameter that is read in pieces, by several threads at once."""
 
     @property
-    def name(self) -> str: ...  # that a family asks for
+    def name(self) -> str: ...  # as the model family calls it
     @property
-    def shape(self) -> tuple[int, ...]: ...  # of the parameter, not of what is stored
+    def shape(self) -> tuple[int, ...]: ...  # of the parameter, not of the stored tensors
     @property
-    def parts(self) -> tuple[StoredTensor, ...]: ...  # what it is made of; the first has the bulk
+    def parts(self) -> tuple[StoredTensor, ...]: ...  # the stored tensors; the first has most of the bytes
     @property
-    def kind(self) -> str: ...  # for people: "BF16", "GPTQ int4"
+    def kind(self) -> str: ...  # for messages: "BF16", "GPTQ int4"
     @property
     def is_quantized(self) -> bool: ...
 
     def check(self) -> None:
-        """Do shapes and types of the parts fit each other? Reads no value. Raises WeightsError."""
+        """Raise WeightsError if the shapes and types of the parts do not fit each other. Reads no value."""
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Ranges to give to `fill`, in the order in which they lie in the file; together they are all of it."""
+        """Yield the ranges for `fill` in file order. Together they cover the parameter."""
 
     def fill(self, files: Files, destination: torch.Tensor, first: int, last: int) -> None:
         """Write one piece into `destination`, which has `shape` and may be strided. Raises WeightsError."""
 
 
 def ranges(num_rows: int, step: int) -> Iterator[tuple[int, int]]:
-    """[0, num_rows) in steps."""
+    """Yield [0, num_rows) in steps."""
     step = max(step, 1)
     for first in range(0, num_rows, step):
         yield first, min(first + step, num_rows)
 
 
 def require_finite(values: torch.Tensor, tensor: StoredTensor) -> None:
-    """A weight that is NaN or infinite makes every answer worthless.
+    """Raise WeightsError if a value is NaN or infinite.
 
-    Read as integers, numbers that are not finite are the largest of their sign: two maxima tell. They make nothing new
-    in memory, and cost a part of a read while the values are still in the processor's cache. Raises WeightsError.
+    As integers, non-finite numbers are the largest of their sign, so two maxima find them without allocating memory.
     """
     if not values.numel():
         return
@@ -248,7 +246,7 @@ def _not_finite(tensor: StoredTensor) -> WeightsError:
 
 
 def list_names(names: list[str], noun: str = "tensor") -> str:
-    """ "tensor a is", "tensors a, b and 7 more are"."""
+    """Return a sentence's subject such as "tensor a is" or "tensors a, b and 7 more are"."""
     shown = ", ".join(name[:200] for name in names[:_MAX_NAMED])
     if len(names) == 1:
         return f"{noun} {shown} is"

@@ -1,9 +1,9 @@
-"""Weights on disk -> parameters in place. The one door through which weights enter.
+"""Load a checkpoint's weights into a model's parameters.
 
-Headers are checked before a byte of data is read; then several threads read every tensor straight into its destination,
-converted on the way only where it is stored otherwise. Safetensors and GGUF are read; a pickle never is, nothing is
-mapped, and nothing that a checkpoint brings is run. Knows no architecture: a family names its parameters and where they
-go, and `weight_formats/` knows what they are made of.
+Headers are checked before any data is read. Then several threads read every tensor directly into its destination, and
+convert only values of another type. Safetensors and GGUF are supported. Pickles are never loaded, files are never
+mapped, and no code from a checkpoint is run. Model families name their parameters; the other modules of this package
+read the formats.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 
 import torch
 
-from engine.checkpoints.folder import find_safetensors, read_quantization, explain_missing_weights
+from engine.checkpoints.alignment import common_alignment
+from engine.checkpoints.folder import explain_missing_weights, find_safetensors, read_quantization
 from engine.checkpoints.gguf_file import GgufError, find_gguf, read_gguf
-from engine.checkpoints.part import ShardDestination
-from engine.checkpoints.placement import common_alignment
 from engine.checkpoints.quantization import is_idle
 from engine.checkpoints.quantized import PackedForm, PackedSlot, QuantizedTensor
+from engine.checkpoints.shard_slice import ShardDestination
 from engine.checkpoints.stored import REALS, Files, Source, StoredTensor, WeightsError, list_names
 from weight_files.safetensors_header import HeaderError
 
@@ -35,16 +35,16 @@ Whole = torch.Tensor | PackedSlot
 Destination = Whole | ShardDestination
 
 _MAX_THREADS = 8
-_MAX_BIAS_BYTES = 1 << 24  # of one that is looked at for being of nothing
-_TELL_EVERY_S = 5.0
+_MAX_BIAS_BYTES = 1 << 24  # biases larger than this are not checked for being all zeros
+_LOG_EVERY_S = 5.0
 
 
 class LoadCancelled(Exception):
-    """The load was given up by whoever asked for it."""
+    """The load was cancelled by its caller."""
 
 
 class Progress:
-    """How far a load is, for others to look at, and their way to end it. Safe to use from any thread."""
+    """The progress of a load, and the way to cancel it. Thread-safe."""
 
     def __init__(self) -> None:
         self.total_bytes = 0
@@ -57,7 +57,7 @@ class Progress:
         return self._cancelled.is_set()
 
     def cancel(self) -> None:
-        """End the load after the pieces that are being read; `load` then raises LoadCancelled."""
+        """Stop the load after the pieces in progress; `load` then raises LoadCancelled."""
         self._cancelled.set()
 
     def add(self, num_bytes: int) -> None:
@@ -66,7 +66,7 @@ class Progress:
 
 
 class Checkpoint:
-    """What is stored, and the parameters that it makes up. `entries` are the names of parameters that it has."""
+    """The stored tensors of a model and the parameters they make up. `entries` are the parameters' names."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Checkpoint:
         find: Callable[[str], Source | None],
         is_idle: Callable[[str], bool],
     ) -> None:
-        """`find` makes a parameter; `is_idle` tells of a stored tensor whether it may stay unread."""
+        """`find` returns a parameter by name; `is_idle` returns True for a stored tensor that need not be read."""
         self._stored = stored
         self._find = find
         self._is_idle = is_idle
@@ -86,7 +86,7 @@ class Checkpoint:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The floating type that most bytes have; bfloat16 where most are quantized."""
+        """The float type of most bytes, or bfloat16 if most bytes are quantized."""
         sizes: Counter[str] = Counter()
         for tensor in self._stored.values():
             sizes[tensor.dtype] += tensor.size_bytes
@@ -96,18 +96,18 @@ class Checkpoint:
 
     @property
     def common_alignment(self) -> int:
-        """Where within a line of the processor's cache most of its bytes lie in the files."""
+        """The offset within a cache line at which most tensors begin in the files, weighted by size."""
         return common_alignment(self._stored.values())
 
     def without(self, prefixes: tuple[str, ...]) -> Checkpoint:
-        """The same less tensors whose names begin with one of `prefixes`."""
+        """Return the checkpoint without tensors whose names begin with one of `prefixes`."""
         if not prefixes:
             return self
         stored = {name: tensor for name, tensor in self._stored.items() if not name.startswith(prefixes)}
         return Checkpoint(stored, self._find, self._is_idle)
 
     def find(self, name: str) -> Source | None:
-        """The parameter `name`, its parts checked against each other; None if it is not there. Raises WeightsError."""
+        """Return the parameter `name` after checking its parts, or None if it is absent. Raises WeightsError."""
         if name not in self._sources:
             source = self._find(name)
             if source is not None:
@@ -116,8 +116,10 @@ class Checkpoint:
         return self._sources[name]
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """How the matrix `name` is packed; None where a layer could not compute with what is stored. Raises
-        WeightsError."""
+        """Return how the matrix `name` is packed, or None if a layer cannot compute with it packed.
+
+        Raises WeightsError.
+        """
         form = getattr(self.find(name), "packed_form", None)
         if form is None:
             return None
@@ -126,10 +128,7 @@ class Checkpoint:
             return found
 
     def read_quantized(self, name: str) -> QuantizedTensor | None:
-        """The matrix `name` as packed levels, for a layer that computes with them; None where it is stored otherwise.
-
-        Raises WeightsError.
-        """
+        """Return the matrix `name` as packed levels, or None if it is not stored packed. Raises WeightsError."""
         read = getattr(self.find(name), "read_quantized", None)
         if read is None:
             return None
@@ -138,18 +137,18 @@ class Checkpoint:
             return packed
 
     def hint(self, name: str) -> str:
-        """What is stored in place of a parameter that is not, for the person who wonders."""
+        """Return the end of an error message: a stored tensor that resembles the missing parameter `name`, if any."""
         base = name.removesuffix(".weight")
         others = sorted(other for other in self._stored if other.startswith((f"{base}.", f"{name}_")))
-        return f"; {others[0]} is there, which quantization_config does not explain" if others else ""
+        return f"; {others[0]} is stored, but quantization_config does not describe it" if others else ""
 
     def unread(self, sources: Collection[Source]) -> list[str]:
-        """Stored tensors that no source is made of and that may not stay unread, in order."""
+        """Return the names of stored tensors that no source uses and that may not be ignored, sorted."""
         read = {part.name for source in sources for part in source.parts}
         return sorted(name for name in self._stored.keys() - read if not self._is_harmless(name, read))
 
     def _is_harmless(self, name: str, read: set[str]) -> bool:
-        """Heads that are tied, recomputed positions, parts for what we do not do, and biases of nothing."""
+        """Return True for tied heads, recomputed rotary tables, tensors for activations, and biases of zeros."""
         if name.endswith(".rotary_emb.inv_freq") or self._is_idle(name):
             return True
         if name.startswith("lm_head.") and not any(other.startswith("lm_head.") for other in read):
@@ -158,12 +157,12 @@ class Checkpoint:
         is_bias = base != name and f"{base}.qweight" in read
         if not is_bias or stored.dtype not in REALS or stored.size_bytes > _MAX_BIAS_BYTES:
             return False
-        with Files() as files:  # GPTQ tools write biases of zeros where a model has none
+        with Files() as files:  # GPTQ tools write zero biases for models without biases
             return not files.read_reals(stored).any()
 
 
 class _Names(Collection[str]):
-    """The names a checkpoint answers to. Looking one up may find a parameter made of several stored tensors."""
+    """The parameter names of a checkpoint. A name may stand for a parameter made of several stored tensors."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -179,9 +178,10 @@ class _Names(Collection[str]):
 
 
 def open_checkpoint(model_dir: Path) -> Checkpoint:
-    """Read and check the headers of a model's weights, in whichever of its files they are. Raises WeightsError.
+    """Read and check the headers of a model's weights. Raises WeightsError.
 
-    `model.safetensors`, the shards its index names, a lone safetensors file, or a `.gguf` (also as `model_dir` itself).
+    Looks for `model.safetensors`, the shards of its index, a single safetensors file, or a `.gguf` file (which
+    `model_dir` may also be).
     """
     try:
         stored = find_safetensors(model_dir)
@@ -199,11 +199,10 @@ def open_checkpoint(model_dir: Path) -> Checkpoint:
 def check(
     checkpoint: Checkpoint, destinations: Mapping[str, Destination], *, is_whole: bool = True
 ) -> dict[str, Source]:
-    """Every destination has its parameter, of that shape and of a type that can be read, and nothing is left over: that
-    only where the destinations are the whole of a model and not one rank's part.
+    """Check that every destination has a parameter of its shape, and return the parameters by name.
 
-    Raises WeightsError, which names the first few and counts the rest. Destinations may be on the meta device: no
-    weight is read.
+    With `is_whole` (the destinations are a whole model, not one rank's shard), also check that every stored tensor is
+    used. Raises WeightsError naming the first few tensors. Reads no weights, so destinations may be on the meta device.
     """
     sources: dict[str, Source] = {}
     missing: list[str] = []
@@ -219,7 +218,7 @@ def check(
         raise WeightsError(f"{list_names(missing)} missing{checkpoint.hint(missing[0])}")
     unread = checkpoint.unread(list(sources.values())) if is_whole else []
     if unread:
-        raise WeightsError(f"{list_names(unread)} without a place in this architecture")
+        raise WeightsError(f"{list_names(unread)} not used by this architecture")
     return sources
 
 
@@ -230,11 +229,10 @@ def load(
     *,
     is_whole: bool = True,
 ) -> None:
-    """Fill every destination; a slot gets its matrix as it is packed. `is_whole` as for `check`.
+    """Fill every destination; a `PackedSlot` receives the packed matrix. `is_whole` is as for `check`.
 
-    Raises WeightsError or LoadCancelled; what was filled by then must be thrown away.
-    Holds no more memory besides the destinations than a few pieces for each thread; for those on a device, one whole
-    parameter for each.
+    Raises WeightsError or LoadCancelled; the destinations must not be used then. Besides the destinations, each thread
+    holds a few pieces, or one whole parameter for destinations on a device.
     """
     sources = check(checkpoint, destinations, is_whole=is_whole)
     progress = progress or Progress()
@@ -250,7 +248,7 @@ def load(
             ]
             _run(threads, progress)
     finally:
-        torch.set_num_threads(num_threads)  # the threads above were told to use one each
+        torch.set_num_threads(num_threads)  # the threads above set it to 1
     if pieces.failure is not None:
         raise pieces.failure
     if progress.is_cancelled:
@@ -262,7 +260,7 @@ def _pairs(source: Source, destination: Destination) -> Iterable[tuple[Source, W
 
 
 class _Pieces:
-    """The work of a load, handed out in the order in which it lies in the files; none after a failure."""
+    """The pieces of a load in file order. No piece is returned after a failure."""
 
     def __init__(self, sources: list[tuple[Source, Whole]]) -> None:
         sources.sort(key=lambda item: (str(item[0].parts[0].path), item[0].parts[0].offset))
@@ -271,7 +269,7 @@ class _Pieces:
         self._pieces = self._all(sources)
 
     def take(self) -> tuple[Source, Whole, int, int, int] | None:
-        """A source, its destination, the piece, and how many stored bytes it counts for."""
+        """Return a source, its destination, the range of the piece, and its stored bytes; None at the end."""
         with self._lock:
             return None if self.failure is not None else next(self._pieces, None)
 
@@ -291,8 +289,8 @@ class _Pieces:
 
 
 def _work(files: Files, pieces: _Pieces, progress: Progress) -> None:
-    """One thread: piece after piece, until there are no more, one failed or the load was cancelled."""
-    torch.set_num_threads(1)  # for this thread: all of them together are as many as the machine has
+    """Read pieces in one thread until none is left, one fails or the load is cancelled."""
+    torch.set_num_threads(1)  # the load has one thread per core already
     try:
         while not progress.is_cancelled and (piece := pieces.take()) is not None:
             source, destination, first, last, num_bytes = piece
@@ -308,30 +306,30 @@ def _work(files: Files, pieces: _Pieces, progress: Progress) -> None:
 
 
 def fill_through_host(source: Source, files: Files, destination: torch.Tensor) -> None:
-    """All of a parameter to where no file can be read into: memory for it is this thread's until it is there."""
-    room = torch.empty(source.shape, dtype=destination.dtype)
+    """Fill a destination on a device through a host buffer of the parameter's size."""
+    buffer = torch.empty(source.shape, dtype=destination.dtype)
     for first, last in source.pieces():
-        source.fill(files, room, first, last)
-    destination.copy_(room)
+        source.fill(files, buffer, first, last)
+    destination.copy_(buffer)
 
 
 def _read_packed(source: Source, files: Files) -> QuantizedTensor:
-    """Of a source that has a packed form."""
+    """Read a source that has a packed form."""
     matrix: QuantizedTensor = source.read_quantized(files)  # type: ignore[attr-defined]
     return matrix
 
 
 def _run(threads: list[threading.Thread], progress: Progress) -> None:
-    """Until all have ended; large loads are told of in the log. Interrupted, ends them first."""
-    told = time.monotonic()
+    """Run the threads to their end and log the progress. If interrupted, cancel and join the threads first."""
+    logged = time.monotonic()
     try:
         for thread in threads:
             thread.start()
         for thread in threads:
             while thread.is_alive():
-                thread.join(_TELL_EVERY_S)
-                if time.monotonic() - told > _TELL_EVERY_S:
-                    told = time.monotonic()
+                thread.join(_LOG_EVERY_S)
+                if time.monotonic() - logged > _LOG_EVERY_S:
+                    logged = time.monotonic()
                     done, total = progress.done_bytes, progress.total_bytes
                     logger.info("loading weights", extra={"done_bytes": done, "total_bytes": total})
     except BaseException:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import torch
 
-from engine.checkpoints.part import ShardSlice, Destination, Span, destination_for
+from engine.checkpoints.shard_slice import Destination, ShardSlice, Span, destination_for
 from engine.kernels.interface import Attention, Operator, RotaryTables, Rotate
 from engine.kernels.reference import Kernels
 from engine.layers.config import AttentionConfig, NormConfig
@@ -78,7 +78,10 @@ class SelfAttention:
             yield f"{prefix}k_norm.weight", self._head_norms[1]
         if self._qk_norm == "width":
             queries, keys, _ = self._head_cuts
-            yield f"{prefix}q_norm.weight", destination_for(self._norm_weight[: self._config.num_heads].view(-1), queries)
+            yield (
+                f"{prefix}q_norm.weight",
+                destination_for(self._norm_weight[: self._config.num_heads].view(-1), queries),
+            )
             yield f"{prefix}k_norm.weight", destination_for(self._norm_weight[self._config.num_heads :].view(-1), keys)
         if self.sinks is not None:
             num_heads, (queries_held, _) = self._whole.num_heads, self._shard.heads(self._whole)

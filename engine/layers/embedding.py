@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from engine.arrays import ceil_div
-from engine.checkpoints.part import Destination, Span, destination_for
+from engine.checkpoints.shard_slice import Destination, Span, destination_for
 from engine.kernels.interface import Operator
 from engine.kernels.reference import Kernels
 from engine.layers.linear import Linear

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.checkpoints.part import Destination
+from engine.checkpoints.shard_slice import Destination
 from engine.kernels.interface import Operator
 from engine.kernels.reference import Kernels
 from engine.layers.config import MlpConfig

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.checkpoints.part import ShardSlice, Destination
+from engine.checkpoints.shard_slice import Destination, ShardSlice
 from engine.kernels.interface import Attention, Operator, RotaryTables, Rotate
 from engine.kernels.reference import Kernels
 from engine.layers.config import AttentionConfig, LatentConfig, NormConfig

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 import torch
 
-from engine.checkpoints.part import ShardSlice, Destination, destination_for
 from engine.checkpoints.quantized import PackedForm, PackedSlot, joined
+from engine.checkpoints.shard_slice import Destination, ShardSlice, destination_for
 from engine.kernels.interface import Operator
 from engine.kernels.reference import Kernels
 

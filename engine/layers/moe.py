@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 
 import torch
 
-from engine.checkpoints.part import Destination, destination_for
+from engine.checkpoints.shard_slice import Destination, destination_for
 from engine.kernels.interface import Operator
 from engine.kernels.reference import Kernels
 from engine.layers.config import MoeConfig, RouterConfig

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from engine.checkpoints.part import ShardSlice, Span
+from engine.checkpoints.shard_slice import ShardSlice, Span
 from engine.layers.config import AttentionConfig
 
 

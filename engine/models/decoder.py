@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 
 from engine.arrays import ceil_div
-from engine.checkpoints.part import Destination
+from engine.checkpoints.shard_slice import Destination
 from engine.kernels.interface import (
     AddInPlace,
     Attention,

@@ -132,7 +132,7 @@ def test_config_with_more_layers_than_weights_is_rejected(folder: Path, tmp_path
 
 
 def test_config_with_fewer_layers_than_weights_is_rejected(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(WeightsError, match="without a place in this architecture"):
+    with pytest.raises(WeightsError, match="not used by this architecture"):
         runner_of(changed(folder, tmp_path, num_hidden_layers=2))
 
 

@@ -88,7 +88,7 @@ def test_a_model_in_several_files_is_read_from_all_of_them(tmp_path: Path) -> No
     path.unlink()
     assert ours(runner_of(path.parent)) == greedy(model)
     parts[1].unlink()
-    with pytest.raises(UnsupportedModel, match=r"model-00002-of-00002\.gguf is not there"):
+    with pytest.raises(UnsupportedModel, match=r"model-00002-of-00002\.gguf does not exist"):
         read_config(path.parent)
 
 
@@ -114,7 +114,7 @@ def test_what_is_packed_can_be_had_packed(tmp_path: Path) -> None:
 def test_a_tensor_too_many_or_too_few_is_named(tmp_path: Path) -> None:
     path, _ = write_random("llama 2", tmp_path)
     checkpoint = weights.open_checkpoint(path)
-    with pytest.raises(WeightsError, match=r"blk\.0\.attn_k\.weight, .* and 24 more are without a place"):
+    with pytest.raises(WeightsError, match=r"blk\.0\.attn_k\.weight, .* and 24 more are not used by this architecture"):
         weights.check(checkpoint, {"model.norm.weight": torch.zeros(64)})
     with pytest.raises(WeightsError, match=r"model\.layers\.9\.mlp\.up_proj\.weight is missing"):
         weights.check(checkpoint, {"model.layers.9.mlp.up_proj.weight": torch.zeros(64)})
@@ -125,7 +125,7 @@ def test_two_models_in_a_folder_are_not_guessed_between(tmp_path: Path) -> None:
     os.link(path, path.with_name("mmproj-F16.gguf"))
     assert read_config(path.parent).hidden_size == 64
     os.link(path, path.with_name("other.gguf"))
-    with pytest.raises(UnsupportedModel, match=r"2 GGUF models are in only .*name the one to load"):
+    with pytest.raises(UnsupportedModel, match=r"only has 2 GGUF models .*name the one to load"):
         read_config(path.parent)
     assert read_config(path).hidden_size == 64
 

@@ -92,16 +92,16 @@ def test_special_tokens_the_template_and_what_stands_before_a_text_come_along() 
     ("change", "message"),
     [
         ({"ggml__tokens": []}, "tokens is missing"),
-        ({"ggml__tokens": [1, 2]}, "tokens is no list of texts"),
-        ({"ggml__token_type": [1]}, "token_type is no list of 12 numbers"),
+        ({"ggml__tokens": [1, 2]}, "tokens is not a list of strings"),
+        ({"ggml__token_type": [1]}, "token_type is not a list of 12 numbers"),
         ({"ggml__scores": None}, "scores is missing"),
-        ({"ggml__scores": ["x"] * 12}, "scores is no list of 12 numbers"),
-        ({"ggml__bos_token_id": 12}, "bos_token_id=12 of 12 tokens"),
+        ({"ggml__scores": ["x"] * 12}, "scores is not a list of 12 numbers"),
+        ({"ggml__bos_token_id": 12}, "bos_token_id=12 is not an id of the 12 tokens"),
         ({"ggml__eos_token_id": -1}, "eos_token_id=-1"),
         ({"ggml__model": "rwkv"}, "model='rwkv' is not supported"),
-        ({"ggml__model": "gpt2", "ggml__pre": "chameleon"}, "pre='chameleon' is not known"),
+        ({"ggml__model": "gpt2", "ggml__pre": "chameleon"}, "pre='chameleon' is not supported"),
         ({"ggml__model": "gpt2"}, "merges is missing"),
-        ({"ggml__model": "gpt2", "ggml__merges": ["a b c"]}, "merges is missing, or has what is no pair"),
+        ({"ggml__model": "gpt2", "ggml__merges": ["a b c"]}, "merges is missing or has an entry that is not a pair"),
     ],
 )
 def test_a_vocabulary_that_says_too_little_is_refused_by_key(change: dict[str, Any], message: str) -> None:

@@ -144,5 +144,5 @@ def test_a_config_that_forgets_to_say_so_is_told_of_what_is_there(tmp_path: Path
     config = json.loads((model.folder / "config.json").read_text())
     del config["quantization_config"]
     (model.folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(weights.WeightsError, match=r"q_proj\.weight, .* missing; .*q_proj\.g_idx is there"):
+    with pytest.raises(weights.WeightsError, match=r"q_proj\.weight, .* missing; .*q_proj\.g_idx is stored"):
         runner_of(model.folder)

@@ -1,7 +1,7 @@
-"""A part of a parameter, where one of several ranks holds only that: which numbers it is, and how no others are read.
+"""One rank's slice of a parameter, read from the checkpoint without the rest where the format allows.
 
-Knows neither ranks nor layers. Formats that can be read in part have `narrowed`; of the others the whole parameter is
-expanded, and its part kept.
+Formats that can be read in part have a method `narrowed`. Parameters in other formats are expanded whole, and the slice
+is copied from them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Span = tuple[int, int]  # first, last + 1
 
 @dataclass(frozen=True)
 class ShardSlice:
-    """`spans` of dimension `dim`, one after the other; `total` is what the checkpoint has there."""
+    """The ranges `spans` of dimension `dim`, concatenated. `total` is the size of the dimension in the checkpoint."""
 
     dim: int
     spans: tuple[Span, ...]
@@ -26,25 +26,27 @@ class ShardSlice:
 
     @property
     def size(self) -> int:
-        """What is left of the dimension."""
+        """Size of the dimension in the slice."""
         return sum(last - first for first, last in self.spans)
 
     def is_of_units(self, size: int) -> bool:
-        """Whether each span begins and ends with a unit of so many numbers."""
+        """Return True if each span begins and ends at a multiple of `size`."""
         return all(edge % size == 0 for span in self.spans for edge in span)
 
     def of_units(self, size: int) -> ShardSlice:
-        """The same of a dimension that has one number for a unit."""
-        return ShardSlice(self.dim, tuple((first // size, last // size) for first, last in self.spans), self.total // size)
+        """Return the slice of a dimension that has one element for every `size` elements of this one."""
+        return ShardSlice(
+            self.dim, tuple((first // size, last // size) for first, last in self.spans), self.total // size
+        )
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """What it leaves of a tensor."""
+        """Return the slice of `whole`."""
         return torch.cat([whole.narrow(self.dim, first, last - first) for first, last in self.spans], self.dim)
 
 
 @dataclass(frozen=True, eq=False)
 class ShardDestination:
-    """A destination for what `cut` leaves of a parameter. `tensor` has the size of the cut, `shape` is the whole's."""
+    """Destination for the slice `cut` of a parameter. `tensor` has the slice's shape, `shape` is the parameter's."""
 
     tensor: torch.Tensor
     cut: ShardSlice
@@ -56,7 +58,7 @@ class ShardDestination:
         return tuple(shape)
 
     def pairs(self, source: Source) -> Iterator[tuple[Source, torch.Tensor]]:
-        """Each span as a parameter of its own, and where it goes."""
+        """Yield each span as a source of its own, with its destination."""
         dim, at = self.cut.dim, 0
         for first, last in self.cut.spans:
             yield narrowed(source, dim, first, last), self.tensor.narrow(dim, at, last - first)
@@ -67,12 +69,12 @@ Destination = torch.Tensor | ShardDestination
 
 
 def destination_for(tensor: torch.Tensor, cut: ShardSlice | None) -> Destination:
-    """`tensor`, as a destination for what `cut` leaves; for everything if that is None."""
+    """Return `tensor` as the destination of the slice `cut`, or of the whole parameter if `cut` is None."""
     return tensor if cut is None else ShardDestination(tensor, cut)
 
 
 def narrowed(source: Source, dim: int, first: int, last: int) -> Source:
-    """The range [first, last) of dimension `dim` as a parameter of its own. Reads nothing."""
+    """Return the range [first, last) of dimension `dim` as a source of its own. Reads nothing."""
     narrow = getattr(source, "narrowed", None)
     found: Source | None = None if narrow is None else narrow(dim, first, last)
     return _Expanded(source, dim, first, last) if found is None else found
@@ -80,7 +82,7 @@ def narrowed(source: Source, dim: int, first: int, last: int) -> Source:
 
 @dataclass(frozen=True)
 class _Expanded:
-    """A range of a parameter that can only be read whole. One thread at a time holds all of it."""
+    """A range of a parameter that can only be read whole: the thread that fills the range holds the whole parameter."""
 
     source: Source
     dim: int

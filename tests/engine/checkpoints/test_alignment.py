@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from engine.checkpoints import weights
-from engine.checkpoints.placement import LINE_BYTES, AlignedAllocation
+from engine.checkpoints.alignment import LINE_BYTES, AlignedAllocation
 
 
 @pytest.mark.parametrize("place", [0, 8, 40, 63])

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from engine.checkpoints import weights
-from engine.checkpoints.part import ShardSlice, ShardDestination, narrowed
 from engine.checkpoints.quantized import quantized
+from engine.checkpoints.shard_slice import ShardDestination, ShardSlice, narrowed
 from engine.checkpoints.stored import Files, StoredTensor
 from engine.checkpoints.weights import Checkpoint
 from tests.engine import one_thread  # noqa: F401
@@ -85,7 +85,9 @@ def test_experts_are_parts_of_mxfp4(tmp_path: Path) -> None:
     checkpoint = save(tmp_path, tensors, {"quant_method": "mxfp4"})
     expected = whole(checkpoint, "x", (5, 64, 6))
     for dim, first, last in ((0, 2, 4), (1, 16, 48), (2, 1, 5)):
-        part = ShardDestination(torch.zeros_like(expected.narrow(dim, first, last - first)), ShardSlice(dim, ((first, last),), 0))
+        part = ShardDestination(
+            torch.zeros_like(expected.narrow(dim, first, last - first)), ShardSlice(dim, ((first, last),), 0)
+        )
         (pair,) = part.pairs(_source(checkpoint, "x"))
         with Files() as files:
             for piece in pair[0].pieces():
@@ -111,7 +113,11 @@ def test_only_its_own_bytes_are_read(dim: int, num_bytes: int, tmp_path: Path, m
     monkeypatch.setattr("engine.checkpoints.stored.find_library", lambda: None)  # its reads are not seen from here
     shape = (2, 9000) if dim == 0 else (9, 4500)
     last = shape[dim]
-    weights.load(checkpoint, {NAME: ShardDestination(torch.zeros(shape), ShardSlice(dim, ((0, last),), (9, 9000)[dim]))}, is_whole=False)
+    weights.load(
+        checkpoint,
+        {NAME: ShardDestination(torch.zeros(shape), ShardSlice(dim, ((0, last),), (9, 9000)[dim]))},
+        is_whole=False,
+    )
     assert sum(read) == num_bytes
 
 
