@@ -1,7 +1,7 @@
-"""Weights stored as numbers of their own: any float type, and 8-bit floats with the scales that go with them.
+"""Weights stored as plain numbers: any float type, and 8-bit floats with their scales.
 
-Float types equal to the destination's are read straight into place. 8-bit floats are multiplied by their scale: one
-for the tensor, one for each output, or one for each block of outputs × inputs.
+Float types equal to the destination's are read directly into place. 8-bit floats are multiplied by their scale: one per
+tensor, per output, or per block of outputs × inputs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _EIGHT_BIT = ("F8_E4M3", "F8_E5M2")
 
 @dataclass(frozen=True)
 class _AsStored:
-    """What numbers of one tensor, read as they are, have in common."""
+    """Common base of tensors that are read as stored."""
 
     name: str
     stored: StoredTensor
@@ -53,7 +53,7 @@ class _AsStored:
 
 @dataclass(frozen=True)
 class Dense(_AsStored):
-    """All of a parameter stored as it is, in any float type."""
+    """A whole parameter stored in any float type."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -82,8 +82,8 @@ class Dense(_AsStored):
 
 @dataclass(frozen=True)
 class DenseColumns(_AsStored):
-    """The inputs [first, last) of a matrix stored as it is. Of wide rows only those are read, of narrow ones all: they
-    lie in the same pages."""
+    """The inputs [first, last) of a matrix stored as it is. Wide rows are read in part; narrow ones completely,
+    because they share pages."""
 
     first: int
     last: int
@@ -111,12 +111,12 @@ class DenseColumns(_AsStored):
 
 @dataclass(frozen=True)
 class ScaledFloat8:
-    """`stored` [out, in] in 8-bit floats, times `scale`: one number, [out] or [out, 1], or one for each block."""
+    """`stored` [out, in] in 8-bit floats times `scale`: one number, [out] or [out, 1], or one per block."""
 
     name: str
     stored: StoredTensor
     scale: StoredTensor
-    block: tuple[int, int] | None  # outputs, inputs; from the config, where it says so
+    block: tuple[int, int] | None  # (outputs, inputs), from the config if specified
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -165,7 +165,7 @@ class ScaledFloat8:
         destination[first:last].copy_(values)
 
     def _block(self) -> tuple[int, int]:
-        """Outputs and inputs that share a scale. Raises WeightsError where the shapes do not fit each other."""
+        """Return the outputs and inputs that share a scale. Raises WeightsError if the shapes do not match."""
         num_out, num_in = self.shape
         scales = self.scale.shape
         if math.prod(scales) == 1:

@@ -1,7 +1,7 @@
-"""Which files of a folder are the model's safetensors weights, and how they say they are quantised.
+"""Find the safetensors weights of a model folder and its quantization settings.
 
-Reads only files of the folder itself, by plain names; an index cannot point elsewhere. Whatever is not safetensors is
-refused by name, pickles above all.
+Reads only files in the folder itself, by plain names; an index cannot point elsewhere. Everything that is not
+safetensors, especially pickles, is rejected by name.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SINGLE_FILE = "model.safetensors"
 _INDEX_FILE = "model.safetensors.index.json"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]*\.safetensors")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
-_NOT_THE_MODEL = ("consolidated", "adapter_model")  # the same again in other names; a part of something else
+_NOT_THE_MODEL = ("consolidated", "adapter_model")  # copies of the weights under other names; parts of other models
 _OLD_SETTINGS = (("quantize_config.json", "gptq"), ("quant_config.json", "awq"))
 
 
 def find_safetensors(model_dir: Path) -> dict[str, StoredTensor] | None:
-    """The tensors of all safetensors files that make up the model; None where there are none.
+    """Return the tensors of all safetensors files of the model; None if there are none.
 
     Raises WeightsError or HeaderError.
     """
@@ -40,7 +40,7 @@ def find_safetensors(model_dir: Path) -> dict[str, StoredTensor] | None:
 
 
 def read_quantization(model_dir: Path) -> Quantization:
-    """As config.json or the file of an older tool says. Raises WeightsError or HeaderError."""
+    """Read the quantization from config.json or an older tool's file. Raises WeightsError or HeaderError."""
     config_path = model_dir / "config.json"
     if config_path.exists():
         config = _read_json(config_path)
@@ -56,7 +56,7 @@ def read_quantization(model_dir: Path) -> Quantization:
 
 
 def why_nothing(model_dir: Path) -> str:
-    """Why a folder has no weights that are read, for the person who chose it."""
+    """Explain to the user why no weights in a folder can be read."""
     if not model_dir.is_dir():
         return f"{model_dir.name} is no folder, and no .gguf file"
     pickles = sorted(path.name for path in model_dir.iterdir() if path.name.endswith(_PICKLES))

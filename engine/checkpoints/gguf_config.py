@@ -1,7 +1,7 @@
-"""A GGUF header's metadata -> the `config.json` that the model had before.
+"""Convert a GGUF header's metadata into the model's original `config.json`.
 
-One table of keys for all families, and for each family what its files leave unsaid because llama.cpp has it in code.
-Families whose files do not say enough are refused by name. Knows no tensor but by its shape.
+One table of keys for all families, and per family the values that llama.cpp has in code instead of files. Families
+whose files are insufficient are rejected by name. Uses only tensor shapes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _KEYS = {
 _REAL_KEYS = ("attention.layer_norm_rms_epsilon", "rope.freq_base")
 _NEEDED = ("hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
 
-# The three that Llama 3.1 and later publish; files hold the factors that follow from them.
+# The three factors that Llama 3.1 and later publish; files contain the factors derived from them.
 _LLAMA3_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 _LLAMA3_KEYS = ("factor", *_LLAMA3_SCALING)
 
@@ -37,7 +37,7 @@ Raw = dict[str, Any]
 
 
 def gguf_config(file: GgufFile) -> Raw:
-    """The JSON object. Raises GgufError naming the architecture or the key."""
+    """Return the JSON object. Raises GgufError naming the architecture or the key."""
     family = _FAMILIES.get(file.architecture)
     if family is None:
         known = ", ".join(sorted(_FAMILIES))
@@ -67,7 +67,7 @@ def read_gguf_config(path: Path) -> Raw:
 
 
 def _count(file: GgufFile, key: str) -> int | None:
-    """A whole number, 0 or more; None where it is absent. Raises GgufError naming the key."""
+    """Return an integer of at least 0, or None if absent. Raises GgufError naming the key."""
     value = file.value(key)
     if isinstance(value, list):
         raise GgufError(f"{file.path.name}: {key} differs between layers, which is not supported")
@@ -77,7 +77,7 @@ def _count(file: GgufFile, key: str) -> int | None:
 
 
 def _real(file: GgufFile, key: str) -> float | None:
-    """A number above 0; None where it is absent. Raises GgufError naming the key."""
+    """Return a number above 0, or None if absent. Raises GgufError naming the key."""
     value = file.value(key)
     if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
         raise GgufError(f"{file.path.name}: {file.architecture}.{key}={str(value)[:50]!r}: expected a number above 0")
@@ -92,7 +92,7 @@ def _token_id(file: GgufFile, key: str) -> int | None:
 
 
 def _end_turns(file: GgufFile, config: Raw) -> None:
-    """A turn and a text may end by different tokens."""
+    """Set the end tokens: a turn and a text may end with different tokens."""
     ends = [config.get("eos_token_id")]
     ends += [_token_id(file, key) for key in ("eot", "eom")]
     found = list(dict.fromkeys(token_id for token_id in ends if token_id is not None))
@@ -108,7 +108,7 @@ def _vocab_size(file: GgufFile) -> int:
 
 
 def _add_scaling(file: GgufFile, config: Raw) -> None:
-    """Positions stretched beyond the trained context."""
+    """Add the scaling of positions beyond the original context."""
     kind, factor = file.value("rope.scaling.type"), _real(file, "rope.scaling.factor")
     if kind in (None, "none") or factor is None:
         return
@@ -141,7 +141,7 @@ def _llama(file: GgufFile, config: Raw) -> None:
 
 
 def _llama3_scaling(file: GgufFile, factors: list[float], config: Raw) -> Raw:
-    """The rule whose factors these are. Raises GgufError if there is none."""
+    """Return the scaling rule that gives these factors. Raises GgufError if there is none."""
     theta, head_dim = float(config.get("rope_theta", 10000.0)), 2 * len(factors)
     for low, high, original in ((1.0, 4.0, 8192),):
         factor = max(factors)
@@ -156,7 +156,7 @@ def _llama3_scaling(file: GgufFile, factors: list[float], config: Raw) -> Raw:
 
 
 def _llama3_factor(wavelength: float, factor: float, low: float, high: float, original: int) -> float:
-    """What the frequency of this wavelength is divided by."""
+    """Return the divisor of the frequency with this wavelength."""
     rotations = original / wavelength
     if rotations < low:
         return factor
@@ -213,7 +213,7 @@ def _gemma2(file: GgufFile, config: Raw) -> None:
     config["architectures"] = ["Gemma2ForCausalLM"]
     config["attn_logit_softcapping"] = _real(file, "attn_logit_softcapping") or 50.0
     config["final_logit_softcapping"] = _real(file, "final_logit_softcapping") or 30.0
-    # 27B, with 46 layers, divides scores by the root of width over heads; others by that of a head's size.
+    # 27B, with 46 layers, divides scores by the root of width over heads; other sizes by that of the head size.
     config["query_pre_attn_scalar"] = _scalar(config, num_layers=46)
 
 
@@ -253,7 +253,7 @@ def _phi3(file: GgufFile, config: Raw) -> None:
 
 
 _FAMILIES: dict[str, Callable[[GgufFile, Raw], None]] = {
-    "llama": _llama,  # and mistral, mixtral: files do not tell them apart
+    "llama": _llama,  # also mistral and mixtral, which files do not distinguish
     "qwen2": _qwen2,
     "qwen2moe": _qwen2_moe,
     "qwen3": _qwen3,
@@ -265,7 +265,7 @@ _FAMILIES: dict[str, Callable[[GgufFile, Raw], None]] = {
 
 
 def _read_floats(file: GgufFile, name: str) -> list[float]:
-    """A short tensor of float32."""
+    """Read a short float32 tensor."""
     tensor = file.tensors.get(name)
     if tensor is None or tensor.kind != "F32" or len(tensor.shape) != 1 or tensor.shape[0] > 1024:
         raise GgufError(f"{file.path.name}: {name} is missing, or is no short list of F32")

@@ -1,8 +1,8 @@
-"""The header of a GGUF file: metadata by key, and where each tensor lies. Believes nothing, reads no weight.
+"""The header of a GGUF file: metadata by key, and the location of each tensor. Untrusted input; reads no weights.
 
-Every length is compared with the bytes that are left before anything is made from it. Knows the container alone: what
-a key means is `gguf_config.py`'s and `gguf_tokenizer.py`'s, what a tensor is called elsewhere `gguf_weights.py`'s.
-Needs no device library, since the process that tokenises reads it too.
+Every length is compared with the remaining bytes before memory is allocated. Knows only the container: `gguf_config.py`
+and `gguf_tokenizer.py` interpret keys, `gguf_weights.py` tensor names. Needs no device library, because the tokenizer
+process uses it too.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import numpy as np
 
 from engine.arrays import ceil_div
 
-MAX_HEADER_BYTES = 128 * 1024 * 1024  # vocabularies are in it; the largest published take 20 MB
-_MAX_VALUES = 1 << 23  # keys and parts of lists: of 256,000 tokens, there are some 2 million
+MAX_HEADER_BYTES = 128 * 1024 * 1024  # includes vocabularies; the largest published ones take 20 MB
+_MAX_VALUES = 1 << 23  # keys and list items; a vocabulary of 256,000 tokens has about 2 million
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
 _MAX_FILES = 1000
-_FOR_IMAGES = "mmproj"  # what turns images into tokens, beside the text model
+_FOR_IMAGES = "mmproj"  # image encoder beside the text model
 _PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 _NUMBERS = {
@@ -34,24 +34,25 @@ _STRING, _ARRAY = 8, 9
 
 
 class GgufError(Exception):
-    """The file is not a sound GGUF file, or says something that cannot be used; the text names the file and key."""
+    """The file is not a valid GGUF file or is not supported; the text names the file and key."""
 
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """One tensor: `size_bytes` bytes at `offset` from the start of `path`. `kind` is its quantisation, as "Q4_K"."""
+    """One tensor: `size_bytes` bytes at `offset` from the start of `path`. `kind` is its quantization type, such as
+    "Q4_K"."""
 
     path: Path
     name: str
     kind: str
-    shape: tuple[int, ...]  # the last dimension is the one that blocks of quantised numbers run along
+    shape: tuple[int, ...]  # quantized blocks run along the last dimension
     offset: int
     size_bytes: int
 
 
 @dataclass(frozen=True)
 class GgufFile:
-    """All that the headers of a model's file or files say."""
+    """The headers of all files of a model."""
 
     path: Path
     metadata: dict[str, Any]
@@ -62,13 +63,13 @@ class GgufFile:
         return str(self.metadata.get("general.architecture", ""))
 
     def value(self, key: str) -> Any:
-        """A key of the architecture's own, without its prefix; None where it is absent."""
+        """Return a key of the architecture without its prefix; None if absent."""
         return self.metadata.get(f"{self.architecture}.{key}")
 
 
 def find_gguf(model_dir: Path) -> Path | None:
-    """The GGUF file of a model that is one: the path itself, or the only (or first) `.gguf` of a folder that has no
-    other weights. None where there is none. Raises GgufError when several could be meant."""
+    """Return the GGUF file of a model: the path itself, or the only (or first) `.gguf` of a folder without other
+    weights. None if there is none. Raises GgufError if several are possible."""
     if model_dir.suffix == ".gguf":
         return model_dir if model_dir.is_file() else None
     if not model_dir.is_dir():
@@ -82,7 +83,7 @@ def find_gguf(model_dir: Path) -> Path | None:
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """The header of `path`, and of the files it is continued in. Raises GgufError."""
+    """Read the header of `path` and of its continuation files. Raises GgufError."""
     metadata, tensors = _read_one(path)
     num_files = metadata.get("split.count", 1)
     if type(num_files) is not int or not 0 <= num_files <= _MAX_FILES:
@@ -143,7 +144,7 @@ def _read_one(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
 
 
 def _tensor_fields(reader: _Reader) -> tuple[str, tuple[int, ...], int, int]:
-    """Name, shape, number of its type, and offset in the data."""
+    """Return a tensor's name, shape, type number, and offset within the data."""
     name, num_dimensions = reader.text(), reader.number("<u4")
     if not 1 <= num_dimensions <= _MAX_DIMENSIONS:
         raise GgufError(f"{reader.file}: {name[:200]!r} has {num_dimensions} dimensions")
@@ -169,7 +170,7 @@ def _tensor(path: Path, name: str, shape: tuple[int, ...], number: int, offset: 
 
 
 class _Reader:
-    """Takes values off the front of a header."""
+    """Reads values sequentially from a header."""
 
     def __init__(self, file: str, data: bytes) -> None:
         self.file = file
@@ -185,7 +186,7 @@ class _Reader:
         return taken
 
     def number(self, kind: str) -> int:
-        """An unsigned whole number: "<u4" or "<u8"."""
+        """Read an unsigned integer: "<u4" or "<u8"."""
         code = "<I" if kind == "<u4" else "<Q"
         return int(struct.unpack(code, self.take(struct.calcsize(code)))[0])
 
@@ -193,7 +194,7 @@ class _Reader:
         return self.take(self.number("<u8")).decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
-        """A value of the type that a number stands for; arrays become lists, of numbers or of texts."""
+        """Read a value of a numbered type; arrays become lists of numbers or strings."""
         self._count(1)
         if kind == _STRING:
             return self.text()
@@ -202,7 +203,7 @@ class _Reader:
         return self._numbers(kind, 1)[0]
 
     def _count(self, length: int) -> None:
-        """Each value takes many times the memory of its bytes."""
+        """Count values against the limit: each takes many times the memory of its bytes."""
         self._num_values += length
         if self._num_values > _MAX_VALUES:
             raise GgufError(f"{self.file}: more than {_MAX_VALUES} values in the header")

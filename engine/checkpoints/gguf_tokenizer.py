@@ -1,8 +1,8 @@
-"""A GGUF header's vocabulary -> what `tokenizer.json` and `tokenizer_config.json` say of the same tokenizer.
+"""Convert a GGUF header's vocabulary into `tokenizer.json` and `tokenizer_config.json`.
 
-Two kinds are known: byte-level pairs ("gpt2"), split by the rule that the file names, and SentencePiece pairs
-("llama"), whose merges follow from the scores. Another kind or rule is refused by name, since a near guess would give
-wrong tokens without a sign of it. Knows no tensors; needs no device library.
+Two kinds are supported: byte-level BPE ("gpt2") with a named pre-tokenizer, and SentencePiece BPE ("llama"), whose
+merges follow from the scores. Other kinds and pre-tokenizers are rejected by name, because an approximation would
+silently give wrong tokens. Knows no tensors; needs no device library.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from engine.checkpoints.gguf_file import GgufError, GgufFile, read_gguf
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 _MAX_TOKENS = 1 << 22
-_MAX_PIECE = 128  # characters of a token that is looked at as a merge of others
+_MAX_PIECE = 128  # longest token, in characters, that is considered as a merge
 
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _SIGNS = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -33,8 +33,15 @@ _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": T
 _AFTER_SPLIT = _BYTE_LEVEL | {"use_regex": False}
 _DIGITS = {"type": "Digits", "individual_digits": True}
 
-# `tokenizer.ggml.pre` -> the steps before pairs are merged.
-_WHOLE_WORDS = ("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "tekken")  # a word that is a token stays whole
+# `tokenizer.ggml.pre` -> the steps before merging
+_WHOLE_WORDS = (
+    "llama3",
+    "llama-v3",
+    "llama-bpe",
+    "falcon3",
+    "pixtral",
+    "tekken",
+)  # a word that is a token is not split
 _SPLITS = dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral", "smaug-bpe", "dbrx"), _LLAMA3)
 _SPLITS |= dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez"), _QWEN2)
 _SPLITS |= dict.fromkeys(("gpt-4o", "llama4"), _GPT4O) | {"tekken": _TEKKEN}
@@ -47,12 +54,12 @@ Definition = dict[str, Any]
 
 
 def read_gguf_tokenizer(path: Path) -> tuple[Definition, Definition]:
-    """The definition and the configuration. Raises GgufError."""
+    """Return definition and configuration. Raises GgufError."""
     return gguf_tokenizer(read_gguf(path))
 
 
 def gguf_tokenizer(file: GgufFile) -> tuple[Definition, Definition]:
-    """The definition and the configuration. Raises GgufError naming the key."""
+    """Return definition and configuration. Raises GgufError naming the key."""
     tokens = _texts(file, "tokenizer.ggml.tokens")
     if not tokens:
         raise GgufError(f"{file.path.name}: tokenizer.ggml.tokens is missing")
@@ -113,7 +120,7 @@ def _sentence_pieces(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]
     scores = _numbers(file, "tokenizer.ggml.scores", len(tokens))
     if scores is None:
         raise GgufError(f"{file.path.name}: tokenizer.ggml.scores is missing")
-    if is_gemma:  # its merges go by position
+    if is_gemma:  # merges are ordered by position
         scores = [-index for index in range(len(tokens))]
     unknown_id = file.metadata.get("tokenizer.ggml.unknown_token_id", 0)
     unknown = tokens[unknown_id] if type(unknown_id) is int and 0 <= unknown_id < len(tokens) else None
@@ -141,7 +148,7 @@ def _sentence_pieces(file: GgufFile, tokens: Sequence[str], kinds: Sequence[int]
 
 
 def _merges(tokens: Sequence[str], kinds: Sequence[int], scores: Sequence[float]) -> list[list[str]]:
-    """Every way to make a token of two others, best score first: what SentencePiece does with these scores."""
+    """Return all merges of two tokens into a third, best score first, as SentencePiece does with these scores."""
     plain = {token: index for index, (token, kind) in enumerate(zip(tokens, kinds, strict=True)) if kind == _NORMAL}
     found = []
     for token, index in plain.items():

@@ -1,8 +1,7 @@
-"""Tensors of a GGUF file as the parameters they were made from.
+"""Convert tensors of a GGUF file back into the original parameters.
 
-GGUF has names of its own, keeps all experts of a layer in one tensor, and changed some weights when it was written:
-rows of llama's queries and keys are in another order, and norms of the gemmas have their 1 added. All of it is undone
-here. How numbers are packed is the `gguf` package's to know.
+GGUF uses its own names, stores all experts of a layer in one tensor, permutes rows of Llama's queries and keys, and
+adds 1 to Gemma's norms. This module reverses these changes. The `gguf` package dequantizes.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from engine.checkpoints.stored import (
 
 _PLAIN = ("F64", "F32", "F16", "BF16")
 _SHIFTED_NORMS = ("gemma", "gemma2", "gemma3")  # stored with 1 added
-_TURNED = ("llama", "granite", "smollm3")  # rotary pairs side by side, in their files a half apart
+_TURNED = ("llama", "granite", "smollm3")  # interleaved rotary pairs, stored half a head apart in files
 _EXPERT = re.compile(r"experts\.(\d+)\.")
 _MIXTRAL_PARTS = {".w1.": ".gate_proj.", ".w2.": ".down_proj.", ".w3.": ".up_proj."}
-# Part of what a file carries for readers that compute no positions themselves; the config says the same.
+# Tensors for readers that compute no positions themselves; the config contains the same information.
 _IDLE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 @dataclass(frozen=True)
 class GgufSource:
-    """A parameter from `stored`, whose rows may be in another order and whose values may be shifted.
+    """A parameter from `stored`, whose rows may be permuted and whose values may be shifted.
 
-    `heads` is the number of heads whose rows are to be put back, 0 for none.
+    `heads` is the number of heads whose rows are permuted back, 0 for none.
     """
 
     name: str
@@ -95,7 +94,7 @@ class GgufSource:
                 rows.copy_(values[start - first : stop - first].reshape(rows.shape))
 
     def read_quantized(self, files: Files) -> QuantizedTensor | None:
-        """Packed in our form, for kinds that have it: Q8_0 and Q4_0."""
+        """Return the packed form for Q8_0 and Q4_0, otherwise None."""
         if self.packed_form(files) is None:
             return None
         num_out, num_in = self.shape
@@ -133,7 +132,7 @@ class GgufSource:
         row_bytes = self.stored.size_bytes // self._num_rows
         data = files.read_bytes(self.stored, first * row_bytes, (last - first) * row_bytes)
         kind = GGMLQuantizationType[self.stored.dtype]
-        with np.errstate(all="ignore"):  # what is not finite is found and named by the caller
+        with np.errstate(all="ignore"):  # the caller detects and reports non-finite values
             try:
                 values = dequantize(data.reshape(last - first, row_bytes), kind)
             except NotImplementedError:
@@ -141,7 +140,8 @@ class GgufSource:
         return torch.from_numpy(np.ascontiguousarray(values, np.float32)).reshape(last - first, -1) - self.shift
 
     def _places(self, rows: torch.Tensor) -> torch.Tensor:
-        """Where stored rows belong: a head's rows come in pairs, of one row from each half of the head."""
+        """Return the original positions of stored rows: a head's rows are stored in pairs, one from each half of the
+        head."""
         size = self.shape[0] // self.heads
         head, within = rows // size, rows % size
         return head * size + within % 2 * (size // 2) + within // 2
@@ -151,7 +151,7 @@ class GgufSource:
 
 
 class GgufWeights:
-    """The parameters of one GGUF model, by the names that its family has elsewhere."""
+    """The parameters of a GGUF model under the family's original names."""
 
     def __init__(self, file: GgufFile) -> None:
         """Raises WeightsError for an architecture that the `gguf` package has no names for."""
@@ -165,7 +165,7 @@ class GgufWeights:
         self.stored = {name: _stored(tensor) for name, tensor in file.tensors.items()}
 
     def find(self, name: str) -> Source | None:
-        """The parameter that a family calls `name`; None if the file does not have it."""
+        """Return the parameter `name`, or None if the file does not have it."""
         expert = _EXPERT.search(name)
         whole = _EXPERT.sub("experts.", name) if expert else name
         gguf_name = self._find_name(whole)
@@ -183,7 +183,7 @@ class GgufWeights:
         return GgufSource(name, stored, stored.shape, heads, shift)
 
     def is_idle(self, name: str) -> bool:
-        """Whether nothing need read the tensor that the file calls `name`."""
+        """Return True if the file's tensor `name` does not need to be read."""
         return name in _IDLE or name.endswith((".rope_freqs.weight", ".attn_rot_embd"))
 
     def _find_name(self, name: str) -> str | None:
@@ -191,7 +191,7 @@ class GgufWeights:
             found = self._names.get_name(candidate, try_suffixes=(".weight", ".bias"))
             if found is not None and found in self.stored:
                 return found
-            # Tensors that are parameters themselves, without a suffix, have one in the file.
+            # Parameters without a suffix have one in the file.
             for suffix in (".weight", ".bias"):
                 if found is not None and f"{found}{suffix}" in self.stored:
                     return f"{found}{suffix}"
@@ -215,7 +215,7 @@ def _heads(file: GgufFile, *keys: str) -> int:
 
 
 def _plain_mixture(name: str) -> str:
-    """Mixtral's names for the parts of a mixture, as everyone else has them."""
+    """Replace Mixtral's names for the parts of a mixture by the common ones."""
     name = name.replace(".block_sparse_moe.", ".mlp.")
     for part, usual in _MIXTRAL_PARTS.items():
         name = name.replace(part, usual)
@@ -227,7 +227,7 @@ def _stored(tensor: GgufTensor) -> StoredTensor:
 
 
 def _slice(name: str, stored: StoredTensor, index: int) -> StoredTensor:
-    """One expert's part of a tensor that has all of them."""
+    """Return one expert's part of a tensor that contains all experts."""
     if len(stored.shape) < 2 or not 0 <= index < stored.shape[0]:
         raise WeightsError(f"{name}: {stored.name} has shape {list(stored.shape)}")
     size_bytes = stored.size_bytes // stored.shape[0]

@@ -1,7 +1,7 @@
-"""MXFP4: experts in 4-bit floats, 32 of which share a power of two, as gpt-oss publishes them.
+"""MXFP4: experts in 4-bit floats, in groups of 32 that share a power of two, as published for gpt-oss.
 
-`name_blocks` is uint8 [experts, out, groups, 16], of each byte the low half first; `name_scales` is uint8
-[experts, out, groups], exponents plus 127. The parameter they stand for is [experts, in, out].
+`name_blocks` is uint8 [experts, out, groups, 16], low half of each byte first; `name_scales` is uint8 [experts, out,
+groups], exponents plus 127. The parameter is [experts, in, out].
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from engine.checkpoints.stored import (
     refuse_unless_finite,
 )
 
-_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # then the same, negative
+_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # followed by the same values, negative
 _GROUP = 32
 
 
@@ -66,7 +66,7 @@ class Mxfp4:
         return Mxfp4(self.name, self.blocks.rows(first, last), self.scales.rows(first, last))
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Ranges of outputs, counted through all experts."""
+        """Yield ranges of outputs, counted over all experts."""
         num_experts, num_in, num_out = self.shape
         return ranges(num_experts * num_out, PIECE_ELEMENTS // max(num_in, 1))
 
@@ -78,7 +78,7 @@ class Mxfp4:
         table = torch.tensor([*_VALUES, *(-value for value in _VALUES)])
         halves = torch.stack((data & 15, data >> 4), -1)  # [bytes, 2]
         values = table[halves.int()].reshape(-1, _GROUP)  # float32 [outputs × groups, 32]
-        powers = torch.from_numpy(exponents).to(torch.int32) - 127  # 255 stands for NaN, and makes one
+        powers = torch.from_numpy(exponents).to(torch.int32) - 127  # 255 encodes NaN and gives NaN
         values = torch.ldexp(values, powers.unsqueeze(1)).reshape(last - first, num_in)
         refuse_unless_finite(values, self.scales)
         for expert in range(first // num_out, (last - 1) // num_out + 1):

@@ -30,15 +30,14 @@ from engine.checkpoints.stored import (
 )
 
 _ONES = {4: 0x11111111, 8: 0x01010101}  # a word with 1 in each place
-_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word output 0, 1, … of eight lies
+_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # position of output 0, 1, … of eight within a word
 
 
 @dataclass(frozen=True)
 class PackedByInput:
-    """GPTQ and AWQ: the rows of what is stored are inputs, so a piece is some columns of the matrix.
+    """GPTQ and AWQ: stored rows are inputs, so a piece is a range of columns of the matrix.
 
-    `order` is None, or says in which group each input is (GPTQ's `g_idx`). `zero_shift` was taken from every zero
-    before it was stored.
+    `order` is None or the group of each input (GPTQ's `g_idx`). `zero_shift` was subtracted from every stored zero.
     """
 
     name: str
@@ -48,7 +47,7 @@ class PackedByInput:
     scales: StoredTensor  # [groups, out]
     zeros: StoredTensor  # [groups, out × bits / 32]
     order: StoredTensor | None
-    group_size: int  # 0: all inputs
+    group_size: int  # 0 for all inputs
     zero_shift: int
 
     @property
@@ -83,7 +82,7 @@ class PackedByInput:
             raise WeightsError(f"{self.order.name}: expected I32 of shape [{num_in}]")
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        """Ranges of inputs; whole words, and whole groups where they fit."""
+        """Yield ranges of inputs: whole words, and whole groups where possible."""
         num_out, num_in = self.shape
         step = max(PIECE_ELEMENTS // max(num_out, 1), 1)
         is_group_handy = 0 < self.group_size <= step and self.group_size % self._per_word == 0
@@ -101,7 +100,7 @@ class PackedByInput:
         destination[:, first:last].copy_(values)
 
     def read_quantized(self, files: Files) -> QuantizedTensor:
-        """All of it, packed in our form."""
+        """Return the whole matrix in the engine's packed form."""
         num_in = self.shape[1]
         groups = self._groups(files, 0, num_in)
         scales, zeros = self._scales_and_zeros(files, 0, self.scales.shape[0])
@@ -110,7 +109,7 @@ class PackedByInput:
         return quantized(levels, self.bits, scales, zeros, self.group_size or num_in, order)
 
     def packed_form(self, files: Files) -> PackedForm | None:
-        """None where inputs are not in order, or do not fill their groups."""
+        """Return None if inputs are reordered or do not fill their groups."""
         num_in = self.shape[1]
         group_size = self.group_size or num_in
         if num_in % group_size or (self.order is not None and not self._is_in_order(self._groups(files, 0, num_in))):
@@ -126,7 +125,7 @@ class PackedByInput:
         return 32 // self.bits
 
     def _groups(self, files: Files, first: int, last: int) -> torch.Tensor:
-        """The group of each input in a range, int64."""
+        """Return the group of each input in a range, int64."""
         if self.order is None:
             return torch.arange(first, last) // (self.group_size or max(last, 1))
         groups = torch.from_numpy(files.read_rows(self.order, first, last)).long()
@@ -135,7 +134,7 @@ class PackedByInput:
         return groups
 
     def _is_in_order(self, groups: torch.Tensor) -> bool:
-        """Whether inputs come group after group, whole groups but for the last."""
+        """Return True if inputs are in group order, with complete groups except for the last."""
         expected = torch.arange(len(groups)) // self._group_size_of(groups)
         return torch.equal(groups - groups[0], expected)
 
@@ -146,7 +145,7 @@ class PackedByInput:
         """float32 and uint8 [out, groups]"""
         scales = files.read_reals(self.scales, low, high)
         words = files.read_rows(self.zeros, low, high)
-        if self.zero_shift:  # from words as a whole: a zero of 0 borrows from its neighbour
+        if self.zero_shift:  # added to whole words, because a zero of 0 borrows from its neighbor
             words = words.view(np.uint32) + np.uint32(self.zero_shift * _ONES[self.bits])
         zeros = _unpack(words, self.bits, _AWQ_PLACES if self._is_awq else None)[:, : scales.shape[1]]
         return scales.t().contiguous(), zeros.t().contiguous()
@@ -162,9 +161,9 @@ class PackedByInput:
 
 @dataclass(frozen=True)
 class PackedByOutput:
-    """compressed-tensors: the rows of what is stored are outputs. `words` are 32-bit words, or plain 8-bit integers.
+    """compressed-tensors: stored rows are outputs. `words` are 32-bit words or plain 8-bit integers.
 
-    `zeros` is None where every zero is the middle. `order` as for GPTQ.
+    `zeros` is None if every zero is the middle level. `order` as for GPTQ.
     """
 
     name: str
@@ -174,7 +173,7 @@ class PackedByOutput:
     zeros: StoredTensor | None  # [out × bits / 32, groups], or [out, groups] of plain integers
     order: StoredTensor | None
     num_in: int
-    group_size: int  # 0: all inputs
+    group_size: int  # 0 for all inputs
     is_input_quantized: bool = False
 
     @property
@@ -211,7 +210,7 @@ class PackedByOutput:
             raise WeightsError(f"{self.order.name}: expected I32 of shape [{num_in}]")
 
     def pieces(self) -> Iterator[tuple[int, int]]:
-        per_word = 32 // self.bits  # zeros of as many outputs share words
+        per_word = 32 // self.bits  # outputs whose zeros share a word
         step = max(PIECE_ELEMENTS // max(self.num_in, 1), 1)
         return ranges(self.shape[0], ceil_div(step, per_word) * per_word)
 
@@ -221,11 +220,11 @@ class PackedByOutput:
         destination[first:last].copy_(values)
 
     def read_quantized(self, files: Files) -> QuantizedTensor:
-        """All of it, packed in our form."""
+        """Return the whole matrix in the engine's packed form."""
         return replace(self._read(files, 0, self.shape[0]), is_input_quantized=self.is_input_quantized)
 
     def packed_form(self, _files: Files) -> PackedForm | None:
-        """None where inputs may not be in order, or do not fill their groups."""
+        """Return None if inputs may be reordered or do not fill their groups."""
         group_size = self.group_size or self.num_in
         if self.order is not None or self.num_in % group_size:
             return None
@@ -245,11 +244,11 @@ class PackedByOutput:
         return tensor.shape == (num_rows, num_groups)
 
     def _read(self, files: Files, first: int, last: int) -> QuantizedTensor:
-        """Outputs [first, last), of which `first` is a multiple of the levels in a word."""
+        """Read outputs [first, last); `first` is a multiple of the levels in a word."""
         num_rows, middle = last - first, 1 << (self.bits - 1)
         words = files.read_rows(self.words, first, last)
         if self._is_plain:
-            levels = torch.from_numpy(words).view(torch.uint8) ^ 128  # signed, and now counted from the lowest
+            levels = torch.from_numpy(words).view(torch.uint8) ^ 128  # from signed to offset representation
         else:
             levels = _unpack(words, self.bits)[:, : self.num_in]
         zeros = None

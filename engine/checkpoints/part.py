@@ -1,7 +1,7 @@
-"""A part of a parameter, where one of several ranks holds only that: which numbers it is, and how no others are read.
+"""A part of a parameter for one of several ranks, read without the rest where possible.
 
-Knows neither ranks nor layers. Formats that can be read in part have `narrowed`; of the others the whole parameter is
-expanded, and its part kept.
+Knows neither ranks nor layers. Formats that support partial reads have `narrowed`; for others the whole parameter is
+expanded and cut.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Span = tuple[int, int]  # first, last + 1
 
 @dataclass(frozen=True)
 class Cut:
-    """`spans` of dimension `dim`, one after the other; `total` is what the checkpoint has there."""
+    """The `spans` of dimension `dim`, concatenated; `total` is the dimension's size in the checkpoint."""
 
     dim: int
     spans: tuple[Span, ...]
@@ -26,25 +26,25 @@ class Cut:
 
     @property
     def size(self) -> int:
-        """What is left of the dimension."""
+        """Size of the dimension after the cut."""
         return sum(last - first for first, last in self.spans)
 
     def is_of_units(self, size: int) -> bool:
-        """Whether each span begins and ends with a unit of so many numbers."""
+        """Return True if each span starts and ends at a multiple of `size`."""
         return all(edge % size == 0 for span in self.spans for edge in span)
 
     def of_units(self, size: int) -> Cut:
-        """The same of a dimension that has one number for a unit."""
+        """Return the same cut of a dimension with one number per unit."""
         return Cut(self.dim, tuple((first // size, last // size) for first, last in self.spans), self.total // size)
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """What it leaves of a tensor."""
+        """Apply the cut to a tensor."""
         return torch.cat([whole.narrow(self.dim, first, last - first) for first, last in self.spans], self.dim)
 
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """A destination for what `cut` leaves of a parameter. `tensor` has the size of the cut, `shape` is the whole's."""
+    """A destination for a cut of a parameter. `tensor` has the cut's size, `shape` is that of the whole."""
 
     tensor: torch.Tensor
     cut: Cut
@@ -56,7 +56,7 @@ class Part:
         return tuple(shape)
 
     def pairs(self, source: Source) -> Iterator[tuple[Source, torch.Tensor]]:
-        """Each span as a parameter of its own, and where it goes."""
+        """Yield each span as a source, and its destination."""
         dim, at = self.cut.dim, 0
         for first, last in self.cut.spans:
             yield narrowed(source, dim, first, last), self.tensor.narrow(dim, at, last - first)
@@ -67,7 +67,7 @@ Destination = torch.Tensor | Part
 
 
 def part_of(tensor: torch.Tensor, cut: Cut | None) -> Destination:
-    """`tensor`, as a destination for what `cut` leaves; for everything if that is None."""
+    """Return `tensor` as a destination for a cut; for the whole parameter if `cut` is None."""
     return tensor if cut is None else Part(tensor, cut)
 
 

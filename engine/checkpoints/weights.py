@@ -100,14 +100,14 @@ class Checkpoint:
         return usual_place(self._stored.values())
 
     def without(self, prefixes: tuple[str, ...]) -> Checkpoint:
-        """The same less tensors whose names begin with one of `prefixes`."""
+        """Return the checkpoint without tensors whose names start with one of `prefixes`."""
         if not prefixes:
             return self
         stored = {name: tensor for name, tensor in self._stored.items() if not name.startswith(prefixes)}
         return Checkpoint(stored, self._find, self._is_idle)
 
     def find(self, name: str) -> Source | None:
-        """The parameter `name`, its parts checked against each other; None if it is not there. Raises WeightsError."""
+        """Return the parameter `name` after checking its parts; None if absent. Raises WeightsError."""
         if name not in self._sources:
             source = self._find(name)
             if source is not None:
@@ -116,7 +116,7 @@ class Checkpoint:
         return self._sources[name]
 
     def packed_form(self, name: str) -> PackedForm | None:
-        """How the matrix `name` is packed; None where a layer could not compute with what is stored. Raises
+        """Return the packed form of the matrix `name`; None if layers cannot compute with the stored form. Raises
         WeightsError."""
         form = getattr(self.find(name), "packed_form", None)
         if form is None:
@@ -126,7 +126,7 @@ class Checkpoint:
             return found
 
     def read_quantized(self, name: str) -> QuantizedTensor | None:
-        """The matrix `name` as packed levels, for a layer that computes with them; None where it is stored otherwise.
+        """Return the matrix `name` in packed form; None if it is stored otherwise.
 
         Raises WeightsError.
         """
@@ -138,18 +138,18 @@ class Checkpoint:
             return packed
 
     def hint(self, name: str) -> str:
-        """What is stored in place of a parameter that is not, for the person who wonders."""
+        """Explain to the user what is stored instead of a missing parameter."""
         base = name.removesuffix(".weight")
         others = sorted(other for other in self._stored if other.startswith((f"{base}.", f"{name}_")))
         return f"; {others[0]} is there, which quantization_config does not explain" if others else ""
 
     def unread(self, sources: Collection[Source]) -> list[str]:
-        """Stored tensors that no source is made of and that may not stay unread, in order."""
+        """Return stored tensors, in order, that no source uses and that must not be ignored."""
         read = {part.name for source in sources for part in source.parts}
         return sorted(name for name in self._stored.keys() - read if not self._is_harmless(name, read))
 
     def _is_harmless(self, name: str, read: set[str]) -> bool:
-        """Heads that are tied, recomputed positions, parts for what we do not do, and biases of nothing."""
+        """Return True for tied heads, recomputed positions, unsupported optional parts, and zero biases."""
         if name.endswith(".rotary_emb.inv_freq") or self._is_idle(name):
             return True
         if name.startswith("lm_head.") and not any(other.startswith("lm_head.") for other in read):
@@ -158,12 +158,12 @@ class Checkpoint:
         is_bias = base != name and f"{base}.qweight" in read
         if not is_bias or stored.dtype not in REALS or stored.size_bytes > _MAX_BIAS_BYTES:
             return False
-        with Files() as files:  # GPTQ tools write biases of zeros where a model has none
+        with Files() as files:  # GPTQ tools write zero biases for models without biases
             return not files.read_reals(stored).any()
 
 
 class _Names(Collection[str]):
-    """The names a checkpoint answers to. Looking one up may find a parameter made of several stored tensors."""
+    """The parameter names of a checkpoint. A lookup may combine several stored tensors into a parameter."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -179,9 +179,10 @@ class _Names(Collection[str]):
 
 
 def open_checkpoint(model_dir: Path) -> Checkpoint:
-    """Read and check the headers of a model's weights, in whichever of its files they are. Raises WeightsError.
+    """Read and check the headers of a model's weights. Raises WeightsError.
 
-    `model.safetensors`, the shards its index names, a lone safetensors file, or a `.gguf` (also as `model_dir` itself).
+    Accepts `model.safetensors`, the shards named in its index, a single safetensors file, or a `.gguf` (also as
+    `model_dir`).
     """
     try:
         stored = find_safetensors(model_dir)
@@ -199,10 +200,10 @@ def open_checkpoint(model_dir: Path) -> Checkpoint:
 def check(
     checkpoint: Checkpoint, destinations: Mapping[str, Destination], *, is_whole: bool = True
 ) -> dict[str, Source]:
-    """Every destination has its parameter, of that shape and of a type that can be read, and nothing is left over: that
-    only where the destinations are the whole of a model and not one rank's part.
+    """Return the source of every destination after checking shapes and types. If `is_whole`, no stored tensor may be
+    left over (a rank's part leaves others).
 
-    Raises WeightsError, which names the first few and counts the rest. Destinations may be on the meta device: no
+    Raises WeightsError naming the first few problems and counting the rest. Destinations may be on the meta device: no
     weight is read.
     """
     sources: dict[str, Source] = {}
@@ -230,11 +231,10 @@ def load(
     *,
     is_whole: bool = True,
 ) -> None:
-    """Fill every destination; a slot gets its matrix as it is packed. `is_whole` as for `check`.
+    """Fill every destination; a slot receives its matrix in packed form. `is_whole` as for `check`.
 
-    Raises WeightsError or LoadCancelled; what was filled by then must be thrown away.
-    Holds no more memory besides the destinations than a few pieces for each thread; for those on a device, one whole
-    parameter for each.
+    Raises WeightsError or LoadCancelled; the destinations are then unusable. Memory besides the destinations is a few
+    pieces per thread; for destinations on a device, one whole parameter per thread.
     """
     sources = check(checkpoint, destinations, is_whole=is_whole)
     progress = progress or Progress()
@@ -250,7 +250,7 @@ def load(
             ]
             _run(threads, progress)
     finally:
-        torch.set_num_threads(num_threads)  # the threads above were told to use one each
+        torch.set_num_threads(num_threads)  # the loading threads set it to one each
     if pieces.failure is not None:
         raise pieces.failure
     if progress.is_cancelled:
@@ -262,7 +262,7 @@ def _pairs(source: Source, destination: Destination) -> Iterable[tuple[Source, W
 
 
 class _Pieces:
-    """The work of a load, handed out in the order in which it lies in the files; none after a failure."""
+    """The pieces of a load in file order; none after a failure."""
 
     def __init__(self, sources: list[tuple[Source, Whole]]) -> None:
         sources.sort(key=lambda item: (str(item[0].parts[0].path), item[0].parts[0].offset))
@@ -271,7 +271,7 @@ class _Pieces:
         self._pieces = self._all(sources)
 
     def take(self) -> tuple[Source, Whole, int, int, int] | None:
-        """A source, its destination, the piece, and how many stored bytes it counts for."""
+        """Return a source, its destination, the piece, and the stored bytes it counts for."""
         with self._lock:
             return None if self.failure is not None else next(self._pieces, None)
 
@@ -291,8 +291,8 @@ class _Pieces:
 
 
 def _work(files: Files, pieces: _Pieces, progress: Progress) -> None:
-    """One thread: piece after piece, until there are no more, one failed or the load was cancelled."""
-    torch.set_num_threads(1)  # for this thread: all of them together are as many as the machine has
+    """Load pieces until none are left, one fails, or the load is cancelled. Runs in each thread."""
+    torch.set_num_threads(1)  # for this thread; all loading threads together use all cores
     try:
         while not progress.is_cancelled and (piece := pieces.take()) is not None:
             source, destination, first, last, num_bytes = piece
@@ -308,7 +308,7 @@ def _work(files: Files, pieces: _Pieces, progress: Progress) -> None:
 
 
 def fill_through_host(source: Source, files: Files, destination: torch.Tensor) -> None:
-    """All of a parameter to where no file can be read into: memory for it is this thread's until it is there."""
+    """Load a whole parameter through host memory to a device that cannot be read into directly."""
     room = torch.empty(source.shape, dtype=destination.dtype)
     for first, last in source.pieces():
         source.fill(files, room, first, last)
@@ -316,13 +316,13 @@ def fill_through_host(source: Source, files: Files, destination: torch.Tensor) -
 
 
 def _read_packed(source: Source, files: Files) -> QuantizedTensor:
-    """Of a source that has a packed form."""
+    """Read a source that has a packed form."""
     matrix: QuantizedTensor = source.read_quantized(files)  # type: ignore[attr-defined]
     return matrix
 
 
 def _run(threads: list[threading.Thread], progress: Progress) -> None:
-    """Until all have ended; large loads are told of in the log. Interrupted, ends them first."""
+    """Wait for all threads and log the progress of large loads. If interrupted, stop them first."""
     told = time.monotonic()
     try:
         for thread in threads:
