@@ -39,7 +39,7 @@ OnMatrix = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Written:
-    """The content of a written variant. `rounded` and `kept` are names of matrices; sizes are of all weights on disk."""
+    """The content of a written variant. `rounded` and `kept` name matrices; sizes cover all weights on disk."""
 
     rounded: tuple[str, ...]
     kept: tuple[str, ...]
@@ -62,7 +62,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """The matrices to quantize and to copy, determined from headers alone. `head` is the name of a head that was tied."""
+    """The matrices to quantize and to copy, from headers alone. `head` is the name of a head that was tied."""
 
     recipe: Recipe
     copied: tuple[str, ...]

@@ -275,7 +275,7 @@ def _find(pattern: Mapping[str, float], module: str, default: float) -> float:
 
 
 def _family_of(name: str) -> str:
-    """Return the letters before any number of a `model_type` (`qwen2_moe`) or an architecture (`Qwen2MoeForCausalLM`)."""
+    """Return the letters before any number in a `model_type` (`qwen2_moe`) or architecture (`Qwen2MoeForCausalLM`)."""
     letters = re.match(r"[a-z]*", name.partition("For")[0].lower().replace("_", "").replace("-", ""))
     return letters[0] if letters is not None else ""
 

@@ -121,7 +121,7 @@ class OpenAIDoor:
         except Exception as error:
             refusal = _as_http_error(error, request)
             if has_started:
-                raise  # the server drops the connection, so that the client does not take a partial response for a complete one
+                raise  # the server drops the connection, so that the client does not accept a partial response
             await request.respond(refusal.status, refusal.body(), refusal.headers())
         finally:
             metrics.REQUESTS.labels(route, str(request.status)).inc()
