@@ -1,4 +1,4 @@
-"""documents/options.py, documents/kinds.py, documents/text_encoding.py, documents/tokens.py: parsing of options, file types, encodings and token counts."""
+"""Parsing of options, file types, encodings and token counts."""
 
 from __future__ import annotations
 
