@@ -56,23 +56,24 @@ class CpuAttention:
         self._layers[layer].index_copy_(0, self._slot_mapping, qkv[:, self._shape.query_width :])
         window = self._window_of[layer]
         num_batched = self._num_batched
+        if num_batched == len(qkv):
+            return self._attend_batch(layer, qkv, self._batches[window])
         parts = [self._attend_batch(layer, qkv[:num_batched], self._batches[window])] if num_batched else []
         parts += [self._attend_row(layer, qkv, row) for row in self._rows[window]]
         return parts[0] if len(parts) == 1 else torch.cat(parts)  # [T, H ·]
 
     def _attend_batch(self, layer: int, qkv: torch.Tensor, batch: _DecodeBatch) -> torch.Tensor:
         """qkv [R, (H + planes G) D] of decode rows -> [R, H ·]."""
-        shape = self._shape
+        shape, num_rows = self._shape, len(qkv)
         kv = self._blocks[layer].index_select(0, batch.block_ids).view(-1, shape.kv_width)  # [R × keys, planes G D]
         kv.index_fill_(0, batch.hidden, 0.0)  # unwritten slots may hold NaN, which a weight of 0 would not remove
-        heads = (len(qkv), -1, shape.num_planes, shape.num_kv_heads, shape.head_dim)
-        kv = kv.view(heads).permute(2, 0, 3, 1, 4)  # [planes, R, G, keys, D]
-        query = qkv[:, : shape.query_width].view(len(qkv), shape.num_kv_heads, -1, shape.head_dim)  # [R, G, H / G, D]
-        keys, values = kv[0], kv[-1, ..., : shape.output_head_dim]
-        mixed = functional.scaled_dot_product_attention(
-            query, keys, values, attn_mask=batch.bias, scale=shape.score_scale
-        )
-        return mixed.reshape(len(qkv), shape.output_width)
+        kv = kv.view(num_rows, -1, shape.num_planes, shape.num_kv_heads, shape.head_dim).permute(2, 0, 3, 1, 4)
+        keys, *others = kv.unbind(0)  # 1 or 2 × [R, G, keys, D]
+        values = others[0] if others else keys[..., : shape.value_dim]
+        query = qkv[:, : shape.query_width].view(num_rows, shape.num_kv_heads, -1, shape.head_dim)  # [R, G, H / G, D]
+        scale = shape.score_scale
+        mixed = functional.scaled_dot_product_attention(query, keys, values, attn_mask=batch.bias, scale=scale)
+        return mixed.reshape(num_rows, shape.output_width)
 
     def _attend_row(self, layer: int, qkv: torch.Tensor, row: _Row) -> torch.Tensor:
         shape = self._shape
@@ -122,15 +123,12 @@ class _Row:
         self.first, self.last = int(step.query_starts[row]), int(step.query_starts[row + 1])
         num_tokens, context_len = self.last - self.first, int(step.context_lens[row])
         self.is_fresh = num_tokens == context_len
-        first_context = (
-            step.context_lens[row : row + 1] - num_tokens + 1
-        )  # context length of the row's first token, [1]
+        first_context = step.context_lens[row : row + 1] - num_tokens + 1  # [1], at the row's first token
         num_visible = num_tokens - 1 + int(window.num_visible(first_context)[0])  # by any token of the row
         first_block = 0 if self.is_fresh else (context_len - num_visible) // block_size
         self.num_keys = context_len - first_block * block_size
-        self.block_ids = torch.from_numpy(
-            step.block_tables[row, first_block : ceil_div(context_len, block_size)]
-        ).long()
+        last_block = ceil_div(context_len, block_size)
+        self.block_ids = torch.from_numpy(step.block_tables[row, first_block:last_block]).long()
         self.bias = causal_bias(num_tokens, context_len, window, first_block * block_size)  # float32 [t, keys]
         if tile_dtype is not None:
             num_hidden, num_spare = -self.num_keys % _KEY_STEP, -num_tokens % _tile_size(num_tokens)

@@ -169,11 +169,11 @@ def test_a_decode_step_makes_no_more_operator_calls_than_its_layers_need(
     assert 0 < count.num_calls <= num_calls
 
 
-@pytest.mark.parametrize(("dtype", "num_calls"), [("float32", 285), ("bfloat16", 290)])
+@pytest.mark.parametrize(("dtype", "num_calls"), [("float32", 260), ("bfloat16", 268)])
 def test_a_decode_step_makes_few_calls_of_python_and_of_torch(
     dtype: str, num_calls: int, model_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What never changes is chosen in `bind`; a step that asks again, layer by layer, shows here."""
+    """Constants are chosen in `bind`; code that chooses them again in every layer exceeds this bound."""
     runner = runner_of(model_of("llama 2").folder, CpuKernels(), dtype=dtype)
     driver, events = Driver(runner), []
     driver.add([1] * 20, max_tokens=9, temperature=0.0, ignore_eos=True)
