@@ -1,6 +1,7 @@
 """Checks of office files, which are zip archives of XML parts, before a reader opens them.
 
-Rejects archives that expand too far or are encrypted, XML with entity declarations, and references to external parts.
+Rejects encrypted archives, archives that expand beyond the limits, XML with entity declarations, and references to
+external parts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _FETCHED = re.compile(r"/(image|subDocument|frame|aFChunk|oleObject)$")
 def open_archive(data: bytes) -> zipfile.ZipFile:
     """Return the archive after checking its sizes and all XML parts. Raises DocumentRefused."""
     if data.startswith(_OLE):
-        raise DocumentRefused("the file is encrypted, or of an older format than its name says")
+        raise DocumentRefused("the file is encrypted or has an older format than its type")
     try:
         archive = zipfile.ZipFile(io.BytesIO(data))
         parts = archive.infolist()
@@ -34,7 +35,7 @@ def open_archive(data: bytes) -> zipfile.ZipFile:
             if part.filename.lower().endswith((".xml", ".rels")):
                 _check_xml(archive.read(part), is_relations=part.filename.endswith(".rels"))
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError) as error:
-        raise DocumentRefused("the file is damaged, or not of the type that its name says") from error
+        raise DocumentRefused("the file is damaged or its content does not match its type") from error
     return archive
 
 
@@ -44,11 +45,11 @@ def _check_sizes(parts: list[zipfile.ZipInfo], num_bytes: int) -> None:
     if any(part.flag_bits & 0x1 for part in parts):
         raise DocumentRefused("the file is encrypted")
     if len({part.filename for part in parts}) < len(parts):
-        raise DocumentRefused("the file has two parts of one name")
+        raise DocumentRefused("the file has two parts with the same name")
     expanded = sum(part.file_size for part in parts)
     if expanded > MAX_EXPANDED_BYTES or (expanded > _SMALL_BYTES and expanded > MAX_RATIO * num_bytes):
         raise DocumentRefused(
-            f"the file expands too far: at most {MAX_EXPANDED_BYTES} bytes, and {MAX_RATIO} times its size"
+            f"the file expands beyond the limit of {MAX_EXPANDED_BYTES} bytes or {MAX_RATIO} times its size"
         )
     if sum(part.compress_size for part in parts) > num_bytes:
         raise DocumentRefused("parts of the file overlap")
@@ -63,11 +64,11 @@ def _check_xml(data: bytes, *, is_relations: bool) -> None:
     parser = expat.ParserCreate()
 
     def refuse(*_: object) -> int:
-        raise DocumentRefused("the file declares entities, which are not expanded")
+        raise DocumentRefused("the file declares XML entities, which are not supported")
 
     def look(_name: str, attributes: dict[str, str]) -> None:
         if attributes.get("TargetMode") == "External" and _FETCHED.search(attributes.get("Type", "")):
-            raise DocumentRefused("the file refers to a part outside of itself, which is not fetched")
+            raise DocumentRefused("the file refers to an external part, which is not fetched")
 
     parser.EntityDeclHandler = refuse
     parser.ExternalEntityRefHandler = refuse
@@ -77,4 +78,4 @@ def _check_xml(data: bytes, *, is_relations: bool) -> None:
     try:
         parser.Parse(data, True)
     except expat.ExpatError as error:
-        raise DocumentRefused("the file holds XML that cannot be read") from error
+        raise DocumentRefused("the file contains XML that is not well-formed") from error

@@ -1,6 +1,6 @@
 """Asynchronous client of the document worker. Starts the worker on the first file and restarts it if it exits.
 
-The process of the client never parses a file.
+Files are parsed only in the worker's child processes, never in the client's process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from documents.sandbox import clock_s
 
 log = logging.getLogger(__name__)
 
-_GRACE_S = 5.0  # beyond a job's own time: to start, and to answer
+_GRACE_S = 5.0  # added to the time limit of a job, for process start and transfer
 _decode_outcome = msgspec.msgpack.Decoder(Outcome).decode
 
 
@@ -37,13 +37,13 @@ class Limits:
 
 
 class Converter:
-    """Converts at most `max_at_once` files at a time; others wait."""
+    """Converts at most `max_concurrent` files at a time. Further calls wait."""
 
-    def __init__(self, limits: Limits = Limits(), max_at_once: int = 2) -> None:
+    def __init__(self, limits: Limits = Limits(), max_concurrent: int = 2) -> None:
         self._limits = limits
-        self._turns = asyncio.Semaphore(max_at_once)
+        self._semaphore = asyncio.Semaphore(max_concurrent)
         self._process: asyncio.subprocess.Process | None = None
-        self._door: socket.socket | None = None
+        self._channel: socket.socket | None = None
         self._starting = asyncio.Lock()
 
     async def convert(self, name: str, kind: Kind, data: bytes, options: Options) -> Outcome:
@@ -52,46 +52,48 @@ class Converter:
         job = Job(
             name, kind.reader, data, options, limits.timeout_s, limits.memory_bytes, limits.max_text_bytes
         )  # fmt: skip
-        async with self._turns:
-            ours, theirs = socket.socketpair()
-            with ours:
-                with theirs:
-                    await self._hand_over(theirs)
-                ours.setblocking(False)
+        async with self._semaphore:
+            local_end, remote_end = socket.socketpair()
+            with local_end:
+                with remote_end:
+                    await self._send_socket(remote_end)
+                local_end.setblocking(False)
                 try:
                     async with asyncio.timeout(clock_s(limits.timeout_s) + _GRACE_S):
-                        return await self._ask(ours, job)
+                        return await self._run_job(local_end, job)
                 except TimeoutError:
-                    return Outcome(refusal=f"the file takes more than {limits.timeout_s} s to read")
+                    return Outcome(refusal=f"conversion took longer than {limits.timeout_s} s")
 
-    async def _ask(self, ours: socket.socket, job: Job) -> Outcome:
+    async def _run_job(self, local_end: socket.socket, job: Job) -> Outcome:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         frame = msgspec.msgpack.encode(job)
-        answer = bytearray()
+        response = bytearray()
         try:
-            await loop.sock_sendall(ours, len(frame).to_bytes(8, "little") + frame)
-            while chunk := await loop.sock_recv(ours, 1 << 20):
-                answer += chunk
+            await loop.sock_sendall(local_end, len(frame).to_bytes(8, "little") + frame)
+            while chunk := await loop.sock_recv(local_end, 1 << 20):
+                response += chunk
         except ConnectionError:
-            answer.clear()
-        if len(answer) >= 8 and len(answer) == 8 + int.from_bytes(answer[:8], "little"):
-            return _decode_outcome(memoryview(answer)[8:])
+            response.clear()
+        if len(response) >= 8 and len(response) == 8 + int.from_bytes(response[:8], "little"):
+            return _decode_outcome(memoryview(response)[8:])
         if loop.time() - started_s >= job.timeout_s:
-            return Outcome(refusal=f"the file takes more than {job.timeout_s} s to read")
-        log.warning("a document ended the process that read it", extra={"reader": job.reader, "bytes": len(job.data)})
-        return Outcome(refusal="the file cannot be read: it is damaged, or needs more memory than a file is given")
+            return Outcome(refusal=f"conversion took longer than {job.timeout_s} s")
+        log.warning(
+            "document reader process exited without a result", extra={"reader": job.reader, "bytes": len(job.data)}
+        )
+        return Outcome(refusal="the file cannot be converted: it is damaged or exceeds the memory limit")
 
-    async def _hand_over(self, theirs: socket.socket) -> None:
+    async def _send_socket(self, remote_end: socket.socket) -> None:
         """Pass a socket to the worker, and start the worker if it is not running."""
         for is_last in (False, True):
             async with self._starting:
                 if self._process is None or self._process.returncode is not None:
                     await self.close()
                     await self._start()
-            assert self._door is not None
+            assert self._channel is not None
             try:
-                socket.send_fds(self._door, [b"j"], [theirs.fileno()])
+                socket.send_fds(self._channel, [b"j"], [remote_end.fileno()])
                 return
             except OSError:
                 if is_last:
@@ -99,26 +101,28 @@ class Converter:
                 await self.close()
 
     async def _start(self) -> None:
-        ours, theirs = socket.socketpair()
+        local_end, remote_end = socket.socketpair()
         # The environment of this process contains secrets, so only these variables are passed on.
-        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-        with theirs:
+        environment = {
+            name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ
+        }
+        with remote_end:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "documents.worker",
-                stdin=theirs.fileno(),
+                stdin=remote_end.fileno(),
                 stdout=subprocess.DEVNULL,
-                env=kept | {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
+                env=environment | {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
             )
-        self._door = ours
+        self._channel = local_end
 
     async def close(self) -> None:
         """Stop the worker and running conversions."""
-        process, door = self._process, self._door
-        self._process = self._door = None
-        if door is not None:
-            door.close()
+        process, channel = self._process, self._channel
+        self._process = self._channel = None
+        if channel is not None:
+            channel.close()
         if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -1,4 +1,4 @@
-"""HTML to Markdown or plain text: what people read of it. Fetches nothing, runs nothing."""
+"""HTML to Markdown or plain text, for the visible content of a page. Fetches nothing and runs no scripts."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from markdownify import ATX, MarkdownConverter
 from documents.errors import DocumentRefused
 from documents.options import Options
 
-# Nothing that anyone reads, and what a page would have to load or run.
-_UNREAD = (
+# Elements without visible text, and elements that a browser would load or run.
+_SKIPPED = (
     "script", "style", "template", "noscript", "iframe", "frame", "object", "embed", "applet", "svg", "canvas", "audio",
     "video", "link", "meta", "base", "input", "select", "textarea", "dialog",
 )  # fmt: skip
-_LINKS = ("http", "https", "mailto", "tel", "ftp")
+_LINK_SCHEMES = ("http", "https", "mailto", "tel", "ftp")
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*):")
 _BLANK_LINES = re.compile(r"\n[ \t]*\n(?:[ \t]*\n)+")
 
 
-class _Plain(MarkdownConverter):
-    """The same walk, leaving out every sign."""
+class _PlainTextConverter(MarkdownConverter):
+    """Converts HTML to text without Markdown syntax."""
 
-    def _plain(self, _node: Any, text: str, parent_tags: Any = ()) -> str:  # noqa: ARG002
+    def _plain_text(self, _node: Any, text: str, parent_tags: Any = ()) -> str:  # noqa: ARG002
         return text
 
-    convert_b = convert_strong = convert_em = convert_i = convert_code = convert_kbd = convert_samp = _plain
-    convert_del = convert_s = convert_sub = convert_sup = convert_a = _plain
+    convert_b = convert_strong = convert_em = convert_i = convert_code = convert_kbd = convert_samp = _plain_text
+    convert_del = convert_s = convert_sub = convert_sup = convert_a = _plain_text
 
     def convert_img(self, node: Any, _text: str, parent_tags: Any = ()) -> str:  # noqa: ARG002
         return node.attrs.get("alt", "") or ""
@@ -55,33 +55,35 @@ class _Plain(MarkdownConverter):
 
 
 def render(html: str, options: Options) -> str:
-    """A whole page, or the parts that the selector picks. Raises DocumentRefused."""
+    """Convert a page, or the elements that `options.css_selector` matches. Raises DocumentRefused."""
     try:
         soup = BeautifulSoup(html, "html.parser")
-        for tag in soup(_UNREAD):
+        for tag in soup(_SKIPPED):
             tag.decompose()
         for comment in soup.find_all(string=lambda text: isinstance(text, Comment)):
             comment.extract()
-        roots = _picked(soup, options.css_selector)
+        roots = _select_roots(soup, options.css_selector)
         base = f"https://{options.hostname}/" if options.hostname else ""
         for root in roots:
-            _mend_links(root, base)
-        return "\n\n".join(filter(None, (_write(root, options) for root in roots)))
+            _resolve_links(root, base)
+        return "\n\n".join(filter(None, (_convert(root, options) for root in roots)))
     except RecursionError:
         raise DocumentRefused("the file is nested too deeply") from None
 
 
-def _write(root: Tag, options: Options) -> str:
+def _convert(root: Tag, options: Options) -> str:
     converter: MarkdownConverter
     if options.output_format == "text":
-        converter = _Plain(bullets="-", escape_asterisks=False, escape_underscores=False, escape_misc=False)
+        converter = _PlainTextConverter(
+            bullets="-", escape_asterisks=False, escape_underscores=False, escape_misc=False
+        )
     else:
         converter = MarkdownConverter(heading_style=ATX, bullets="-", escape_misc=False, table_infer_header=True)
     text: str = converter.convert_soup(root)
     return _BLANK_LINES.sub("\n\n", text.replace("\xa0", " ")).strip()
 
 
-def _picked(soup: BeautifulSoup, selector: str) -> list[Tag]:
+def _select_roots(soup: BeautifulSoup, selector: str) -> list[Tag]:
     if not selector:
         return [soup.body or soup]
     import soupsieve
@@ -89,20 +91,20 @@ def _picked(soup: BeautifulSoup, selector: str) -> list[Tag]:
     try:
         found = soup.select(selector)
     except (soupsieve.SelectorSyntaxError, NotImplementedError, ValueError) as error:
-        raise DocumentRefused("'/html/cssSelector' is no CSS selector") from error
+        raise DocumentRefused("'/html/cssSelector' must be a valid CSS selector") from error
     if not found:
-        raise DocumentRefused("nothing of the page matches '/html/cssSelector'")
+        raise DocumentRefused("no element of the page matches '/html/cssSelector'")
     chosen = {id(tag) for tag in found}
     return [tag for tag in found if not any(id(parent) in chosen for parent in tag.parents)]
 
 
-def _mend_links(root: Tag, base: str) -> None:
-    """Relative addresses are made whole where there is a host for them; no address of another kind stays."""
+def _resolve_links(root: Tag, base: str) -> None:
+    """Resolve relative URLs against `base` if given, and remove URLs whose scheme is not allowed."""
     for name, attribute in (("a", "href"), ("img", "src")):
         for tag in root.find_all(name):
             address = str(tag.get(attribute) or "").strip()
             scheme = _SCHEME.match(address)
-            if scheme is not None and scheme[1].lower() not in _LINKS:
+            if scheme is not None and scheme[1].lower() not in _LINK_SCHEMES:
                 del tag[attribute]
             elif base and scheme is None and not address.startswith("#"):
                 try:

@@ -1,4 +1,4 @@
-"""OpenDocument's texts: headings, paragraphs, lists, tables and links."""
+"""Reader of OpenDocument text files: headings, paragraphs, lists, tables and links."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from documents import markup
 from documents.archives import open_archive
 from documents.errors import DocumentRefused
 from documents.options import Options
-from documents.packages import attribute, escaped, html_table, local, tree
+from documents.packages import attribute, escape_text, html_table, local_name, parse_part
 
 _MAX_SPACES = 100
 _MAX_REPEATED = 100
-_UNREAD = {"tracked-changes", "annotation", "annotation-end", "sequence-decls", "forms", "note-citation", "image"}
+_SKIPPED = {"tracked-changes", "annotation", "annotation-end", "sequence-decls", "forms", "note-citation", "image"}
 
 
 def read(data: bytes, _name: str, options: Options) -> str:
-    """Raises DocumentRefused."""
-    root = tree(open_archive(data), "content.xml")
-    body = next((each for each in root.iter() if local(each) == "text"), None) if root is not None else None
+    """Return the text of an .odt file. Raises DocumentRefused."""
+    root = parse_part(open_archive(data), "content.xml")
+    body = next((each for each in root.iter() if local_name(each) == "text"), None) if root is not None else None
     if body is None:
-        raise DocumentRefused("the file is no OpenDocument text, as its name says")
+        raise DocumentRefused("the file is not an OpenDocument text file")
     try:
         return markup.render(_blocks(body), options)
     except RecursionError:
@@ -33,8 +33,8 @@ def _blocks(parent: Element) -> str:
 
 
 def _block(element: Element) -> str:
-    name = local(element)
-    if name in _UNREAD:
+    name = local_name(element)
+    if name in _SKIPPED:
         return ""
     if name == "h":
         level = attribute(element, "outline-level")
@@ -43,28 +43,28 @@ def _block(element: Element) -> str:
     if name == "p":
         return f"<p>{_line(element)}</p>"
     if name == "list":
-        items = (each for each in element if local(each) in ("list-item", "list-header"))
+        items = (each for each in element if local_name(each) in ("list-item", "list-header"))
         return f"<ul>{''.join(f'<li>{_blocks(each)}</li>' for each in items)}</ul>"
     if name == "table":
-        return html_table([_cells(row) for row in element.iter() if local(row) == "table-row"])
+        return html_table([_cells(row) for row in element.iter() if local_name(row) == "table-row"])
     return _blocks(element)
 
 
 def _cells(row: Element) -> list[str]:
     cells: list[str] = []
     for cell in row:
-        if local(cell) in ("table-cell", "covered-table-cell"):
+        if local_name(cell) in ("table-cell", "covered-table-cell"):
             repeated = attribute(cell, "number-columns-repeated")
             times = int(repeated) if repeated.isascii() and repeated.isdigit() and len(repeated) < 4 else 1
-            lines = [_line(each) for each in cell.iter() if local(each) in ("p", "h")]
+            lines = [_line(each) for each in cell.iter() if local_name(each) in ("p", "h")]
             cells += ["<br>".join(lines)] * min(times, _MAX_REPEATED)
     return cells
 
 
 def _line(element: Element) -> str:
-    parts = [escaped(element.text or "")]
+    parts = [escape_text(element.text or "")]
     for child in element:
-        name = local(child)
+        name = local_name(child)
         if name == "s":
             count = attribute(child, "c")
             is_count = count.isascii() and count.isdigit() and len(count) < 4
@@ -73,7 +73,7 @@ def _line(element: Element) -> str:
             parts.append("<br>" if name == "line-break" else " ")
         elif name == "a":
             parts.append(f'<a href="{escape(attribute(child, "href"))}">{_line(child)}</a>')
-        elif name not in _UNREAD:
+        elif name not in _SKIPPED:
             parts.append(_line(child))
-        parts.append(escaped(child.tail or ""))
+        parts.append(escape_text(child.tail or ""))
     return "".join(parts)

@@ -43,7 +43,7 @@ def parse_options(given: Any) -> Options:
         raise ValueError(f"'/image/descriptionLanguage' must be one of {', '.join(LANGUAGES)}")
     hostname = _text(html, "hostname", "/html", 300).removeprefix("https://").removeprefix("http://").rstrip("/")
     if hostname and not _HOSTNAME.fullmatch(hostname):
-        raise ValueError("'/html/hostname' must be the name of a host")
+        raise ValueError("'/html/hostname' must be a host name")
     selector = _text(html, "cssSelector", "/html", MAX_SELECTOR)
     return Options(output, language, hostname, selector, _flag(pdf, "metadata", "/pdf", True))
 
@@ -55,7 +55,7 @@ def _check_images(images: Mapping[str, Any], path: str) -> None:
     if isinstance(most, str) and most.isascii() and most.isdigit() and len(most) < 4:
         most = int(most)
     if isinstance(most, bool) or not isinstance(most, int) or not 0 <= most <= MAX_IMAGES:
-        raise ValueError(f"'{path}/maxConvertedImages' must be a whole number of 0 to {MAX_IMAGES}")
+        raise ValueError(f"'{path}/maxConvertedImages' must be an integer from 0 to {MAX_IMAGES}")
 
 
 def _object(value: Any, path: str) -> Mapping[str, Any]:

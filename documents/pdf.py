@@ -1,4 +1,4 @@
-"""PDF files: what they say of themselves, and each page's text. Pictures of pages say nothing without a model."""
+"""Reader of PDF files: metadata and the text of each page. Images of text are not converted."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from documents.options import Options
 
 MAX_PAGES = 5_000
 _NEEDS_PASSWORD = pypdfium2.raw.FPDF_ERR_PASSWORD
-_UNKNOWN_LOCK = pypdfium2.raw.FPDF_ERR_SECURITY
+_UNKNOWN_ENCRYPTION = pypdfium2.raw.FPDF_ERR_SECURITY
 
 
 def read(data: bytes, name: str, options: Options) -> str:
-    """Raises DocumentRefused."""
+    """Return the text of a PDF file. Raises DocumentRefused."""
     if b"%PDF-" not in data[:1024]:
-        raise DocumentRefused("the file is no PDF, as its name says")
+        raise DocumentRefused("the file is not a PDF")
     try:
         document = PdfDocument(data)
     except PdfiumError as error:
-        if error.err_code in (_NEEDS_PASSWORD, _UNKNOWN_LOCK):
+        if error.err_code in (_NEEDS_PASSWORD, _UNKNOWN_ENCRYPTION):
             raise DocumentRefused("the file is encrypted") from None
         raise DocumentRefused("the file is damaged") from error
     if len(document) > MAX_PAGES:
         raise DocumentRefused(f"the file has more than {MAX_PAGES} pages")
     pages = [_page(document, number) for number in range(len(document))]
     if not any(pages):
-        raise DocumentRefused("the file has no text: its pages are pictures, which no model here describes")
+        raise DocumentRefused("the file has no text: pages that are images cannot be converted")
     if options.output_format == "text":
         return "\n\n".join(filter(None, pages))
     parts = [f"# {' '.join(name.split())}"]

@@ -17,15 +17,20 @@ from pathlib import Path
 
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 4, 22, 38
 _SECCOMP_MODE_FILTER = 2
-_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: of a word, of a constant
-_ALLOW, _REFUSE, _KILL = 0x7FFF0000, 0x00050001, 0x80000000  # refuse: the call fails with EPERM
-_NUMBER_AT, _ARCHITECTURE_AT = 0, 4  # of struct seccomp_data
-_X32 = 0x40000000  # calls of another table, under the same architecture
+_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = (
+    0x20,
+    0x15,
+    0x35,
+    0x06,
+)  # BPF opcodes: load a word, compare with a constant, return a constant
+_ALLOW, _REJECT, _KILL = 0x7FFF0000, 0x00050001, 0x80000000  # rejected calls fail with EPERM
+_CALL_NUMBER_OFFSET, _ARCHITECTURE_OFFSET = 0, 4  # offsets in struct seccomp_data
+_X32 = 0x40000000  # flag of x32 calls, which share the x86-64 architecture value
 
 # read, write, close, fstat, lseek, mmap, mprotect, munmap, brk, rt_sigaction, rt_sigprocmask, rt_sigreturn, readv,
 # writev, sched_yield, mremap, madvise, nanosleep, getitimer, alarm, setitimer, getpid, exit, fcntl, getuid,
 # sigaltstack, gettid, futex, clock_gettime, clock_nanosleep, exit_group, getrandom, sched_getaffinity, sysinfo
-_CALLS = {
+_ALLOWED_CALLS = {
     "x86_64": (0xC000003E, (
         0, 1, 3, 5, 8, 9, 10, 11, 12, 13, 14, 15, 19, 20, 24, 25, 28, 35, 36, 37, 38, 39, 60, 72, 102, 131, 186, 202,
         228, 230, 231, 318, 204, 99,
@@ -41,7 +46,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("filter", ctypes.c_char_p))
 
 
-def shut(memory_bytes: int, processor_s: int) -> bool:
+def enter(memory_bytes: int, processor_s: int) -> bool:
     """Enter the sandbox with `memory_bytes` of additional memory and `processor_s` seconds of CPU time.
 
     Return True if the seccomp filter is active too. The sandbox cannot be left.
@@ -68,7 +73,7 @@ def _mapped_bytes() -> int:
 
 
 def _filter_calls() -> bool:
-    known = _CALLS.get(platform.machine())
+    known = _ALLOWED_CALLS.get(platform.machine())
     if known is None:
         return False
     architecture, calls = known
@@ -86,12 +91,12 @@ def _filter_calls() -> bool:
 def _program(architecture: int, calls: tuple[int, ...]) -> bytes:
     """Return the BPF program: 8 bytes per instruction (operation, jump if true, jump if false, constant)."""
     steps = [
-        (_LOAD, 0, 0, _ARCHITECTURE_AT),
+        (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_JUMP_IF_EQUAL, 1, 0, architecture),
         (_RETURN, 0, 0, _KILL),
-        (_LOAD, 0, 0, _NUMBER_AT),
+        (_LOAD, 0, 0, _CALL_NUMBER_OFFSET),
         (_JUMP_IF_AT_LEAST, len(calls), 0, _X32),
     ]
     steps += [(_JUMP_IF_EQUAL, len(calls) - i, 0, number) for i, number in enumerate(calls)]
-    steps += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
+    steps += [(_RETURN, 0, 0, _REJECT), (_RETURN, 0, 0, _ALLOW)]
     return b"".join(struct.pack("=HBBI", *step) for step in steps)

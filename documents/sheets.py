@@ -1,4 +1,4 @@
-"""Spreadsheets: of Excel, old, new and binary, and of OpenDocument."""
+"""Reader of spreadsheets: .xlsx, .xlsm, .xlsb, .xls and .ods."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from python_calamine import CalamineError, CalamineWorkbook, PasswordError
 from documents.archives import open_archive
 from documents.errors import DocumentRefused
 from documents.options import Options
-from documents.tables import table
+from documents.tables import format_table
 
 MAX_SHEETS = 500
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
 
 def read(data: bytes, name: str, options: Options) -> str:
-    """Raises DocumentRefused."""
+    """Return one table per sheet. Raises DocumentRefused."""
     if not (data.startswith(_OLE) and name.lower().endswith(".xls")):
         parts = set(open_archive(data).namelist())
         if not parts & {"xl/workbook.xml", "xl/workbook.bin", "content.xml"}:
-            raise DocumentRefused("the file is no spreadsheet, as its name says")
+            raise DocumentRefused("the file is not a spreadsheet")
     try:
         book = CalamineWorkbook.from_filelike(io.BytesIO(data))
         if len(book.sheet_names) > MAX_SHEETS:
@@ -32,18 +32,18 @@ def read(data: bytes, name: str, options: Options) -> str:
     except PasswordError:
         raise DocumentRefused("the file is encrypted") from None
     except (CalamineError, OSError, ValueError) as error:
-        raise DocumentRefused("the file is damaged, or not of the type that its name says") from error
+        raise DocumentRefused("the file is damaged or its content does not match its type") from error
 
 
 def _sheet(book: CalamineWorkbook, sheet: str, options: Options) -> str:
     rows: Iterable[list[Any]] = book.get_sheet_by_name(sheet).to_python(skip_empty_area=True)
-    body = table(([_shown(cell) for cell in row] for row in rows), options.output_format)
+    body = format_table(([_format_cell(cell) for cell in row] for row in rows), options.output_format)
     title = " ".join(sheet.split())
     head = title if options.output_format == "text" else f"## {title}"
     return f"{head}\n\n{body}" if body else head
 
 
-def _shown(cell: Any) -> str:
+def _format_cell(cell: Any) -> str:
     if isinstance(cell, bool):
         return "TRUE" if cell else "FALSE"
     if isinstance(cell, float) and cell.is_integer() and abs(cell) < 1e15:

@@ -1,4 +1,4 @@
-"""Rows of text as a table: of Markdown, or as plain lines."""
+"""Formats rows of text as a Markdown table or as tab-separated lines."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from documents.options import OutputFormat
 MAX_COLUMNS = 2_000
 
 
-def table(rows: Iterable[Sequence[str]], output: OutputFormat) -> str:
-    """The first row is the head. Empty rows at the end, and columns that nothing is in, are left out. Raises
-    DocumentRefused for more columns than anyone reads."""
+def format_table(rows: Iterable[Sequence[str]], output: OutputFormat) -> str:
+    """Format a table whose first row is the header. Trailing empty rows and columns are dropped. Raises
+    DocumentRefused if there are more than MAX_COLUMNS columns."""
     found = [[cell.strip() for cell in row] for row in rows]
     while found and not any(found[-1]):
         found.pop()

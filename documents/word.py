@@ -1,9 +1,9 @@
-"""Word's documents: headings, lists, tables, notes and links; pictures by their descriptions."""
+"""Reader of Word documents: headings, lists, tables, notes and links. Images are replaced by their descriptions."""
 
 from __future__ import annotations
 
 import io
-import xml.dom.expatbuilder  # noqa: F401 - what mammoth reads with, loaded before the sandbox closes
+import xml.dom.expatbuilder  # noqa: F401 - mammoth imports it lazily, which the sandbox does not allow
 
 import mammoth
 
@@ -12,17 +12,17 @@ from documents.archives import open_archive
 from documents.errors import DocumentRefused
 from documents.options import Options
 
-_NO_PICTURE = mammoth.images.img_element(lambda _image: {})
+_WITHOUT_IMAGE_DATA = mammoth.images.img_element(lambda _image: {})
 
 
 def read(data: bytes, _name: str, options: Options) -> str:
-    """Raises DocumentRefused."""
+    """Return the text of a .docx file. Raises DocumentRefused."""
     if "word/document.xml" not in open_archive(data).namelist():
-        raise DocumentRefused("the file is no Word document, as its name says")
+        raise DocumentRefused("the file is not a Word document")
     try:
         found = mammoth.convert_to_html(
             io.BytesIO(data),
-            convert_image=_NO_PICTURE,
+            convert_image=_WITHOUT_IMAGE_DATA,
             include_embedded_style_map=False,
             external_file_access=False,
         )

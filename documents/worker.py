@@ -25,7 +25,7 @@ from documents import sandbox, tokens
 from documents.errors import DocumentRefused
 from documents.kinds import KINDS
 from documents.messages import Job, Outcome
-from documents.words import ENCODINGS
+from documents.text_encoding import ENCODINGS
 from telemetry.child_process import die_with_parent, set_process_name
 
 READERS = tuple(sorted({kind.reader for kind in KINDS} - {"image"}))
@@ -43,29 +43,30 @@ def convert(job: Job) -> Outcome:
     except DocumentRefused as refusal:
         return Outcome(refusal=str(refusal))
     except MemoryError:
-        return Outcome(refusal=f"the file needs more than {job.memory_bytes >> 20} MiB of memory to read")
+        return Outcome(refusal=f"conversion needs more than {job.memory_bytes >> 20} MiB of memory")
     if len(text.encode()) > job.max_text_bytes:
         return Outcome(refusal=f"the file has more than {job.max_text_bytes} bytes of text")
     return Outcome(text, tokens.count(text))
 
 
 def _serve() -> None:
-    door = socket.socket(fileno=0)
+    channel = socket.socket(fileno=0)
     while True:
-        data, sockets, _, _ = socket.recv_fds(door, 1, 1)
+        data, sockets, _, _ = socket.recv_fds(channel, 1, 1)
         if not data:
             return
         for number in sockets:
             if os.fork() == 0:
-                _work(number)
+                _run_child(number)
             os.close(number)
 
 
-def _work(number: int) -> NoReturn:
+def _run_child(number: int) -> NoReturn:
     """Run a child until it exits. `number` is the socket of its job."""
     status = 1
     try:
-        # Its parent reaps no child and is reaped itself; what ends it is asked of the kernel.
+        # Restore the default that the worker changed: the child must not ignore SIGCHLD. The kernel kills the child if
+        # the worker exits.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         die_with_parent()
         if number != 3:
@@ -73,39 +74,39 @@ def _work(number: int) -> NoReturn:
         os.closerange(4, 1024)
         os.dup2(os.open(os.devnull, os.O_RDWR), 0)
         os.closerange(4, 16)
-        _answer(3)
+        _run_job(3)
         status = 0
     except BaseException as error:
-        _tell(error)
+        _report_error(error)
     finally:
         os._exit(status)
 
 
-def _answer(number: int) -> None:
+def _run_job(number: int) -> None:
     job = _decode_job(_read_all(number))
-    sandbox.shut(job.memory_bytes, job.timeout_s)
-    _end_with_reader(number, True)
+    sandbox.enter(job.memory_bytes, job.timeout_s)
+    _set_kill_on_disconnect(number, True)
     outcome = msgspec.msgpack.encode(convert(job))
-    _end_with_reader(number, False)
+    _set_kill_on_disconnect(number, False)
     frame = memoryview(len(outcome).to_bytes(8, "little") + outcome)
     while frame:
         frame = frame[os.write(number, frame) :]
 
 
-def _tell(error: BaseException) -> None:
+def _report_error(error: BaseException) -> None:
     """Write the location of an unexpected error to stderr, without its message, which may quote the file."""
-    places = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
+    locations = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
     with contextlib.suppress(OSError):
-        os.write(2, f"reading a document failed: {type(error).__name__} at {', '.join(places)}\n".encode())
+        os.write(2, f"document conversion failed: {type(error).__name__} at {', '.join(locations)}\n".encode())
 
 
-def _end_with_reader(number: int, is_on: bool) -> None:
-    """Set whether the kernel kills this process when the other end of the socket closes."""
+def _set_kill_on_disconnect(number: int, is_enabled: bool) -> None:
+    """Set whether the kernel kills this process when the client closes its end of the socket."""
     if sys.platform == "linux":
         fcntl.fcntl(number, _F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(number, fcntl.F_SETOWN, os.getpid())
         flags = fcntl.fcntl(number, fcntl.F_GETFL)
-        fcntl.fcntl(number, fcntl.F_SETFL, flags | os.O_ASYNC if is_on else flags & ~os.O_ASYNC)
+        fcntl.fcntl(number, fcntl.F_SETFL, flags | os.O_ASYNC if is_enabled else flags & ~os.O_ASYNC)
 
 
 def _read_all(number: int) -> bytes:
@@ -125,7 +126,7 @@ def main() -> None:
     die_with_parent()
     set_process_name("hearth-docs")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps exited children
     sys.setrecursionlimit(4_000)
     for reader in READERS:
         importlib.import_module(f"documents.{reader}")

@@ -1,8 +1,8 @@
-"""How a process reads its settings: environment variables into one frozen dataclass, once, loudly.
+"""Read a process's settings from environment variables into one frozen dataclass.
 
-A process declares a frozen dataclass whose fields are made by `setting(...)`; `read_settings` fills it and raises
-`SettingError` with one clear line that names the key and what was wrong. Secrets print masked. Nothing here knows
-which settings exist.
+A process declares a frozen dataclass whose fields are made with `setting(...)`. `read_settings` fills the dataclass and
+raises `SettingError` with a one-line message that names the variable and the problem. Secrets are masked in output.
+This module does not know which settings exist.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 MIN_SECRET_BYTES = 16
-MAX_NUMBER = {int: 1 << 53, float: 10**9}  # no timer takes an infinite time, and no system call a longer whole number
+MAX_NUMBER = {int: 1 << 53, float: 10**9}  # limits that timers and system calls accept
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
 
 
 class SettingError(Exception):
-    """A setting is missing or cannot be read; the text is one line for the operator."""
+    """A setting is missing or invalid. The message is one line for the operator."""
 
 
 @dataclass(frozen=True)
 class SettingInfo:
-    """What the documentation and `hearth settings` show of one setting."""
+    """Describe one setting for the documentation and `hearth settings`."""
 
     env: str
     help: str
@@ -48,10 +48,10 @@ def setting(
     secret: bool = False,
     check: Callable[[Any], str | None] | None = None,
 ) -> Any:
-    """Declare one setting: its environment variable, help, default (none means required) and an optional check.
+    """Declare one setting. A setting without a default is required.
 
-    `check` gets the parsed value and returns what is wrong with it, or None. It is not asked about a variable that is
-    not set, or empty.
+    `check` receives the parsed value and returns a description of the problem, or None. `check` is not called if the
+    variable is unset or empty.
     """
     metadata = {"env": env, "help": help, "secret": secret, "check": check}
     if default is dataclasses.MISSING:
@@ -60,34 +60,34 @@ def setting(
 
 
 def settings_group(settings_class: type[T]) -> T:
-    """Declare all settings of one part of a process: a frozen dataclass of their own, in which each has a default. They
-    are read, described and masked as if they stood here."""
+    """Declare a group of settings: a frozen dataclass in which every field has a default. The group's settings are
+    read, described and masked as if they were declared directly."""
     part: T = dataclasses.field(default_factory=settings_class, metadata={"part": settings_class})
     return part
 
 
 def at_least(minimum: float) -> Callable[[Any], str | None]:
-    """A check: a number no smaller than `minimum`."""
+    """Return a check that the number is at least `minimum`."""
     return lambda value: None if value >= minimum else f"must be at least {minimum:g}"
 
 
 def one_of(*choices: str) -> Callable[[str], str | None]:
-    """A check: one of these words, as written."""
+    """Return a check that the text equals one of `choices`. Case matters."""
     return lambda value: None if value in choices else f"must be one of {', '.join(choices)}"
 
 
 def log_level(value: str) -> str | None:
-    """A check: a level that the logs know, in any case."""
+    """Check that the text is a log level. Case does not matter."""
     return one_of("debug", "info", "warning", "error")(value.lower())
 
 
 def starts_with(*schemes: str) -> Callable[[str], str | None]:
-    """A check: a URL of one of these schemes."""
+    """Return a check that the URL starts with one of `schemes`."""
     return lambda value: None if value.startswith(schemes) else f"must start with {' or '.join(schemes)}"
 
 
 def strong_secret(value: bytes) -> str | None:
-    """A check: a key that nobody guesses."""
+    """Check that the key is long enough not to be guessed."""
     size = MIN_SECRET_BYTES
     return None if len(value) >= size else f"must be at least {size} bytes ({size * 2} hexadecimal digits)"
 
@@ -95,7 +95,8 @@ def strong_secret(value: bytes) -> str | None:
 def parsed_by(
     parse: Callable[[Any], object], refusal: type[Exception] = ValueError, prefix: str = ""
 ) -> Callable[[Any], str | None]:
-    """A check: whatever `parse` can read. What it says in a `refusal` is what is wrong."""
+    """Return a check that `parse` accepts the value. The text of the exception, of type `refusal`, describes the
+    problem."""
 
     def check(value: Any) -> str | None:
         try:
@@ -108,7 +109,7 @@ def parsed_by(
 
 
 def describe(settings_class: type) -> list[SettingInfo]:
-    """Every setting of a settings dataclass, in the order of declaration."""
+    """Return all settings of a settings dataclass, in the order of declaration."""
     return [
         SettingInfo(
             env=field.metadata["env"],
@@ -123,7 +124,7 @@ def describe(settings_class: type) -> list[SettingInfo]:
 
 
 def read_settings(settings_class: type[T], environ: Mapping[str, str] | None = None) -> T:
-    """Fill `settings_class` from the environment. Raises SettingError; never half-fills."""
+    """Return `settings_class` filled from the environment. Raises SettingError if any setting is missing or invalid."""
     given = parse_environment(settings_class, os.environ if environ is None else environ)
     for field in _declared(settings_class):
         if field.metadata["env"] not in given and field.default is dataclasses.MISSING:
@@ -132,7 +133,8 @@ def read_settings(settings_class: type[T], environ: Mapping[str, str] | None = N
 
 
 def parse_environment(settings_class: type, environ: Mapping[str, str]) -> dict[str, Any]:
-    """Variable -> value of those settings that `environ` has. Raises SettingError for one that cannot be read."""
+    """Return the parsed values of the settings that `environ` sets, by variable. Raises SettingError for an invalid
+    value."""
     values: dict[str, Any] = {}
     for field in _declared(settings_class):
         env, check = field.metadata["env"], field.metadata["check"]
@@ -148,7 +150,7 @@ def parse_environment(settings_class: type, environ: Mapping[str, str]) -> dict[
 
 
 def masked(settings: Any) -> dict[str, str]:
-    """Effective values by environment variable, secrets masked, passwords inside URLs too."""
+    """Return the effective values by environment variable. Secrets and passwords inside URLs are masked."""
     shown: dict[str, str] = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
@@ -161,7 +163,7 @@ def masked(settings: Any) -> dict[str, str]:
 
 
 def mask_url(text: str) -> str:
-    """`text`, with the password masked if it is a URL that holds one."""
+    """Return `text` with the password masked if `text` is a URL that contains a password."""
     scheme, separator, rest = text.partition("://")
     if not separator or "@" not in rest:
         return text
@@ -171,7 +173,7 @@ def mask_url(text: str) -> str:
 
 
 def _declared(settings_class: type) -> Iterator[dataclasses.Field[Any]]:
-    """The fields of settings, those of parts where the part is declared."""
+    """Yield all settings fields, including the fields of groups."""
     for field in dataclasses.fields(settings_class):
         if "part" in field.metadata:
             yield from _declared(field.metadata["part"])
@@ -180,7 +182,8 @@ def _declared(settings_class: type) -> Iterator[dataclasses.Field[Any]]:
 
 
 def _filled(settings_class: type[T], given: Mapping[str, Any]) -> T:
-    """Of `given`, variable -> value; what is not there has a default."""
+    """Return `settings_class` built from `given` (values by variable). Settings missing from `given` use their
+    defaults."""
     values = {}
     for field in dataclasses.fields(settings_class):  # type: ignore[arg-type]
         if "part" in field.metadata:
@@ -201,7 +204,7 @@ def _kind(annotation: Any) -> type:
 
 
 def _parse(shown: str, text: str, kind: type) -> Any:
-    """`text` as a value; `shown` is how the line begins that says why not."""
+    """Return `text` parsed as `kind`. `shown` is the start of the error message."""
     if kind is bool:
         if text.lower() in _TRUE:
             return True

@@ -1,7 +1,7 @@
-"""Where an account's calls may be, and whether anything of them may stay. Pure.
+"""Data residency: decide where an account's calls may run and whether their content may be stored. Pure functions.
 
-A place has a country and jurisdictions; a rule lists those that it admits. Rules of the account, the API token and the
-call are held one beside the other, so that each can only narrow what the others leave.
+A location has a country and jurisdictions; a rule lists the countries and jurisdictions that the rule admits. The rules
+of the account, the API token and the call all apply, so each rule can only narrow the result.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from msgspec import Struct
 RetentionRule = Literal["standard", "zero"]
 RETENTION_RULES: tuple[RetentionRule, ...] = ("standard", "zero")
 
-MAX_NAMES = 64  # in one list of a rule
+MAX_NAMES = 64  # per list of a rule
 _COUNTRY = re.compile(r"[A-Z]{2}")
 _JURISDICTION = re.compile(r"[a-z][a-z0-9-]{1,31}")
 _EU = "AT BE BG HR CY CZ DE DK EE ES FI FR GR HU IE IT LT LU LV MT NL PL PT RO SE SI SK".split()
-# Which countries a jurisdiction is made of, where that is what it is. Others (fedramp) hold by the operator's word.
+# Jurisdictions that are defined by their countries. For all others (such as fedramp), the operator's configuration
+# decides which locations belong to the jurisdiction.
 _COUNTRIES_OF = {"eu": frozenset(_EU), "eea": frozenset([*_EU, "IS", "LI", "NO"])}
 
 
 class RegionRule(Struct, frozen=True, omit_defaults=True):
-    """Admits a place in one of the countries (ISO 3166, two letters) or under one of the jurisdictions."""
+    """Admit locations in one of the countries (ISO 3166, two letters) or in one of the jurisdictions."""
 
     countries: tuple[str, ...] = ()
     jurisdictions: tuple[str, ...] = ()
@@ -37,7 +38,7 @@ class RegionRule(Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something stands. Nothing is known of a place without a country, and no rule admits it."""
+    """The location of a PoP or store. A location without a country is unknown, so no residency rule admits it."""
 
     country: str = ""
     jurisdictions: frozenset[str] = frozenset()
@@ -48,8 +49,11 @@ NOWHERE = Place()
 
 @dataclass(frozen=True, slots=True)
 class Residency:
-    """What is held of a call: it stays in places that every rule admits, and with `is_zero_retention` nothing of its
-    content is kept anywhere when it has ended."""
+    """The residency requirements of a call.
+
+    The call stays in locations that every rule admits. With `is_zero_retention`, none of the call's content is stored
+    after the call has ended.
+    """
 
     rules: tuple[RegionRule, ...] = ()
     is_zero_retention: bool = False
@@ -61,7 +65,7 @@ class Residency:
         return self if rule is None else replace(self, rules=(*self.rules, rule))
 
     def may_keep(self, store: Place) -> bool:
-        """Whether content may be put into a store that stands there, to be found again later."""
+        """Return True if content may be written to a store at this location for later retrieval."""
         return not self.is_zero_retention and self.admits(store)
 
 
@@ -69,7 +73,10 @@ ANYWHERE = Residency()
 
 
 def residency_of(region: str | None, retention: str | None, token_region: str | None = None) -> Residency:
-    """From the columns of an account's row and an API token's. What cannot be read is held to be the strictest."""
+    """Return the residency requirements given by the columns of an account and an API token.
+
+    A value that cannot be read is treated as the strictest one.
+    """
     rules = tuple(rule for rule in map(decode_rule, (region, token_region)) if rule is not None)
     if not rules and retention in ("standard", None):
         return ANYWHERE
@@ -77,7 +84,7 @@ def residency_of(region: str | None, retention: str | None, token_region: str | 
 
 
 def make_rule(countries: Iterable[str] = (), jurisdictions: Iterable[str] = ()) -> RegionRule:
-    """Raises ValueError for a name that breaks its grammar, and for a rule that admits nothing."""
+    """Return a validated rule. Raises ValueError for an invalid name and for a rule that admits nothing."""
     rule = RegionRule(tuple(dict.fromkeys(countries)), tuple(dict.fromkeys(jurisdictions)))
     if not rule.countries and not rule.jurisdictions:
         raise ValueError("a region names at least one country or jurisdiction")
@@ -91,7 +98,8 @@ def make_rule(countries: Iterable[str] = (), jurisdictions: Iterable[str] = ()) 
 
 
 def parse_rule(text: str) -> RegionRule:
-    """From `DE,FR,eu`: capitals are countries, the others jurisdictions. Raises ValueError."""
+    """Parse a rule such as `DE,FR,eu`: names of two capital letters are countries, all others are jurisdictions.
+    Raises ValueError."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     is_country = [_COUNTRY.fullmatch(name) is not None for name in names]
     return make_rule(
@@ -101,7 +109,7 @@ def parse_rule(text: str) -> RegionRule:
 
 
 def read_rule(value: Any) -> RegionRule | None:
-    """From what the API's bodies say: null, or an object of two lists. Raises ValueError."""
+    """Parse the rule of an API request: null, or an object with two lists. Raises ValueError."""
     if value is None:
         return None
     if not isinstance(value, dict) or value.keys() - {"countries", "jurisdictions"}:
@@ -113,19 +121,19 @@ def read_rule(value: Any) -> RegionRule | None:
 
 
 def shown_rule(rule: RegionRule | None) -> dict[str, list[str]] | None:
-    """As the API shows it."""
+    """Return the rule in the form that the API shows."""
     if rule is None:
         return None
     return {"countries": list(rule.countries), "jurisdictions": list(rule.jurisdictions)}
 
 
 def encode_rule(rule: RegionRule | None) -> str | None:
-    """For a row; `decode_rule` is its inverse."""
+    """Encode a rule for a database column. `decode_rule` is the inverse."""
     return None if rule is None else msgspec.json.encode(rule).decode()
 
 
 def decode_rule(text: str | None) -> RegionRule | None:
-    """What an older version cannot read admits no place."""
+    """Decode a rule from a database column. A rule that this version cannot read admits no location."""
     if text is None:
         return None
     try:
@@ -135,8 +143,7 @@ def decode_rule(text: str | None) -> RegionRule | None:
 
 
 def parse_places(text: str) -> dict[str, Place]:
-    """From `fra=DE, iad=US:fedramp+hipaa`: the country of each name, and what it is under beside that. Raises
-    ValueError."""
+    """Parse locations by name, such as `fra=DE, iad=US:fedramp+hipaa`. Raises ValueError."""
     places: dict[str, Place] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, where = (word.strip() for word in part.partition("="))
@@ -147,7 +154,7 @@ def parse_places(text: str) -> dict[str, Place]:
 
 
 def parse_place(text: str) -> Place:
-    """From `DE` or `US:fedramp+hipaa`. Raises ValueError."""
+    """Parse a location such as `DE` or `US:fedramp+hipaa`. Raises ValueError."""
     country, _, rest = text.partition(":")
     named = [name for name in rest.split("+") if name]
     if not _COUNTRY.fullmatch(country) or not all(_JURISDICTION.fullmatch(name) for name in named):

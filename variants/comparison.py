@@ -1,4 +1,4 @@
-"""How far a variant is from the model it was made of, on text; and how fast both decode.
+"""Compare a variant with its base model on text, and compare their decoding speed.
 
 Both see the same windows of text, token by token. Knows folders, not catalogs; runs in this process.
 """
@@ -31,12 +31,12 @@ _SPEED_IN, _SPEED_OUT, _SPEED_ROUNDS = 16, 32, 3
 
 
 class TextTooShort(Exception):
-    """There is too little text to compare two models on."""
+    """The text is too short to compare two models."""
 
 
 @dataclass(frozen=True)
 class Quality:
-    """Over `num_tokens` predictions: perplexity of both, how often the likeliest token is the same, and the mean
+    """Over `num_tokens` predictions: perplexity of both models, agreement of the most likely token, and the mean
     Kullback-Leibler divergence of the variant from the base in nats."""
 
     num_tokens: int
@@ -48,7 +48,7 @@ class Quality:
 
 @dataclass(frozen=True)
 class Speed:
-    """Tokens per second of both, of one stream and of sixteen at once."""
+    """Tokens per second of both models, for one stream and for sixteen."""
 
     base_one: float
     variant_one: float
@@ -57,14 +57,14 @@ class Speed:
 
 
 class Pair:
-    """A model and its variant, loaded side by side. Errors as `Runner`'s."""
+    """A model and its variant, both loaded. Raises what `Runner` raises."""
 
     def __init__(self, base_dir: Path, variant_dir: Path, num_threads: int = 1) -> None:
         self._configs = [_config(folder, num_threads) for folder in (base_dir, variant_dir)]
         self._base, self._variant = (Runner(config) for config in self._configs)
 
     def compare(self, token_ids: NDArray[np.int64]) -> Quality:
-        """On a text in tokens, see `read_tokens`."""
+        """Compare on tokens from `read_tokens`."""
         totals = np.zeros(4)  # loss of both, agreement, divergence
         num_tokens = 0
         for window in windows_of(token_ids, min(_MAX_WINDOW, self._base.max_model_len)):
@@ -82,7 +82,7 @@ class Pair:
         return Quality(num_tokens, *perplexities, agreement, divergence_mean)
 
     def race(self) -> Speed:
-        """Both in turns; the best of a few rounds."""
+        """Measure both in turns; the best of a few rounds counts."""
         runners = tuple(zip((self._base, self._variant), self._configs, strict=True))
         one, sixteen = ([0.0, 0.0] for _ in range(2))
         for _ in range(_SPEED_ROUNDS):
@@ -93,7 +93,7 @@ class Pair:
 
 
 def read_tokens(base_dir: Path, text: str) -> NDArray[np.int64]:
-    """The text as the model's own tokenizer has it. Raises TextTooShort, and TokenizerUnusable."""
+    """Tokenize the text with the model's own tokenizer. Raises TextTooShort and TokenizerUnusable."""
     token_ids = np.array(Tokenizer(base_dir).encode(text, parse_special=True), np.int64)
     if len(token_ids) < _MIN_TOKENS:
         raise TextTooShort(f"the text has {len(token_ids)} tokens; at least {_MIN_TOKENS} are needed")
@@ -101,7 +101,7 @@ def read_tokens(base_dir: Path, text: str) -> NDArray[np.int64]:
 
 
 def windows_of(token_ids: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
-    """At most `_NUM_WINDOWS` of `size` tokens, evenly spread."""
+    """Return at most `_NUM_WINDOWS` windows of `size` tokens, evenly spread."""
     size = min(size, len(token_ids))
     count = min(_NUM_WINDOWS, len(token_ids) // size)
     starts = np.linspace(0, len(token_ids) - size, count).astype(int)
@@ -109,7 +109,7 @@ def windows_of(token_ids: NDArray[np.int64], size: int) -> list[NDArray[np.int64
 
 
 def tokens_per_s(runner: Runner, config: EngineConfig, num_streams: int, num_in: int, num_out: int) -> float:
-    """Of `num_streams` at once, each with its prefill of `num_in` tokens, `num_out` drawn greedily."""
+    """Measure `num_streams` concurrent streams: prefill of `num_in` tokens each, then `num_out` greedy tokens."""
     engine = Engine(runner, config)
     sampling = Sampling(max_tokens=num_out, temperature=0.0, ignore_eos=True, seed=1)
     prompts = np.random.default_rng(0).integers(3, runner.vocab_size, (num_streams, num_in), np.int32)
@@ -133,7 +133,7 @@ def _config(folder: Path, num_threads: int) -> EngineConfig:
 
 
 def _inputs(window: NDArray[np.int64]) -> StepInputs:
-    """One sequence from its beginning, with the logits of every position."""
+    """Return the inputs of one sequence from its start, with logits at every position."""
     num_tokens = len(window)
     positions = torch.arange(num_tokens)
     return StepInputs(

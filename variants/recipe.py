@@ -1,25 +1,25 @@
-"""Recipe: how a variant of a model in another number format is made. Refuses what cannot be; knows no tensors."""
+"""The recipe of a variant in another number format. Rejects impossible recipes; knows no tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-METHOD = 1  # counts changes of the rounding: the same method makes the same bytes
+METHOD = 1  # version of the rounding: the same version gives the same bytes
 FORMATS = ("int8", "int4")
 GROUP_SIZES = (32, 64, 128, 256)
 DEFAULT_GROUP_SIZE = 32
 
 
 class RecipeError(Exception):
-    """A variant cannot be made so; the text names the field or the matrix."""
+    """A variant cannot be made; the text names the field or the matrix."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`format` int8: levels by output, inputs rounded by token when it runs. int4: levels by `group_size` inputs.
+    """`format` int8: scales per output, activations quantized per token at run time. int4: scales per `group_size`
+    inputs.
 
-    `is_group_size_forced`: a group size that does not divide every matrix is an error; else such matrices stay as they
-    are.
+    If `is_group_size_forced`, a matrix that the group size does not divide is an error; otherwise it stays unquantized.
     """
 
     format: str

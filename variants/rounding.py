@@ -1,11 +1,11 @@
-"""Weights [out, in] to whole levels and scales. Depends on nothing but the weights: no data, no chance, no clock."""
+"""Quantize weights [out, in] to integer levels and scales. Deterministic; uses only the weights."""
 
 from __future__ import annotations
 
 import torch
 
-_LEAST, _MOST = -8, 7  # the levels of 4 bits
-# Parts of the largest weight's own scale that are tried: finer levels for most, at the cost of cutting the largest.
+_LEAST, _MOST = -8, 7  # the 4-bit levels
+# Candidate scales relative to that of the largest weight: finer levels for most weights, clipping the largest.
 _SHARES = tuple(1 - 0.03 * step for step in range(12))
 
 
@@ -19,8 +19,8 @@ def round_by_output(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def round_by_group(weight: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     """float32 [out, in] -> uint8 levels 0 to 15 [out, in] around 8, and bfloat16 scales [out, groups].
 
-    A group's scale has the sign that puts its largest weight at -8, the level without a counterpart; how much of that
-    weight is cut off is tried, and the smallest squared error wins.
+    A group's scale has the sign that maps its largest weight to -8, the level without a positive counterpart. Several
+    clippings of that weight are tried; the smallest squared error wins.
     """
     grouped = weight.reshape(len(weight), -1, group_size)  # [out, groups, size]
     place = grouped.abs().argmax(-1, keepdim=True)

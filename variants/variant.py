@@ -1,8 +1,8 @@
-"""A model's folder -> a folder of the same model in another number format, in the layout of compressed-tensors.
+"""Convert a model's folder into another number format, in the layout of compressed-tensors.
 
-Matrices of attention, feed-forward and head are rounded; embeddings, norms, biases, routers and a mixture's experts
-stay as they are stored, but that 32-bit matrices among them become bfloat16. A tied head becomes one of its own, so
-that it can be read in fewer bits than the embedding. The same folder and recipe give the same bytes. Knows no catalog.
+Matrices of attention, feed-forward and head are quantized; embeddings, norms, biases, routers and experts stay as
+stored, except that 32-bit matrices become bfloat16. A tied head becomes a separate matrix, so that it can use fewer
+bits than the embedding. The same folder and recipe give the same bytes. Knows no catalog.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from variants.rounding import round_by_group, round_by_output
 
 _WEIGHTS = ".safetensors"
 _LEFT_BEHIND = (_WEIGHTS, ".safetensors.index.json")
-_PIECE_ELEMENTS = 1 << 22  # of a matrix, rounded at a time
+_PIECE_ELEMENTS = 1 << 22  # elements of a matrix that are quantized at a time
 _TYPES = {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.float32: "F32", torch.bfloat16: "BF16"}
 _ITEM_BYTES = {"I64": 8, "I32": 4, "I8": 1, "F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
@@ -39,7 +39,7 @@ OnMatrix = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Written:
-    """What a variant is made of. `rounded` and `kept` are names of matrices; sizes are of all weights on disk."""
+    """The content of a written variant. `rounded` and `kept` name matrices; sizes cover all weights on disk."""
 
     rounded: tuple[str, ...]
     kept: tuple[str, ...]
@@ -62,7 +62,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be rounded and copied; made from headers alone. `head` is the name of a head that was tied."""
+    """The matrices to quantize and to copy, from headers alone. `head` is the name of a head that was tied."""
 
     recipe: Recipe
     copied: tuple[str, ...]
@@ -77,7 +77,7 @@ class Plan:
 
     @property
     def parts(self) -> list[_Part]:
-        """Every tensor of the variant, those of wide types first, so that each lies at a multiple of its type."""
+        """Return every tensor of the variant, wide types first, so that each is aligned to its type."""
         parts = [_Part(name, _dtype_of(self.sources[name]), self.sources[name].shape) for name in self.copied]
         for name in self.rounded:
             num_out, num_in = self.source_of(name).shape
@@ -109,7 +109,7 @@ def plan_variant(model_dir: Path, recipe: Recipe) -> Plan:
             raise RecipeError(f"{source.name} is {source.kind} already: a variant is made of 16-bit or 32-bit weights")
     head = _tied_head(config, checkpoint)
     candidates = [name for linear in model.linears for name in linear.names] + ([head] if head else [])
-    embedding = next(iter(names))  # the first of a decoder's parameters
+    embedding = next(iter(names))  # the first parameter of a decoder
     sizes = {name: (sources[embedding] if name == head else sources[name]).shape for name in candidates}
     rounded = tuple(name for name in candidates if _fits(name, sizes[name], recipe))
     kept = tuple(name for name in candidates if name not in rounded and name != head)
@@ -121,7 +121,7 @@ def plan_variant(model_dir: Path, recipe: Recipe) -> Plan:
 
 
 def write_variant(model_dir: Path, plan: Plan, folder: Path, on_matrix: OnMatrix = lambda _done, _all: None) -> Written:
-    """Fill `folder`, which exists and is empty. Raises OSError, RecipeError without room for it, and WeightsError."""
+    """Fill the empty folder `folder`. Raises OSError, RecipeError if there is not enough space, and WeightsError."""
     needed, free = plan.size_bytes, shutil.disk_usage(folder).free
     if needed > free:
         raise RecipeError(f"{folder}: the variant has {needed} bytes, and {free} are free")
@@ -140,7 +140,7 @@ def write_variant(model_dir: Path, plan: Plan, folder: Path, on_matrix: OnMatrix
     text += b" " * (-len(text) % 8)
     try:
         with (folder / "model.safetensors").open("wb") as file, Files() as files:
-            os.posix_fallocate(file.fileno(), 0, 8 + len(text) + offset)  # a full disk says so now
+            os.posix_fallocate(file.fileno(), 0, 8 + len(text) + offset)  # fails early if the disk is full
             file.write(len(text).to_bytes(8, "little") + text)
             file.flush()
             output = _Output(file.fileno(), parts, 8 + len(text))
@@ -160,13 +160,13 @@ def write_variant(model_dir: Path, plan: Plan, folder: Path, on_matrix: OnMatrix
 
 
 class _Output:
-    """The file being written; its tensors take pieces in any order."""
+    """The file being written; its tensors accept pieces in any order."""
 
     def __init__(self, descriptor: int, parts: dict[str, tuple[_Part, int]], data_start: int) -> None:
         self._descriptor, self._parts, self._data_start = descriptor, parts, data_start
 
     def write(self, name: str, values: torch.Tensor, first_row: int = 0) -> None:
-        """Rows of a tensor from `first_row` on."""
+        """Write rows of a tensor starting at `first_row`."""
         part, offset = self._parts[name]
         assert _TYPES[values.dtype] == part.dtype
         row_bytes = part.size_bytes // part.shape[0]
@@ -203,7 +203,7 @@ def _round(name: str, plan: Plan, files: Files, output: _Output) -> None:
 
 
 def _copy(source: Source, files: Files, output: _Output) -> None:
-    """As it is stored, byte by byte; checked for NaN and infinity on the way, as by whoever loads it."""
+    """Copy a tensor byte by byte, and check it for NaN and infinity."""
     values = torch.empty(source.shape, dtype=REALS[_dtype_of(source)])
     for first, last in source.pieces():
         source.fill(files, values, first, last)
@@ -218,7 +218,7 @@ def _words(levels: torch.Tensor) -> torch.Tensor:
 
 
 def _fits(name: str, shape: tuple[int, ...], recipe: Recipe) -> bool:
-    """Whether a matrix can be rounded. Raises RecipeError where a group size that was asked for does not divide."""
+    """Return True if a matrix can be quantized. Raises RecipeError if a requested group size does not divide it."""
     num_out, num_in = shape
     if recipe.group_size is None:
         return num_out > 0 and num_in > 0
@@ -230,7 +230,7 @@ def _fits(name: str, shape: tuple[int, ...], recipe: Recipe) -> bool:
 
 
 def _tied_head(config: ModelConfig, checkpoint: weights.Checkpoint) -> str | None:
-    """What this checkpoint would call its head if it were not the embedding."""
+    """Return the name that a separate head would have in this checkpoint."""
     if not config.is_head_tied:
         return None
     untied = Decoder(replace(config, is_head_tied=False), torch.float32, torch.device("meta"))
@@ -245,7 +245,7 @@ def _dtype_of(source: Source) -> str:
 
 
 def _copy_files(model_dir: Path, folder: Path, plan: Plan) -> None:
-    """All that is not weights, as it is; config.json says what has become of them."""
+    """Copy all files except weights; config.json describes the quantization."""
     for path in sorted(model_dir.rglob("*")):
         name = path.relative_to(model_dir)
         if path.is_file() and not path.name.endswith(_LEFT_BEHIND) and not path.name.startswith("."):
@@ -264,7 +264,7 @@ def _copy_files(model_dir: Path, folder: Path, plan: Plan) -> None:
 
 
 def _said(plan: Plan) -> dict[str, Any]:
-    """`quantization_config` as compressed-tensors has it."""
+    """Return `quantization_config` in the format of compressed-tensors."""
     recipe = plan.recipe
     scheme: dict[str, Any] = {"num_bits": recipe.bits, "type": "int", "symmetric": True, "dynamic": False}
     inputs = None

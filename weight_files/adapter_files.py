@@ -1,9 +1,9 @@
-"""Is this a LoRA adapter in PEFT's format, what does it change, and can it be served? Believes neither of its files.
+"""Check a LoRA adapter in PEFT's format. Both files are untrusted.
 
-`adapter_config.json` says the rank, the scale and the modules; `adapter_model.safetensors` has two matrices for each
-module: A [rank, in] and B [out, rank], which add scale × B A to the module's weight. What changes more than that (DoRA,
-trained biases, whole modules, a base that was changed on the way) is refused by its field's name. Looks at no value and
-needs no device library: who takes an upload, the front of a node and the process that loads ask here.
+`adapter_config.json` contains rank, scale and modules; `adapter_model.safetensors` has two matrices per module: A
+[rank, in] and B [out, rank], which add scale × B A to the module's weight. Anything else (DoRA, trained biases, whole
+modules, a changed base) is rejected by its field's name. Reads no values and needs no device library: uploads, node
+fronts and loading processes all use these checks.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from weight_files.safetensors_header import Extent, HeaderError, parse_object, r
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 MAX_CONFIG_BYTES = 64 * 1024
-MAX_RANK = 64  # that the engine takes; a platform may take less
-_MAX_MODULES = 16_384  # in a file
-_MAX_NAMES = 1024  # in a list of the config
+MAX_RANK = 64  # the engine's limit; a platform may set a lower one
+_MAX_MODULES = 16_384  # per file
+_MAX_NAMES = 1024  # per list of the config
 _MAX_NAME = 256
 _MAX_ALPHA = 1e6
 _DTYPES = ("F32", "F16", "BF16")
 
-ROOT = r"(?:model\.|language_model\.model\.|model\.language_model\.)?"  # where a base keeps its decoder
+ROOT = r"(?:model\.|language_model\.model\.|model\.language_model\.)?"  # prefix of a base's decoder
 LAYER = r"layers\.(?:0|[1-9][0-9]{0,3})\."
-_TENSOR = re.compile(  # base_model.model. is PEFT's
+_TENSOR = re.compile(  # base_model.model. is PEFT's prefix
     rf"(?:base_model\.model\.)?{ROOT}({LAYER}[A-Za-z0-9_.]{{1,128}})\.lora_(A|B)(?:\.default)?\.weight"
 )
-_WHOLE = re.compile(r"(?:embed_tokens|lm_head)(?:\.base_layer)?\.(?:weight|bias)$")  # which PEFT may add by itself
-# A name in a pattern: PEFT matches it at a name's end, or from its beginning on after a ^.
+_WHOLE = re.compile(r"(?:embed_tokens|lm_head)(?:\.base_layer)?\.(?:weight|bias)$")  # PEFT may add these by itself
+# A name in a pattern: PEFT matches it at the end of a name, or from the start after a ^.
 _NAME_AS_PATTERN = re.compile(
     r"((?:[A-Za-z0-9_]|\\?\.)+)\$?|\^((?:language_)?model(?:\\?\.)(?:[A-Za-z0-9_]|\\?\.)+)\$?"
 )
-# Fields that change the sum itself, and the values under which they do not.
+# Fields that change the result, and the values that disable them.
 _UNSERVABLE: dict[str, tuple[Any, ...]] = {
     "use_dora": (False,),
     "modules_to_save": ([],),
@@ -50,9 +50,9 @@ _UNSERVABLE: dict[str, tuple[Any, ...]] = {
     "target_parameters": ([],),
     "alora_invocation_tokens": ([],),
 }
-_EMPTY: tuple[Any, ...] = (False, [], {})  # values under which a variant of any name is off
-_UNCHANGED = ("lm_head", "embed_tokens")  # which no adapter may change
-# Fields of PEFT's that say how an adapter began, was trained or was kept, never what it adds.
+_EMPTY: tuple[Any, ...] = (False, [], {})  # values that disable a variant of any name
+_UNCHANGED = ("lm_head", "embed_tokens")  # must not be changed by an adapter
+# Fields about initialization, training or storage, which do not affect the result.
 _HARMLESS = (
     "use_rslora",  # read below
     "qalora_group_size",
@@ -62,7 +62,7 @@ _HARMLESS = (
     "lora_ga_config",
     "runtime_config",
 )
-_VARIANT = re.compile(r"use_\w+|\w+_config")  # as PEFT names what makes an adapter another one than plain LoRA
+_VARIANT = re.compile(r"use_\w+|\w+_config")  # PEFT's naming scheme of variants of LoRA
 _EXCEPTIONS = ("exclude_modules", "layers_to_transform")
 _CHANGED_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
 
@@ -72,18 +72,18 @@ Sites = Mapping[str, tuple[int, int] | None]
 
 
 class AdapterError(Exception):
-    """Not an adapter that can be served; the text names the file, the field or tensor, and the limit."""
+    """The adapter is not supported; the text names the file, the field or tensor, and the limit."""
 
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """What `adapter_config.json` says. `rank_pattern` and `alpha_pattern` are exceptions by module."""
+    """The content of `adapter_config.json`. `rank_pattern` and `alpha_pattern` are exceptions by module."""
 
     rank: int
     alpha: float
     is_rank_stabilised: bool
-    target_modules: tuple[str, ...]  # last parts of names; empty: any (a pattern, or "all-linear")
-    has_exceptions: bool  # not every module of those names is changed
+    target_modules: tuple[str, ...]  # last parts of names; empty for any (a pattern or "all-linear")
+    has_exceptions: bool  # True if not every module of those names is changed
     rank_pattern: Mapping[str, int]
     alpha_pattern: Mapping[str, float]
     model_type: str
@@ -93,7 +93,7 @@ class AdapterSettings:
         return max(self.rank, *self.rank_pattern.values()) if self.rank_pattern else self.rank
 
     def scale_of(self, module: str, rank: int) -> float:
-        """By what B A is multiplied for a module `layers.N.…` whose matrices have `rank`."""
+        """Return the factor of B A for a module `layers.N.…` whose matrices have `rank`."""
         alpha = _find(self.alpha_pattern, module, self.alpha)
         return alpha / (math.sqrt(rank) if self.is_rank_stabilised else rank)
 
@@ -103,7 +103,7 @@ class AdapterSettings:
 
 @dataclass(frozen=True)
 class Change:
-    """What an adapter adds to one module: scale × B A. A is [rank, num_in], B [num_out, rank]."""
+    """An adapter's change of one module: scale × B A. A is [rank, num_in], B [num_out, rank]."""
 
     rank: int
     scale: float
@@ -117,7 +117,7 @@ class Change:
 
 @dataclass(frozen=True)
 class AdapterForm:
-    """A whole adapter: what it changes, by module (`layers.0.self_attn.q_proj`)."""
+    """A whole adapter: its changes by module (`layers.0.self_attn.q_proj`)."""
 
     settings: AdapterSettings
     changes: Mapping[str, Change]
@@ -161,8 +161,8 @@ def parse_settings(text: bytes, max_rank: int = MAX_RANK) -> AdapterSettings:
 
 
 def read_changes(weights: Path, settings: AdapterSettings | None, max_rank: int = MAX_RANK) -> dict[str, Change]:
-    """Check the header of `adapter_model.safetensors`, against the settings where they are known: without them a change
-    has no scale. Returns the changes by module. Raises AdapterError."""
+    """Check the header of `adapter_model.safetensors` against the settings, if known (without them a change has no
+    scale). Returns the changes by module. Raises AdapterError."""
     try:
         extents = read_header(weights)
     except HeaderError as error:
@@ -188,7 +188,7 @@ def read_changes(weights: Path, settings: AdapterSettings | None, max_rank: int 
 
 
 def read_adapter(folder: Path, max_rank: int = MAX_RANK) -> AdapterForm:
-    """The adapter in `folder`, both files checked. Raises AdapterError."""
+    """Check both files of the adapter in `folder`. Raises AdapterError."""
     path = folder / CONFIG_FILE
     try:
         if not path.is_file() or path.stat().st_size > MAX_CONFIG_BYTES:
@@ -201,22 +201,22 @@ def read_adapter(folder: Path, max_rank: int = MAX_RANK) -> AdapterForm:
 
 
 def check_fit(form: AdapterForm, sites: Sites, architecture: str = "") -> None:
-    """Is it for this base? Models of two families may have the same sites. Raises AdapterError."""
+    """Check that an adapter fits a base. Models of two families may have the same sites. Raises AdapterError."""
     if architecture:
         check_family(form.settings, architecture)
     check_shapes(form.changes, sites)
 
 
 def check_family(settings: AdapterSettings, architecture: str) -> None:
-    """`model_type`, where it is said, has to be of the `architecture`'s family, numbers apart: `llama` and `llama4` are
-    of one, `llama` and `mistral` are not. Raises AdapterError."""
+    """Check that `model_type`, if present, is of the `architecture`'s family, ignoring numbers: `llama` and `llama4`
+    match, `llama` and `mistral` do not. Raises AdapterError."""
     said = settings.model_type
     if said and _family_of(said) != _family_of(architecture):
         raise _fault("model_type", f"is {said!r}, but the model is of another family ({architecture})")
 
 
 def check_shapes(changes: Mapping[str, Change], sites: Sites) -> None:
-    """`sites` has every module that can be changed. Raises AdapterError."""
+    """Check modules and shapes; `sites` has every module that can be changed. Raises AdapterError."""
     for module, change in changes.items():
         if module not in sites:
             raise AdapterError(f"{WEIGHTS_FILE}: the model has no module {module!r} that an adapter can change")
@@ -247,7 +247,7 @@ def _change(
 
 
 def _check_targets(settings: AdapterSettings, changes: Mapping[str, Change]) -> None:
-    """A list of target modules names what is there, and without exceptions to it all of that is there."""
+    """Check that every listed target module is present and, without exceptions, that all its modules are."""
     if not settings.target_modules:
         return
     targets = set(settings.target_modules)
@@ -262,26 +262,26 @@ def _check_targets(settings: AdapterSettings, changes: Mapping[str, Change]) -> 
 
 
 def _suffixes(module: str) -> set[str]:
-    """By what a config may name a module, as PEFT has it: `q_proj` and `self_attn.q_proj` are
+    """Return the names that a config may use for a module: `q_proj` and `self_attn.q_proj` for
     `layers.0.self_attn.q_proj`."""
     parts = module.split(".")
     return {".".join(parts[first:]) for first in range(len(parts))}
 
 
 def _find(pattern: Mapping[str, float], module: str, default: float) -> float:
-    """The value of the first key that names the module."""
+    """Return the value of the first key that names the module."""
     names = _suffixes(module) if pattern else set()
     return next((value for key, value in pattern.items() if key in names), default)
 
 
 def _family_of(name: str) -> str:
-    """Of a `model_type` (`qwen2_moe`) or an architecture (`Qwen2MoeForCausalLM`): its letters before any number."""
+    """Return the letters before any number in a `model_type` (`qwen2_moe`) or architecture (`Qwen2MoeForCausalLM`)."""
     letters = re.match(r"[a-z]*", name.partition("For")[0].lower().replace("_", "").replace("-", ""))
     return letters[0] if letters is not None else ""
 
 
 def _plain_name(name: str) -> str:
-    """A module's name without what lies before its decoder's layers."""
+    """Return a module's name without the prefix before its decoder's layers."""
     first = name.find("layers.")
     return name[first:] if first > 0 else name
 
@@ -301,7 +301,7 @@ def _rank(value: Any, field: str, max_rank: int) -> int:
 def _alpha(value: Any, field: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise _fault(field, "must be a number")
-    if not 0 < value <= _MAX_ALPHA:  # also for NaN
+    if not 0 < value <= _MAX_ALPHA:  # also rejects NaN
         raise _fault(field, f"must be > 0 and <= {_MAX_ALPHA:g}")
     return float(value)
 
@@ -323,7 +323,7 @@ def _word(config: Mapping[str, Any], field: str) -> str:
 
 
 def _target_modules(value: Any) -> tuple[str, ...]:
-    if value is None or isinstance(value, str):  # a pattern, or "all-linear": what the weights have is what counts
+    if value is None or isinstance(value, str):  # a pattern or "all-linear": the weights decide
         return ()
     if not isinstance(value, list) or len(value) > _MAX_NAMES:
         raise _fault("target_modules", f"must be a list of at most {_MAX_NAMES} names")

@@ -1,8 +1,8 @@
-"""Is this a whole and honest safetensors file, and where do its tensors lie? Believes nothing that the header says.
+"""Validate a safetensors file's header and locate its tensors. The header is untrusted.
 
-The format: 8 bytes little-endian length, that many bytes of JSON, then the tensors' bytes without gaps. Checked are the
-length, names, types, shape × size, and that the ranges fill the file without overlap or hole. The one place for these
-checks: who publishes a model and who loads it both ask here. Looks at no value, and needs no device library.
+Format: 8 bytes little-endian length, that many bytes of JSON, then the tensors' bytes without gaps. Checks length,
+names, types, shape × size, and that the ranges fill the file without overlap or gap. Publishing and loading both use
+these checks. Reads no values and needs no device library.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-MAX_HEADER_BYTES = 32 * 1024 * 1024  # 200,000 tensors with long names
+MAX_HEADER_BYTES = 32 * 1024 * 1024  # enough for 200,000 tensors with long names
 _MAX_DIMENSIONS = 8
 _ZIP = b"PK\x03\x04"
 
@@ -28,12 +28,12 @@ BITS = {
     "U64": 64, "I64": 64, "F64": 64, "C64": 64,
 }  # fmt: skip
 
-# What every header is made of. Deeper or other values end the parse where they stand, before they take memory.
+# The structure of every header. Deeper or other values end the parse before they use memory.
 _Values = dict[str, dict[str, str | Annotated[list[int], msgspec.Meta(max_length=_MAX_DIMENSIONS)]]]
 
 
 class HeaderError(Exception):
-    """The file is not what a safetensors file must be; the text names the file, the tensor and the reason."""
+    """The file is not a valid safetensors file; the text names the file, the tensor and the reason."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +47,9 @@ class Extent:
 
 
 def read_header(path: Path) -> dict[str, Extent]:
-    """Every tensor of one file by name, checked. Raises HeaderError."""
+    """Return every tensor of a file by name, validated. Raises HeaderError."""
     try:
-        if not path.is_file():  # a pipe would never open
+        if not path.is_file():  # opening a pipe would block
             raise HeaderError(f"{path.name} is not there, or is no file")
         with path.open("rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size
@@ -62,7 +62,7 @@ def read_header(path: Path) -> dict[str, Extent]:
 
 
 def header_size(prefix: bytes, name: str, file_bytes: int) -> int:
-    """How many bytes of header follow the first eight of a file of so many. Raises HeaderError."""
+    """Return the number of header bytes after the first eight, for a file of `file_bytes`. Raises HeaderError."""
     if prefix.startswith(_ZIP):
         raise HeaderError(f"{name} is a ZIP archive, as torch.save writes one: pickled data is never loaded")
     header_bytes = int.from_bytes(prefix[:8], "little")
@@ -74,7 +74,7 @@ def header_size(prefix: bytes, name: str, file_bytes: int) -> int:
 
 
 def parse_header(text: bytes, name: str, file_bytes: int) -> dict[str, Extent]:
-    """The same for a header whose `text` is here, of a file of so many bytes that may lie elsewhere."""
+    """Return the tensors of a header whose `text` is given, for a file of `file_bytes` that may be elsewhere."""
     header = _parse(text, name)
     header.pop("__metadata__", None)
     data_start = 8 + len(text)
@@ -93,7 +93,7 @@ def parse_header(text: bytes, name: str, file_bytes: int) -> dict[str, Extent]:
 
 
 def parse_object(text: bytes, where: str) -> dict[str, Any]:
-    """One JSON object without repeated names. Raises HeaderError."""
+    """Parse a JSON object without repeated names. Raises HeaderError."""
 
     def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)

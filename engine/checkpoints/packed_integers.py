@@ -47,7 +47,7 @@ class PackedByInput:
     scales: StoredTensor  # [groups, out]
     zeros: StoredTensor  # [groups, out × bits / 32]
     order: StoredTensor | None
-    group_size: int  # 0: all inputs
+    group_size: int  # 0 for all inputs
     zero_shift: int
 
     @property
@@ -102,7 +102,7 @@ class PackedByInput:
         destination[:, first:last].copy_(values)
 
     def read_quantized(self, files: Files) -> QuantizedTensor:
-        """All of it, packed in our form."""
+        """Return the whole matrix in the engine's packed form."""
         num_in = self.shape[1]
         groups = self._groups(files, 0, num_in)
         scales, zeros = self._scales_and_zeros(files, 0, self.scales.shape[0])
@@ -175,7 +175,7 @@ class PackedByOutput:
     zeros: StoredTensor | None  # [out × bits / 32, groups], or [out, groups] of plain integers
     order: StoredTensor | None
     num_in: int
-    group_size: int  # 0: all inputs
+    group_size: int  # 0 for all inputs
     is_input_quantized: bool = False
 
     @property
@@ -222,7 +222,7 @@ class PackedByOutput:
         destination[first:last].copy_(values)
 
     def read_quantized(self, files: Files) -> QuantizedTensor:
-        """All of it, packed in our form."""
+        """Return the whole matrix in the engine's packed form."""
         return replace(self._read(files, 0, self.shape[0]), is_input_quantized=self.is_input_quantized)
 
     def packed_form(self, _files: Files) -> PackedForm | None:

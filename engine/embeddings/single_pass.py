@@ -1,8 +1,8 @@
-"""Batches work that needs one forward pass: rows of token ids from many calls in, one vector a row out.
+"""Batch work that needs one forward pass: rows of token ids of many calls in, one vector per row out.
 
-The work is done by a process of its own, forked from the warm parent (`worker.py`). While it computes, rows gather;
-when it is free, the next batch takes one row of each call in turn until its token budget is full, so that a call with a
-hundred texts does not hold up a call with one. Knows nothing of texts. No torch here.
+A separate process forked from the zygote computes (`worker.py`). Meanwhile rows queue up; the next batch takes one row
+of each call in turn until its token budget is full, so that a call with a hundred texts does not delay a call with one.
+Knows no texts and no torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = NDArray[np.int32]
 
 
 class WorkerArguments(Struct, frozen=True):
-    """What the worker is told when it is forked."""
+    """Arguments of the forked worker."""
 
     model_dir: str
     device: str
@@ -39,7 +39,8 @@ class WorkerArguments(Struct, frozen=True):
 
 
 class Ready(Struct, frozen=True, tag="ready"):
-    """The model is loaded; its vectors have `num_dimensions`, `pooling` is its own, its ids are below `vocab_size`."""
+    """The model is loaded; its vectors have `num_dimensions`, `pooling` is its default, its ids are below
+    `vocab_size`."""
 
     num_dimensions: int
     pooling: str
@@ -61,7 +62,7 @@ class Batch(Struct, frozen=True, tag="batch"):
 
 
 class Vectors(Struct, frozen=True, tag="vectors"):
-    """The batch's vectors, float32 [R, num_dimensions], little-endian, and how long the device took for them."""
+    """The batch's vectors, float32 [R, num_dimensions], little-endian, and the device time they took."""
 
     data: bytes
     device_us: int = 0
@@ -72,20 +73,20 @@ _news_decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(Fro
 
 
 def encode_frame(message: FromWorker | Batch) -> bytes:
-    """One frame of the worker's socket, length included."""
+    """Return one frame of the worker's socket, including its length."""
     return framed(msgspec.msgpack.encode(message))
 
 
 class WorkerLoadError(Exception):
-    """The model could not be loaded; the text says why, for the operator."""
+    """The model could not be loaded; the text explains the reason to the operator."""
 
 
 class WorkerGone(Exception):
-    """The worker ended before the work was done."""
+    """The worker ended before the work was finished."""
 
 
 class Overloaded(Exception):
-    """Too many rows are waiting."""
+    """Too many rows are queued."""
 
 
 class _Job:
@@ -102,8 +103,8 @@ class _Job:
 
 
 class SinglePass:
-    """The handle of one worker. Belongs to one event loop; made by `start`. `on_exit` is called once, with a line that
-    says how, if the worker ends without having been told to."""
+    """The handle of one worker, for one event loop; created by `start`. `on_exit` is called once with a message if the
+    worker ends unexpectedly."""
 
     def __init__(self, child: Child, on_exit: Callable[[str], None]) -> None:
         self._loop = asyncio.get_running_loop()
@@ -116,7 +117,7 @@ class SinglePass:
             has_pending=lambda: bool(self._in_flight),
         )
         self._loaded: asyncio.Future[Ready] = self._loop.create_future()
-        self._jobs: deque[_Job] = deque()  # with rows still to be taken
+        self._jobs: deque[_Job] = deque()  # with rows that have not been taken yet
         self._in_flight: list[tuple[_Job, int]] = []
         self._num_waiting_rows = 0
         self._num_waiting_tokens = 0
@@ -130,8 +131,8 @@ class SinglePass:
     async def start(
         cls, zygote: Zygote, model_dir: Path, device: str, num_threads: int, on_exit: Callable[[str], None]
     ) -> SinglePass:
-        """Fork a worker, have it load the model, return when it is ready. Raises WorkerLoadError or ZygoteError;
-        cancelled meanwhile, it kills the worker, which hears nothing while it loads."""
+        """Fork a worker, load the model and return when it is ready. Raises WorkerLoadError or ZygoteError. If
+        cancelled, it kills the worker, which cannot receive messages while it loads."""
         arguments = msgspec.msgpack.encode(WorkerArguments(str(model_dir), device, num_threads))
         child = await zygote.fork("engine.embeddings.worker:main", arguments, name=f"embed {model_dir.name}")
         worker = cls(child, on_exit)
@@ -153,7 +154,7 @@ class SinglePass:
         return self._link.is_alive
 
     def status(self) -> EngineStatus:
-        """Rows as sequences, batches as steps."""
+        """Return the status, with rows as sequences and batches as steps."""
         return EngineStatus(
             num_running=len(self._in_flight),
             num_waiting=self._num_waiting_rows,
@@ -164,8 +165,8 @@ class SinglePass:
         )
 
     async def run(self, rows: Sequence[Row], *, is_cls: bool) -> tuple[NDArray[np.float32], int]:
-        """The rows' vectors [rows, dimensions], and their share of the device's time by their tokens, in microseconds;
-        cancelled, the rows not yet begun are dropped.
+        """Return the rows' vectors [rows, dimensions] and their share of the device time in microseconds. If
+        cancelled, queued rows are dropped.
 
         Raises WorkerGone or Overloaded.
         """
@@ -187,15 +188,15 @@ class SinglePass:
             raise
 
     async def close(self, *, at_once: bool = False) -> None:
-        """End the worker. Work still open raises WorkerGone. `at_once` gives it no time to end by itself."""
+        """End the worker. Open work raises WorkerGone. `at_once` kills it without waiting."""
         await self._link.close(at_once=at_once)
         if self._loaded.done() and not self._loaded.cancelled():
-            self._loaded.exception()  # seen, so that it is not reported as forgotten
+            self._loaded.exception()  # marks the exception as retrieved
 
-    # ── towards the worker ──
+    # ── to the worker ──
 
     def _dispatch_soon(self) -> None:
-        """After this turn of the event loop, so that calls which came together travel together."""
+        """Dispatch after this turn of the event loop, so that calls that arrive together share a batch."""
         if not self._is_dispatching and not self._in_flight:
             self._is_dispatching = True
             self._loop.call_soon(self._dispatch)
@@ -220,7 +221,7 @@ class SinglePass:
         )
 
     def _take_batch(self) -> list[tuple[_Job, int]]:
-        """(job, row) of the next batch: a row of each job in turn; always at least one."""
+        """Return (job, row) of the next batch: a row of each job in turn; at least one."""
         taken: list[tuple[_Job, int]] = []
         num_tokens = 0
         while self._jobs and len(taken) < MAX_BATCH_ROWS:

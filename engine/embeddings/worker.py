@@ -1,8 +1,7 @@
-"""The process that turns rows of token ids into sentence vectors, through `transformers`.
+"""The process that turns rows of token ids into sentence vectors through `transformers`.
 
-Forked from the warm parent, one per embedding model. Pooling and normalisation are what the model's own
-sentence-transformers files say. Never runs code that comes with a model. Knows nothing of texts or of calls; its
-answer to a row does not depend on the rows beside it, but for rounding.
+Forked from the zygote, one per embedding model. Pooling and normalization follow the model's sentence-transformers
+files. Never runs code of a model. A row's result does not depend on other rows, except for rounding.
 """
 
 from __future__ import annotations
@@ -26,27 +25,27 @@ from numpy.typing import NDArray
 from engine.embeddings.single_pass import Batch, Ready, Unable, Vectors, WorkerArguments, encode_frame
 from engine.processes.frames import FrameReader
 
-MAX_PADDED_TOKENS = 4096  # of one forward pass
-_MAX_WASTE = 1.25  # a pass's longest row to its shortest
+MAX_PADDED_TOKENS = 4096  # per forward pass
+_MAX_WASTE = 1.25  # longest to shortest row of a pass
 _MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")
 
 
 class UnsupportedModel(Exception):
-    """The folder is not of an embedding model that this worker can run."""
+    """The folder does not contain a supported embedding model."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What follows the forward pass: `pooling` mean or cls, and whether vectors get unit length."""
+    """Post-processing: `pooling` mean or cls, and whether vectors are normalized to unit length."""
 
     pooling: str
     is_normalised: bool
 
 
 def read_recipe(model_dir: Path) -> Recipe:
-    """From `modules.json` and the pooling module it names; mean and normalised where the model says nothing.
+    """Read `modules.json` and the pooling module it names; the default is mean pooling with normalization.
 
-    Raises UnsupportedModel for modules or poolings that are not known.
+    Raises UnsupportedModel for unknown modules or poolings.
     """
     modules_file = model_dir / "modules.json"
     if not modules_file.exists():
@@ -82,7 +81,7 @@ class Embedder:
 
     @torch.inference_mode()
     def embed(self, rows: list[NDArray[np.int32]], is_cls: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Vectors [R, dimensions], in the order of the rows."""
+        """Return vectors [R, dimensions] in row order."""
         vectors = np.empty((len(rows), self.num_dimensions), dtype=np.float32)
         for group in _groups([len(row) for row in rows]):
             length = max(len(rows[index]) for index in group)
@@ -105,7 +104,7 @@ class Embedder:
 
 
 def _load(model_dir: Path) -> Any:
-    """The bare transformer in float32, from safetensors and JSON only."""
+    """Load the bare transformer in float32, from safetensors and JSON only."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import AutoModel
     from transformers.utils import logging as transformers_logging
@@ -119,7 +118,7 @@ def _load(model_dir: Path) -> Any:
 
 
 def _groups(lengths: list[int]) -> Iterator[list[int]]:
-    """Indices of rows that go through one pass together: of similar length, and not too many padded tokens."""
+    """Yield indices of rows for one pass: of similar length, and with few padded tokens."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     group: list[int] = []
     for index in order:
@@ -134,12 +133,12 @@ def _groups(lengths: list[int]) -> Iterator[list[int]]:
 
 
 def _yield_to_others() -> None:
-    """Lower this thread's priority: loading takes seconds, and a text model beside it may be answering already."""
+    """Lower this thread's priority: loading takes seconds while another model may be serving."""
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
 def main(connection: socket.socket, arguments: bytes) -> None:
-    """The worker's whole life: load, then answer batches until the socket closes."""
+    """Run the worker: load, then process batches until the socket closes."""
     told = msgspec.msgpack.decode(arguments, type=WorkerArguments)
     torch.set_num_threads(told.num_threads)
     try:

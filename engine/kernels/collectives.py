@@ -1,12 +1,12 @@
-"""What the ranks of one model do together, over `torch.distributed`: gloo between CPUs, NCCL between GPUs.
+"""Collectives of the ranks of one model over `torch.distributed`: gloo between CPUs, NCCL between GPUs.
 
-The group belongs to whoever made it; torch's own global group stays as it was. All ranks are of one machine, so sockets
-are those of its loopback. A rank that is gone is an error at once; one that hangs is found by the watch of
-`engine/processes/child_link.py`, since its leader waits with it.
+The process group belongs to its creator; torch's global group is not used. All ranks are on one machine, so sockets use
+the loopback interface. A rank that exits is an error at once; a hanging rank is detected by the watchdog of
+`engine/processes/child_link.py`, because its leader waits for it.
 
-A process that has had a group leaves by `os._exit` once all is written, as `engine.processes.forked` does: gloo's
-thread lets go of an operation's last tensor when it comes to it, and one that asks an interpreter for its lock while
-that is taken apart brings the whole process down ("terminate called without an active exception").
+A process that had a group exits with `os._exit` after writing everything, like `engine.processes.forked`: gloo's thread
+releases an operation's last tensor late, and acquiring the interpreter's lock during finalization aborts the process
+("terminate called without an active exception").
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from engine.devices.assignment import make_current
 
 _LOOPBACK = "127.0.0.1"
 _JOIN_TIMEOUT = timedelta(seconds=60)
-_FOREVER = timedelta(days=7)  # the watch judges who hangs, not the clock of an operation
-_c10d: Any = _distributed_c10d  # torch's own description of it leaves out what is used here
+_FOREVER = timedelta(days=7)  # the watchdog detects hangs, not an operation's timeout
+_c10d: Any = _distributed_c10d  # torch's type stubs lack the parts used here
 
 
 class Meeting:
-    """Where ranks find each other: the leader, rank 0, opens it at a free port, the others come to that."""
+    """Rendezvous of the ranks: the leader, rank 0, listens on a free port; the others connect to it."""
 
     def __init__(self, rank: int, size: int, port: int = 0) -> None:
         """Raises RuntimeError."""
@@ -38,7 +38,7 @@ class Meeting:
         self.port: int = self._store.port
 
     def join(self, device: torch.device) -> Group:
-        """Returns when every rank has called it. Raises RuntimeError."""
+        """Return when every rank has joined. Raises RuntimeError."""
         make = self._nccl if backend_of(device) == "nccl" else self._gloo
         return Group(make(device), self._rank, self._size, device)
 
@@ -46,14 +46,14 @@ class Meeting:
         options = _c10d.ProcessGroupGloo._Options()
         options._devices = [_c10d.ProcessGroupGloo.create_device(hostname=_LOOPBACK)]
         options._timeout = _FOREVER
-        options._threads = 1  # a rank's operations come one after the other
+        options._threads = 1  # a rank's operations are sequential
         return _c10d.ProcessGroupGloo(self._store, self._rank, self._size, options)
 
     def _nccl(self, device: torch.device) -> Any:
-        """Operations are queued on the device's stream and none of them waits on the host. The group is bound to its
-        device at once, so that ranks which cannot talk fail while loading. Nobody aborts a communicator: an error that
-        torch's own watchdog sees ends the process (TORCH_NCCL_ASYNC_ERROR_HANDLING, which is so by default), and a rank
-        that ends takes its group along (`engine/ranks/group.py`), whatever its kernels still wait for."""
+        """Create the NCCL backend. Operations are queued on the device's stream and never block the host. The group is
+        bound to its device immediately, so that ranks that cannot communicate fail while loading. Communicators are
+        never aborted: torch's watchdog ends a process after an error (TORCH_NCCL_ASYNC_ERROR_HANDLING, the
+        default), and a rank's exit ends its group (`engine/ranks/group.py`)."""
         make_current(device)
         options = _c10d.ProcessGroupNCCL.Options()
         options._timeout = _FOREVER
@@ -64,7 +64,7 @@ class Meeting:
 
 
 def backend_of(device: torch.device) -> str:
-    """What joins ranks on such devices. Raises RuntimeError where this build of torch has not got it."""
+    """Return the backend for such devices. Raises RuntimeError if this build of torch lacks it."""
     if device.type == "cpu":
         return "gloo"
     if device.type != "cuda" or not hasattr(_c10d, "ProcessGroupNCCL"):
@@ -83,7 +83,7 @@ class Group:
         self._is_exact = device.type == "cpu"
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """On a CPU sums are float32: it is enough that the parts were rounded."""
+        """Sum over all ranks. On a CPU the sum is float32, because the parts are already rounded."""
         if self._is_exact and x.dtype != torch.float32:
             x = x.float()
         self._all_reduce([x]).wait()
@@ -98,7 +98,7 @@ class Group:
 
 
 def _at_once(options: Any) -> Any:
-    """For an operation in the stream in which its operands were made: NCCL's own would wait for that and be waited for.
-    It could be captured in a graph as it is."""
+    """Run the operation in the stream of its operands, which avoids synchronization with NCCL's own stream and can be
+    captured in a graph."""
     options.asyncOp = False
     return options

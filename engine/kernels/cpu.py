@@ -1,7 +1,7 @@
-"""Kernels for a CPU in torch, with few and cheap operators.
+"""CPU kernels in torch with few and cheap operators.
 
-At these sizes a step costs as much as its operator calls (1 to 15 µs each, twice that once weights have passed through
-the cache), so each kernel is the shortest chain of operators found by measurement.
+At these sizes a step costs as much as its operator calls (1 to 15 µs each, twice that with cold caches), so each kernel
+is the shortest chain of operators found by measurement.
 """
 
 from __future__ import annotations

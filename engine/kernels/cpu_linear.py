@@ -1,9 +1,9 @@
-"""Matrix products on the CPU: which operator, which weight layout, and which precision is fast here.
+"""Matrix products on the CPU: the fastest operator, weight layout and precision of this machine.
 
-oneDNN's prepacked linear reads weights at memory speed where the plain operator windows half of it; torch offers it
-only under private names, so it is tried once on a small product and left alone if it is missing or wrong. Its call
-costs 10 µs more than the plain one, which decides for small float32 matrices. It compiles a kernel for every number of
-rows it meets, half a millisecond each, so rows are padded to few numbers.
+oneDNN's prepacked linear reads weights at memory speed, the plain operator at half of it. torch exposes it only under
+private names, so it is tried once on a small product and not used if it is missing or wrong. A call costs 10 µs more
+than the plain one, which matters for small float32 matrices. It compiles a kernel for every number of rows, half a
+millisecond each, so rows are padded.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch.nn import functional
 
 from engine.kernels.interface import Operator
 
-_SMALL_FLOAT32 = 1 << 16  # elements; below, float32 is faster through the plain operator
+_SMALL_FLOAT32 = 1 << 16  # elements; smaller float32 matrices use the plain operator
 _PROBE_ROWS = 16
-ROW_STEP = 16  # more rows than this are padded to a multiple
-_FLOAT32_MARGIN = 0.8  # float32 wins only if clearly faster: the choice should not hang on noise
+ROW_STEP = 16  # larger row counts are padded to a multiple
+_FLOAT32_MARGIN = 0.8  # float32 must be clearly faster, so that the choice does not depend on noise
 
 
 def bind_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
-    """The fastest x [T, C] -> x @ weight.T + bias known for this weight [out, C]."""
+    """Return the fastest known x [T, C] -> x @ weight.T + bias for this weight [out, C]."""
     is_small = weight.dtype == torch.float32 and weight.numel() < _SMALL_FLOAT32
     if not is_small and has_prepacked_linear(weight.dtype):
         return _prepacked(weight, bias)
@@ -37,7 +37,7 @@ def bind_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
 def _prepacked(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
     packed = torch.ops.mkldnn._reorder_linear_weight(weight)
     overload = torch.ops.mkldnn._linear_pointwise.default
-    linear = getattr(overload, "_op", overload)  # without a call of Python around each call
+    linear = getattr(overload, "_op", overload)  # skips a Python call around each call
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         num_rows = x.shape[0]
@@ -51,7 +51,7 @@ def _prepacked(weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
 
 @functools.cache
 def has_prepacked_linear(dtype: torch.dtype) -> bool:
-    """Whether the prepacked operator exists here and gives the right answer for `dtype`."""
+    """Return True if the prepacked operator exists and is correct for `dtype`."""
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(48, 32, generator=generator).to(dtype)
     bias = torch.randn(48, generator=generator).to(dtype)
@@ -67,7 +67,7 @@ def has_prepacked_linear(dtype: torch.dtype) -> bool:
 
 
 def fastest_dtype(shapes: Sequence[tuple[int, int]], budget_s: float = 0.08) -> torch.dtype:
-    """float32 or bfloat16, for a model whose matrices have these (out, in) shapes. Takes about `budget_s`."""
+    """Return the faster of float32 and bfloat16 for matrices of these (out, in) shapes.."""
     largest = max(shapes, key=lambda shape: shape[0] * shape[1])
     num_out, num_in = min(largest[0], 2048), min(largest[1], 2048)
     seconds = {}

@@ -1,6 +1,6 @@
-"""What a launch of paged attention is told: a layer's tables, and the step's tokens in blocks of one row each.
+"""Arguments of a paged attention launch: a layer's constants, and the step's tokens in blocks of one row each.
 
-The host cuts the blocks, for whichever kernel answers for them. Knows nothing of how one does.
+The host computes the blocks for any kernel.
 
 Letters: T tokens, R rows, H query heads, D head size, B blocks of tokens.
 """
@@ -17,22 +17,22 @@ from numpy.typing import NDArray
 from engine.arrays import ceil_div, segment_offsets
 from engine.kernels.interface import AttentionShape, AttentionWindow
 
-_MOST_HEADS = 16  # of one KV head that one program answers for
+_MOST_HEADS = 16  # of one KV head per program
 _ROW, _FIRST_TOKEN, _NUM_TOKENS, _FIRST_POSITION = range(4)
 
 
 @dataclass(frozen=True, eq=False)
 class StepBlocks:
-    """What a launch is told of the step, on the device. A block is up to `tokens_per_block` tokens of one row."""
+    """A step's arguments on the device. A block has up to `tokens_per_block` tokens of one row."""
 
-    plan: torch.Tensor  # int32 [B, 4]: row, first token among the T, how many, and the first one's position
+    plan: torch.Tensor  # int32 [B, 4]: row, first token in T, number of tokens, position of the first
     block_tables: torch.Tensor  # int32 [R, max blocks]
     tokens_per_block: int
 
 
 @dataclass(frozen=True, eq=False)
 class AttentionLayer:
-    """What never changes about one layer's attention."""
+    """The constants of one layer's attention."""
 
     shape: AttentionShape
     window: AttentionWindow
@@ -46,20 +46,20 @@ Launch = Callable[[torch.Tensor, torch.Tensor, StepBlocks, AttentionLayer], torc
 
 
 def heads_per_program(shape: AttentionShape) -> int:
-    """Query heads of one KV head that one program takes, side by side."""
+    """Return the number of query heads of one KV head that one program processes."""
     return min(shape.num_heads // shape.num_kv_heads, _MOST_HEADS)
 
 
 def tokens_per_block(shape: AttentionShape, dtype: torch.dtype, *, is_decode: bool) -> int:
-    """Matrix units take 16 rows at least; more while keys are narrow enough for what is kept beside them. Exact float32
-    goes past them, and gains nothing by more."""
+    """Return the tokens per block. Matrix units take at least 16 rows; narrow keys leave shared memory for more. Exact
+    float32 does not use matrix units and gains nothing from more."""
     is_small = is_decode or shape.head_dim > 256 or dtype == torch.float32
     num_rows = 16 if is_small else 64 if shape.head_dim <= 128 else 32
     return max(num_rows // heads_per_program(shape), 1)
 
 
 def plan_blocks(query_starts: NDArray[np.int32], context_lens: NDArray[np.int32], size: int) -> NDArray[np.int32]:
-    """[B, 4], see `StepBlocks`. No block has tokens of two rows."""
+    """Return [B, 4], see `StepBlocks`. No block has tokens of two rows."""
     num_tokens = np.diff(query_starts)  # [R]
     num_blocks = ceil_div(num_tokens, size)
     rows = np.repeat(np.arange(len(num_tokens), dtype=np.int32), num_blocks)  # [B]

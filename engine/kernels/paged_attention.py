@@ -1,8 +1,9 @@
-"""Attention on a device over the paged pool: one launch a layer, for prefill chunks, decode rows and both in one step.
+"""Attention on a device over the paged pool: one launch per layer, for prefill chunks, decode rows and both in one
+step.
 
-The host cuts the step's tokens into blocks of one row each (`launch.py`); the kernel that answers for a block reads
-keys and values where they lie. This file is the host's part and the kernel's slow twin, which runs wherever torch does;
-`triton_attention.py` is the kernel.
+The host divides the step's tokens into blocks of one row each (`launch.py`); the kernel of a block reads keys and
+values in place. This module has the host part and the kernel's reference in torch; `triton_attention.py` has the
+kernel.
 
 Letters: T tokens, R rows, H query heads, G KV heads, D head size.
 """
@@ -50,7 +51,7 @@ class PagedAttention:
 
 
 def attend_slowly(qkv: torch.Tensor, kv: torch.Tensor, blocks: StepBlocks, layer: AttentionLayer) -> torch.Tensor:
-    """The kernel's law in plain torch, a block after the other. See `Launch`."""
+    """The kernel's definition in plain torch, one block after the other. See `Launch`."""
     shape, block_size = layer.shape, layer.block_size
     query = qkv[:, : shape.query_width].unflatten(1, (shape.num_heads, shape.head_dim))  # [T, H, D]
     out = qkv.new_empty(len(qkv), shape.output_width)
@@ -68,6 +69,6 @@ def attend_slowly(qkv: torch.Tensor, kv: torch.Tensor, blocks: StepBlocks, layer
 def _launch_for(device: torch.device) -> Launch:
     if device.type != "cuda":
         return attend_slowly
-    from engine.kernels.triton_attention import attend  # not everywhere is there a Triton, nor a need for it
+    from engine.kernels.triton_attention import attend  # imported late, because Triton is optional
 
     return attend

@@ -1,11 +1,11 @@
-"""Paged attention in Triton: one program for a block of one row's tokens and up to 16 query heads of one KV head.
+"""Paged attention in Triton: one program per block of one row's tokens and up to 16 query heads of one KV head.
 
-Tokens and heads are the rows of one matrix, so that decode fills matrix units by its heads. Keys are read in tiles that
-begin at multiples of the tile, wherever the first one seen lies: what a token gets does not depend on how its prompt
-was cut. Sums are float32. The law is `engine.kernels.paged_attention.attend_slowly`'s. Written to what Triton 3.6 and
-later share; importing it needs Triton, and with TRITON_INTERPRET=1 it runs on a CPU.
+Tokens and heads are the rows of one matrix, so that decode fills matrix units with its heads. Keys are read in tiles
+that start at multiples of the tile size, so a token's result does not depend on how its prompt was chunked. Sums are
+float32. `engine.kernels.paged_attention.attend_slowly` is the definition. Compatible with Triton 3.6 and later;
+importing it needs Triton, and with TRITON_INTERPRET=1 it runs on a CPU.
 
-No `annotations` of the future: Triton reads those of its kernels.
+Does not import `annotations` from `__future__`, because Triton evaluates those of its kernels.
 
 Letters: M rows of a program (tokens × heads), N keys of a tile, D head size, V value size.
 """
@@ -93,7 +93,7 @@ def _attend(
         keys = tl.load(from_slot[:, None] + d[None, :], mask=is_key[:, None] & (d < head_dim)[None, :], other=0.0)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale  # [M, N]
         if has_softcap:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh, which the language has not got
+            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh, which Triton does not provide
         is_seen = is_key[None, :] & (key_position[None, :] <= position[:, None])
         if has_window:
             is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
@@ -101,7 +101,7 @@ def _attend(
             is_seen = is_seen & (key_position[None, :] >= (position - position % chunk)[:, None])
         scores = tl.where(is_seen, scores, float("-inf"))
         higher = tl.maximum(peak, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # nothing seen yet
+        base = tl.where(higher == float("-inf"), 0.0, higher)  # no visible key yet
         shrunk = tl.exp(peak - base)
         weights = tl.exp(scores - base[:, None])  # [M, N]
         total = total * shrunk + tl.sum(weights, 1)
@@ -160,8 +160,8 @@ def attend(qkv: torch.Tensor, kv: torch.Tensor, blocks: StepBlocks, layer: Atten
 
 
 def _keys_per_tile(width: int, dtype: torch.dtype) -> int:
-    """As many as leave a program's keys and values within a multiprocessor's shared memory, twice. Products of float32
-    are unrolled by the compiler, which takes a minute over large ones."""
+    """Return the most keys for which two tiles of keys and values fit into a multiprocessor's shared memory. Float32
+    products are unrolled by the compiler, which takes a minute for large ones."""
     if dtype == torch.float32:
         return 16
     return 64 if width <= 128 else 32 if width <= 256 else 16

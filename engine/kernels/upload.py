@@ -1,6 +1,6 @@
-"""Host arrays to a device: many in one copy that nobody waits for. On the CPU they stay where they are.
+"""Upload host arrays to a device: many arrays in one asynchronous copy. On the CPU they stay in place.
 
-Page-locked memory that a copy still reads is not used again before the copy is done: torch's allocator sees to it.
+Pinned memory that a copy still reads is not reused before the copy is finished: torch's allocator ensures this.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from numpy.typing import NDArray
 
 from engine.arrays import ceil_div
 
-_ALIGNED_BYTES = 16  # where each array begins: kernels are compiled for pointers that do
+_ALIGNED_BYTES = 16  # alignment of each array; kernels are compiled for aligned pointers
 
 
 class Upload:
-    """To `device`. Arrays of one call are of one type."""
+    """Uploads to `device`. Arrays of one call have the same type."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._is_pinned = device.type == "cuda" and torch.cuda.is_available()
 
     def move(self, arrays: Sequence[NDArray[Any]]) -> list[torch.Tensor]:
-        """Tensors of the same shapes and numbers on the device, at multiples of 16 bytes."""
+        """Return tensors of the same shapes and values on the device, aligned to 16 bytes."""
         if self._device.type == "cpu":
             return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
         step = _ALIGNED_BYTES // arrays[0].itemsize

@@ -1,6 +1,6 @@
-"""Self-attention of one layer, around the kernel that keeps keys and values: projections, norms, positions.
+"""Self-attention of one layer around the attention kernel: projections, norms, positions.
 
-Knows a checkpoint's names for its parts. How far a layer windows and what is kept of a token is the kernel's affair.
+Knows a checkpoint's names for its parts. The kernel decides the attention window and what is cached per token.
 
 Letters: T tokens, C channels, H query heads, G KV heads, D head size.
 """
@@ -21,11 +21,11 @@ from engine.layers.shard import WHOLE, Shard, scaled
 
 
 class SelfAttention:
-    """Queries, keys and values from one fused matrix, for this rank's `shard` of the heads; `project` then gives its
-    shard of a sum.
+    """Queries, keys and values from one fused matrix, for this rank's `shard` of the heads; `project` gives this
+    rank's part of the all_reduce.
 
     `qk_norm` is head, width, weightless or None; `positions` rotary, temperature or None. `head_order` [D], if given,
-    rearranges each head of queries and keys, weights and norms alike: see `engine.models.rope.head_order`.
+    permutes each head of queries and keys, weights and norms alike: see `engine.models.rope.head_order`.
     """
 
     project: Operator  # [T, H D] -> [T, C], exists after `bind`
@@ -58,7 +58,7 @@ class SelfAttention:
         out_cuts = {"o_proj": query_cut and replace(query_cut, dim=1)}
         has_output_bias = config.has_output_bias and shard.is_first
         self._out = Linear({"o_proj": num_channels}, self._query_width, has_output_bias, dtype, device, out_cuts)
-        # Weights of the norms of queries and keys, float32 [heads, D], heads of both in a row, each where its part is.
+        # Norm weights of queries and keys, float32 [heads, D], query heads first.
         self._num_keyed_heads = config.num_heads + config.num_kv_heads
         self._norm_weight = torch.ones(self._num_keyed_heads, config.head_dim, device=device)
         self._head_norms = torch.empty(2, config.head_dim, device=device) if qk_norm == "head" else None
@@ -101,11 +101,11 @@ class SelfAttention:
             self._place = lambda qkv, tables: qkv[:, :width].mul_(tables[0])
 
     def link(self) -> None:
-        """Keep what is called every step where it is found at once."""
+        """Cache the operators that are called in every step as attributes."""
         self.project = self._out.forward
 
     def mix(self, index: int, x: torch.Tensor, tables: RotaryTables, attention: Attention) -> torch.Tensor:
-        """x [T, C] -> each token's mix of values [T, H D]."""
+        """Compute attention of x [T, C]: the weighted values of each token [T, H D]."""
         qkv = self._qkv.forward(x)  # [T, (H + 2 G) D]
         for normalize in self._normalize:
             normalize(qkv)
@@ -114,7 +114,7 @@ class SelfAttention:
         return attention.attend(index, qkv)
 
     def _rearrange(self, order: torch.Tensor) -> None:
-        """Queries and keys head by head; values stay as they are."""
+        """Permute queries and keys head by head; values stay unchanged."""
         head_dim, num_all = self._config.head_dim, self._config.num_heads + 2 * self._config.num_kv_heads
         rows = torch.arange(num_all * head_dim).view(num_all, head_dim)  # [heads, D]
         rows[: self._num_keyed_heads] = rows[: self._num_keyed_heads, order]
@@ -167,7 +167,7 @@ def _fused(cuts: tuple[ShardSlice | None, ...]) -> ShardSlice | None:
 def _norm_across(
     weight: torch.Tensor, eps: float, config: AttentionConfig, shard: Shard
 ) -> Callable[[torch.Tensor], None]:
-    """Queries and keys, each divided by the root mean square of all heads of all ranks; weight float32 [heads D]. Ranks
+    """Normalize queries and keys by the root mean square over all heads of all ranks; weight float32 [heads D]. Ranks
     that hold the same keys each count their part of them."""
     own = shard.of_attention(config)
     width, last = own.num_heads * own.head_dim, len(weight)

@@ -1,4 +1,4 @@
-"""What each kind of layer is built from, as data. Knows no family and no tensor."""
+"""Configuration of each kind of layer, as data. Knows no family and no tensor."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ RMS_NORM = NormConfig()
 
 @dataclass(frozen=True)
 class LatentConfig:
-    """Keys and values from one latent of a token, kept in their place, beside a rotated key that all heads shard.
+    """Latent attention: keys and values come from one cached latent per token, beside one rotated key shared by all
+    heads.
 
     `query_rank` None: queries are projected directly.
     """
 
     query_rank: int | None
     rank: int
-    plain_dim: int  # of a query head, the part without position
+    plain_dim: int  # size of the part of a query head without position
     rotary_dim: int
     value_dim: int
     eps: float
@@ -37,7 +38,7 @@ class LatentConfig:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """What the attention of every layer has in common. `has_bias` is of queries, keys and values."""
+    """Attention settings common to all layers. `has_bias` concerns queries, keys and values."""
 
     num_heads: int
     num_kv_heads: int
@@ -61,10 +62,10 @@ class MlpConfig:
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """How `num_chosen` experts are found for each token, and what their outputs weigh.
+    """How `num_chosen` experts are selected per token, and how their outputs are weighted.
 
-    `score` is softmax (over all experts) or sigmoid. With groups, only experts of the `num_chosen_groups` best of
-    `num_groups` are looked at; a group is as good as the sum of its `num_group_leaders` best.
+    `score` is softmax (over all experts) or sigmoid. With groups, only experts of the best `num_chosen_groups` of
+    `num_groups` are considered; a group's score is the sum of its best `num_group_leaders` experts.
     """
 
     num_chosen: int
@@ -75,32 +76,32 @@ class RouterConfig:
     num_chosen_groups: int = 1
     num_group_leaders: int = 1
     has_bias: bool = False
-    has_correction: bool = False  # a bias that takes part in choosing, not in weighing
+    has_correction: bool = False  # a bias that affects selection, but not weights
 
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """What a checkpoint calls the parts of a mixture, and how it lays out matrices that hold all experts."""
+    """A checkpoint's names for the parts of a mixture of experts, and its layout of matrices that hold all experts."""
 
     router: str = "gate"
     gate: str = "gate_proj"
     up: str = "up_proj"
     down: str = "down_proj"
     shared: str = "shared_expert"
-    is_stacked: bool = False  # always one matrix for all experts, each transposed; else as the checkpoint has it
+    is_stacked: bool = False  # always one transposed matrix for all experts; otherwise as stored in the checkpoint
     is_interleaved: bool = False  # gate and up alternate
 
 
 @dataclass(frozen=True)
 class MoeConfig:
-    """A feed-forward of many experts, a few of which each token goes through."""
+    """A feed-forward of many experts; each token uses a few."""
 
     num_experts: int
     inner: int
     router: RouterConfig
     activation: Activation = GATED_SILU
     has_bias: bool = False
-    shared: MlpConfig | None = None  # an expert for every token
+    shared: MlpConfig | None = None  # an expert used by every token
     is_shared_gated: bool = False
-    is_input_weighted: bool = False  # weights multiply what goes in, not what comes out
+    is_input_weighted: bool = False  # weights multiply the inputs instead of the outputs
     names: ExpertNames = ExpertNames()

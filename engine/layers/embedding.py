@@ -1,4 +1,4 @@
-"""Token ids to vectors, and vectors to logits; a tied head reads the embedding's own weight."""
+"""Token embedding and output head; a tied head uses the embedding's weight."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from engine.layers.shard import WHOLE, Shard
 
 
 def vocabulary_span(shard: Shard, vocab_size: int) -> tuple[Span, int]:
-    """A rank's range of the vocabulary, and how many rows every rank has: those of the last may be empty."""
+    """Return a rank's range of the vocabulary, and the number of rows per rank; rows of the last rank may be unused."""
     num_rows = ceil_div(vocab_size, shard.size)
     first = min(shard.rank * num_rows, vocab_size)
     return (first, min(first + num_rows, vocab_size)), num_rows
 
 
 class Embedding:
-    """One row of `weight` [V, C], or of this rank's shard of it, for each token id."""
+    """One row of `weight` [V, C], or of this rank's shard of it, per token id."""
 
     def __init__(
         self, vocab_size: int, width: int, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
@@ -40,7 +40,7 @@ class Embedding:
         yield f"{name}.weight", destination_for(self.weight[: last - first], self._cut)
 
     def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """As `forward`: each rank looks up the ids that it has, the others give nothing."""
+        """As `forward` for a shard: each rank looks up the ids it has; the others contribute zeros."""
         first, last = self._span
         is_absent = (token_ids < first) | (token_ids >= last)  # [T]
         rows = self.weight.index_select(0, (token_ids - first).masked_fill_(is_absent, 0)).float()
@@ -75,7 +75,7 @@ class Head(Linear):
 
 
 def gathered(head: Operator, shard: Shard, vocab_size: int) -> Operator:
-    """All ranks' logits side by side, float32 [K, V]; on a rank that does not lead, none."""
+    """Return an operator that gathers all ranks' logits, float32 [K, V]; ranks other than the leader return none."""
 
     def forward(x: torch.Tensor) -> torch.Tensor:
         parts = shard.all_gather(head(x).float())  # ranks × [K, V / ranks]

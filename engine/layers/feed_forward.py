@@ -15,7 +15,7 @@ from engine.layers.shard import WHOLE, Shard
 
 
 class Mlp:
-    """x [T, C] -> [T, C] through `config.inner` channels, or this rank's `shard` of them and of the sum that comes out.
+    """x [T, C] -> [T, C] through `config.inner` channels, or this rank's `shard` of them and of the sum.
 
     `up` names one matrix or two, gate first.
     """

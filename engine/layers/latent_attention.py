@@ -1,8 +1,8 @@
-"""Multi-head latent attention: what is kept of a token is one latent and one rotated key, for all heads together.
+"""Multi-head latent attention: one latent and one rotated key per token are cached for all heads.
 
-A head's keys and values are maps of the latent, so its query is taken through its key's map instead, attends to the
-latents themselves, and its mix of latents is taken through its value's map. The kernel sees one KV head, whose keys are
-latent and rotated part in a row, and whose values are the latents within them.
+A head's keys and values are linear maps of the latent. The query is multiplied by its key's map, attends to the
+latents, and the mixed latents are multiplied by the value's map. The kernel sees one KV head whose keys are latent and
+rotated part concatenated, and whose values are the latents.
 
 Letters: T tokens, C channels, H query heads, R latent rank, P plain and S rotary size of a query head, V value size.
 """
@@ -23,8 +23,8 @@ from engine.layers.shard import WHOLE, Shard, scaled
 
 
 class LatentAttention:
-    """Projections around a kernel of shape (H heads, 1 KV head, R + S, values R). `head_order` [S] as in SelfAttention,
-    of the rotated part. A rank has its `shard` of the heads, and the latents whole."""
+    """Projections around a kernel of shape (H heads, 1 KV head, R + S, values R). `head_order` [S] as in
+    SelfAttention, of the rotated part. A rank has its `shard` of the heads and all latents."""
 
     sinks: torch.Tensor | None = None
 
@@ -99,7 +99,7 @@ class LatentAttention:
                 norm.bind(kernels)
 
     def mix(self, index: int, x: torch.Tensor, tables: RotaryTables, attention: Attention) -> torch.Tensor:
-        """x [T, C] -> each token's mix of latents [T, H R]."""
+        """Compute attention of x [T, C]: the mixed latents of each token [T, H R]."""
         latent, num_heads = self._latent, self._num_heads
         if self._query_down is None or self._query_norm is None:
             query = self._query.forward(x)  # [T, H (P + S)], plain parts of all heads first
@@ -121,7 +121,7 @@ class LatentAttention:
         return self._out.forward(self._from_latent(mixed))
 
     def _rearrange(self) -> None:
-        """Plain parts of all heads before all rotated parts, the latter in halves."""
+        """Place the plain parts of all heads before all rotated parts, the latter in halves."""
         plain_dim, width = self._latent.plain_dim, self._latent.plain_dim + self._latent.rotary_dim
         order = torch.arange(self._latent.rotary_dim) if self._head_order is None else self._head_order  # [S]
         rows = torch.arange(self._num_heads * width).view(self._num_heads, width)  # [H, P + S]

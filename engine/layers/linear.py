@@ -1,4 +1,4 @@
-"""Linear maps, several of one input fused into one matrix. Knows names of checkpoint parts, not who uses the result."""
+"""Linear maps; several maps of one input are fused into one matrix. Knows names of checkpoint parts."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ T = TypeVar("T")
 class Linear:
     """x [T, C] -> x @ weight.T + bias, where the rows of `weight` [out, C] are those of each part in order.
 
-    `parts` maps a checkpoint's name to its number of outputs, `cuts` to what of it is here if that is not all. Call
-    `bind` once the weights are in place; `forward` exists only then. A weight may stay packed as it is stored, from
-    `keep_packed` on.
+    `parts` maps a checkpoint's name to its number of outputs, `cuts` to this rank's part of it. Call `bind` when the
+    weights are loaded; `forward` exists only afterwards. After `keep_packed`, the weight stays packed as stored.
     """
 
     forward: Operator
-    is_packed = False  # whether the weight stayed so, once it is bound
+    is_packed = False  # True if the weight stays packed after `bind`
 
     def __init__(
         self,
@@ -44,11 +43,11 @@ class Linear:
         self.shape = (sum(parts.values()), num_in)
         self._weight = torch.empty(self.shape, dtype=dtype, device=device)  # [out, C]
         self._bias = torch.empty(self.shape[0], dtype=dtype, device=device) if has_bias else None  # [out]
-        self._slots: list[PackedSlot] = []  # of each part, where the weight stays packed
-        self.names: tuple[str, ...] = ()  # of the weights of all parts in the checkpoint, once `destinations` was asked
+        self._slots: list[PackedSlot] = []  # one per part, if the weight stays packed
+        self.names: tuple[str, ...] = ()  # checkpoint names of the weights of all parts, set by `destinations`
 
     def destinations(self, prefix: str) -> Iterator[tuple[str, Destination]]:
-        """Checkpoint name and the slice it fills, for every part; where the weight stays packed, of biases only."""
+        """Yield checkpoint name and destination slice of every part; only of biases if the weight stays packed."""
         first, self.names = 0, tuple(f"{prefix}{name}.weight" for name in self.parts)
         for name, num_out in self.parts.items():
             rows, cut = slice(first, first + num_out), self._cuts.get(name)
@@ -60,7 +59,7 @@ class Linear:
 
     @property
     def whole_shapes(self) -> dict[str, tuple[int, int]]:
-        """(in, out) of each part as the checkpoint has it."""
+        """Return (in, out) of each part as stored in the checkpoint."""
         num_in, shapes = self.shape[1], {}
         for name, num_out in self.parts.items():
             cut = self._cuts.get(name)
@@ -69,7 +68,7 @@ class Linear:
         return shapes
 
     def own_form(self, form: PackedForm) -> PackedForm | None:
-        """How what is here of a weight in this form is packed; None where a group of inputs would be cut in two."""
+        """Return the packed form of this rank's part of a weight, or None if a group of inputs would be split."""
         for cut in self._cuts.values():
             if cut is None or cut.dim == 0:
                 continue
@@ -80,21 +79,21 @@ class Linear:
         return form
 
     def own_low_rank(self, name: str, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of what is added to a whole part, a [r, in] and b [out, r], that which is added to what is here of it."""
+        """Return this rank's part of a low-rank update a [r, in], b [out, r] of a whole part."""
         cut = self._cuts.get(name)
         if cut is None:
             return a, b
         return (a, cut.of(b)) if cut.dim == 0 else (cut.of(a), b)
 
     def keep_packed(self) -> dict[str, PackedSlot]:
-        """Have the weight loaded as it is packed: its parts by name, and where each goes."""
+        """Keep the weight packed; return the slot of each part by name."""
         shapes = self.whole_shapes.items()
         self._slots = [PackedSlot((num_out, num_in), self._cuts.get(name)) for name, (num_in, num_out) in shapes]
         self._weight = self._weight.new_empty(0)
         return dict(zip(self.names, self._slots, strict=True))
 
     def reorder(self, order: torch.Tensor) -> None:
-        """Output i becomes what output order[i] was. Before `bind`."""
+        """Permute the outputs: output i becomes the previous output order[i]. Call before `bind`."""
         self.order = order if self.order is None else self.order[order]
         order = order.to(self._weight.device)
         if self._slots:
@@ -105,20 +104,20 @@ class Linear:
             self._bias = self._bias.index_select(0, order)
 
     def take(self) -> torch.Tensor:
-        """The weight [out, C], for one who binds it otherwise; this layer then no longer holds it."""
+        """Return the weight [out, C] for a caller that binds it differently; this layer no longer holds it."""
         if self._slots:
             self._weight, self._slots = self._join().matrix.dequantize(self._weight.dtype), []
         weight, self._weight = self._weight, self._weight.new_empty(0)
         return weight
 
     def with_forward(self, forward: Operator) -> Linear:
-        """A bound layer's twin that runs through `forward`."""
+        """Return a copy of a bound layer that uses `forward`."""
         made = copy.copy(self)
         made.forward = forward
         return made
 
     def bind(self, kernels: Kernels) -> None:
-        """Hand the weight to the device's operator; this layer then no longer holds it."""
+        """Pass the weight to the device's operator; this layer no longer holds it."""
         self.is_packed = bool(self._slots)
         if self._slots:
             self.forward = kernels.packed_linear(self._join().matrix, self._bias, self._weight.dtype)
@@ -128,7 +127,7 @@ class Linear:
         self._bias = None
 
     def _join(self) -> PackedSlot:
-        """One slot for all parts."""
+        """Return one slot for all parts."""
         if len(self._slots) > 1:
             slot = PackedSlot(self.shape)
             slot.matrix = joined([each.matrix for each in self._slots])
@@ -137,9 +136,9 @@ class Linear:
 
 
 def with_linears(part: T, change: Callable[[Linear], Linear]) -> T:
-    """A copy of a bound part of a layer that shares its weights and runs through other linear maps, at any depth.
+    """Return a copy of a bound part of a layer that shares its weights and uses other linear maps, at any depth.
 
-    A part that keeps operators of its linear maps takes them anew in `link`.
+    A part that caches operators of its linear maps updates them in `link`.
     """
     made = copy.copy(part)
     for name, value in vars(part).items():

@@ -1,8 +1,9 @@
-"""A mixture of experts: a router chooses a few for each token, tokens are grouped by expert, every group runs at once.
+"""A mixture of experts: a router selects a few experts per token, tokens are grouped by expert, and each group runs at
+once.
 
-The work is one pass over the experts that were chosen, never over tokens. Knows a checkpoint's names for the parts.
+A step iterates over the selected experts, never over tokens. Knows a checkpoint's names for the parts.
 
-Letters: T tokens, C channels, E experts, K chosen of each token, I inner channels of an expert.
+Letters: T tokens, C channels, E experts, K selected experts per token, I inner channels of an expert.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Router:
         config = self._config
         logits = self._linear.forward(x.float())  # [T, E]
         scores = logits.sigmoid() if config.score == "sigmoid" else logits.softmax(-1)
-        # Without a correction logits rank as scores do, and do not tie where scores are all but 0 or 1.
+        # Without a correction, logits rank like scores and do not tie where scores are nearly 0 or 1.
         ranked = logits if self._correction is None else scores + self._correction
         if config.num_groups > 1:
             ranked = self._within_best_groups(ranked)
@@ -53,7 +54,7 @@ class Router:
         return weights * config.scale, experts
 
     def _within_best_groups(self, ranked: torch.Tensor) -> torch.Tensor:
-        """[T, E] with -inf outside each token's best groups."""
+        """Return [T, E] with -inf outside each token's best groups."""
         config = self._config
         groups = ranked.unflatten(1, (config.num_groups, -1))  # [T, groups, E / groups]
         merit = groups.topk(config.num_group_leaders, -1).values.sum(-1)  # [T, groups]
@@ -65,8 +66,8 @@ class Router:
 class Experts:
     """The matrices of all experts, [E, 2 I, C] and [E, C, I], and their biases.
 
-    A checkpoint has one tensor for each expert and part, or one for all experts: then as here or, where the family
-    `is_stacked`, transposed. A rank has a range of the experts, and gives the sums over those.
+    A checkpoint has one tensor per expert and part, or one for all experts in this layout or, if the family
+    `is_stacked`, transposed. A rank has a range of the experts and returns the sums over those.
     """
 
     def __init__(
@@ -104,7 +105,7 @@ class Experts:
             yield f"{expert}{names.down}.weight", self._down[index]
 
     def bind(self, kernels: Kernels) -> None:
-        """Each expert's matrices to the device's operators; this layer then no longer holds them."""
+        """Pass each expert's matrices to the device's operators; this layer no longer holds them."""
         if self._config.names.is_interleaved:
             self._up = _halves(self._up)
             self._up_bias = None if self._up_bias is None else _halves(self._up_bias)
@@ -119,13 +120,13 @@ class Experts:
     def forward(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
         """x [T, C], weights and experts [T, K] -> the weighted sums, float32 [T, C]."""
         num_chosen = experts.shape[1]
-        flat, order = experts.flatten().sort(stable=True)  # [T K], tokens of an expert side by side
+        flat, order = experts.flatten().sort(stable=True)  # [T K], tokens of an expert adjacent
         chosen, counts, begin = self._chosen(flat)
         if not chosen:
             return x.new_zeros(x.shape, dtype=torch.float32)
         if self._cut is not None:
             order = order[begin : begin + sum(counts)]
-        rows = order // num_chosen  # [T K], whose token each is
+        rows = order // num_chosen  # [T K], token index of each
         shares = weights.flatten().index_select(0, order).unsqueeze(1)  # float32 [T K, 1]
         grouped = x.index_select(0, rows)  # [T K, C]
         if self._config.is_input_weighted:
@@ -137,8 +138,8 @@ class Experts:
         return x.new_zeros(x.shape, dtype=torch.float32).index_add_(0, rows, outputs)
 
     def _chosen(self, flat: torch.Tensor) -> tuple[list[int], list[int], int]:
-        """Of sorted experts [T K]: those held here that occur, counted from the first held, how often each, and where
-        they begin. On a device this is the one thing of a forward pass that waits for it."""
+        """Return, for sorted experts [T K], the local experts that occur (relative to the first local one), the count
+        of each, and the start of their rows. On a device, only this operation of a forward pass synchronizes."""
         first, last = self._span
         if flat.is_cpu and self._cut is None:
             chosen, counts = torch.unique_consecutive(flat, return_counts=True)
@@ -153,8 +154,8 @@ class Experts:
 
 
 class Moe:
-    """Router, experts and, where there is one, the expert that every token goes through. Every rank chooses; what comes
-    out is its `shard` of a sum."""
+    """Router, experts and, if there is one, the shared expert. Every rank runs the router; the output is this rank's
+    part of the all_reduce."""
 
     def __init__(
         self, config: MoeConfig, num_channels: int, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
@@ -176,7 +177,7 @@ class Moe:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """Of the expert that every token goes through."""
+        """Return the linear maps of the shared expert."""
         return () if self._shared is None else self._shared.linears
 
     def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, Destination]]:
@@ -204,5 +205,5 @@ class Moe:
 
 
 def _halves(x: torch.Tensor) -> torch.Tensor:
-    """[E, 2 I, …] of alternating rows -> all first ones, then all second ones."""
+    """Return [E, 2 I, …] with alternating rows separated: all first ones, then all second ones."""
     return torch.cat((x[:, ::2], x[:, 1::2]), 1)

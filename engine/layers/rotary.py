@@ -1,4 +1,4 @@
-"""What queries and keys are given of their positions: tables over positions 0 … P - 1, looked up once a step."""
+"""Position encodings of queries and keys: tables over positions 0 … P - 1, indexed once per step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 class Rotary:
     """Cosines and sines of `frequencies`, float32 [rotary size / 2] in radians per position, times `attention_factor`.
 
-    The elements of a head that have no frequency are not rotated.
+    Elements of a head without a frequency are not rotated.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Rotary:
 
 
 def _table(frequencies: torch.Tensor, attention_factor: float, head_dim: int, num_positions: int) -> torch.Tensor:
-    """float32 [P, 1, 3, D/2]: cosines, and sines negated and not."""
+    """Return float32 [P, 1, 3, D/2]: cosines, and sines negated and not."""
     angles = torch.arange(num_positions).float().unsqueeze(1) * frequencies  # float32 [P, rotary size / 2]
     cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
     num_still = head_dim // 2 - len(frequencies)
@@ -40,7 +40,7 @@ def _table(frequencies: torch.Tensor, attention_factor: float, head_dim: int, nu
 
 
 class Temperature:
-    """How much queries grow with their position: 1 + rate × log(1 + floor((position + 1) / interval))."""
+    """Growth of queries with their position: 1 + rate × log(1 + floor((position + 1) / interval))."""
 
     def __init__(
         self,

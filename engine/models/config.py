@@ -1,7 +1,7 @@
-"""ModelConfig: what a decoder is, part by part, as data that one skeleton is built from.
+"""ModelConfig: the parts of a decoder as data, from which `decoder.py` builds the layers.
 
-A family's file fills it in from a `config.json`; `decoder.py` composes layers of what it says. Knows neither
-checkpoints nor tensors. Counts are whole and checked by whoever fills them in.
+Each family's module fills it in from a `config.json`. Knows neither checkpoints nor tensors. Counts are integers,
+validated by the family.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from engine.layers.config import RMS_NORM, AttentionConfig, MlpConfig, MoeConfig
 
 
 class UnsupportedModel(Exception):
-    """The model cannot be served; the text names the architecture or the field."""
+    """The model is not supported; the text names the architecture or the field."""
 
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Rotary positions. `kind` is default, linear, llama3, yarn or longrope; fields of other kinds keep defaults.
+    """Rotary positions. `kind` is default, linear, llama3, yarn or longrope; fields of other kinds keep their
+    defaults.
 
     The first `rotary_dim` numbers of a head turn (0: all of them), in pairs of one number from each half or, where
     `is_interleaved`, of neighbors.
@@ -49,7 +50,7 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class QueryTemperature:
-    """In place of rotation: queries grow by `rate` × log(1 + floor((position + 1) / interval))."""
+    """Instead of rotation: queries grow by `rate` × log(1 + floor((position + 1) / interval))."""
 
     rate: float
     interval: float
@@ -57,9 +58,8 @@ class QueryTemperature:
 
 @dataclass(frozen=True)
 class LayerConfig:
-    """What may differ between layers. `qk_norm` is head (each head of queries and keys by itself), width (all of them
-    at once), weightless (as head, with no weight in the checkpoint) or None.
-    """
+    """Properties that may differ between layers. `qk_norm` is head (each query and key head separately), width (all
+    heads together), weightless (as head, without a weight in the checkpoint) or None."""
 
     feed_forward: MlpConfig | MoeConfig
     positions: RopeConfig | QueryTemperature | None
@@ -69,10 +69,10 @@ class LayerConfig:
 
 @dataclass(frozen=True)
 class Names:
-    """What a checkpoint calls the parts of a layer. A norm exists where it has a name."""
+    """A checkpoint's names for the parts of a layer. A norm exists if it has a name."""
 
-    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or one for all three
-    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # or one for both, or one that is not gated
+    qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")  # or one name for all three
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")  # or one name for both, or for an ungated matrix
     down: str = "down_proj"
     feed_forward: str = "mlp"
     mixture: str = "mlp"
@@ -84,9 +84,9 @@ class Names:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """A decoder-only transformer. Multipliers apply to embeddings, to what a layer adds, and to logits.
+    """A decoder-only transformer. Multipliers apply to embeddings, layer outputs and logits.
 
-    `ignored` begins the names of tensors that have no part in generating text.
+    `ignored` lists prefixes of tensors that text generation does not use.
     """
 
     architecture: str
@@ -118,12 +118,12 @@ class ModelConfig:
 
     @property
     def rotated_head_dim(self) -> int:
-        """The size of what positions are given to."""
+        """Size of the rotated part of a head."""
         return self.attention.head_dim if self.attention.latent is None else self.attention.latent.rotary_dim
 
     @property
     def attention_shape(self) -> AttentionShape:
-        """What the kernels and the KV pool need to know."""
+        """Constants for the kernels and the KV pool."""
         attention, windows = self.attention, tuple(layer.window for layer in self.layers)
         latent = attention.latent
         if latent is None:
@@ -140,9 +140,9 @@ class ModelConfig:
         )
 
     def with_attention(self, **changes: object) -> ModelConfig:
-        """The same with other facts in `attention`."""
+        """Return a copy with changed `attention`."""
         return replace(self, attention=replace(self.attention, **changes))  # type: ignore[arg-type]
 
     def with_layers(self, change: Callable[[int, LayerConfig], LayerConfig]) -> ModelConfig:
-        """The same with each layer as `change(index, layer)` says."""
+        """Return a copy with each layer replaced by `change(index, layer)`."""
         return replace(self, layers=tuple(change(index, layer) for index, layer in enumerate(self.layers)))

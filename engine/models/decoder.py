@@ -1,8 +1,7 @@
-"""The decoder every family is a case of: embedding, layers of attention and feed-forward, head.
+"""The decoder of all families: embedding, layers of attention and feed-forward, head.
 
-Reads top to bottom as the forward pass does, and is composed of what its `ModelConfig` says. Knows shapes and the
-checkpoint's names; which operators run, and how keys and values are kept, is the kernels' affair. Families, sequences,
-sampling and processes do not exist here.
+Reads from top to bottom like the forward pass, built from `ModelConfig`. Knows shapes and checkpoint names; the kernels
+decide which operators run and how keys and values are stored. Knows no families, sequences, sampling or processes.
 
 Letters: T tokens, K sampled rows, C channels, V vocabulary.
 """
@@ -40,7 +39,7 @@ from engine.layers.shard import WHOLE, Shard
 from engine.models.config import LayerConfig, ModelConfig, Names, QueryTemperature, RopeConfig, UnsupportedModel
 from engine.models.rope import head_order, rope_frequencies
 
-# Where checkpoints keep the body and the head: alone, or as the text part of a model of images and text.
+# Prefixes of body and head in checkpoints: alone, or as the text part of a multimodal model.
 _ROOTS = (
     ("model.", "lm_head"),
     ("language_model.model.", "language_model.lm_head"),
@@ -49,7 +48,7 @@ _ROOTS = (
 
 
 class ModelStep(AttentionStep, Protocol):
-    """What a forward pass reads of `engine.inputs.StepInputs`."""
+    """The fields of `engine.inputs.StepInputs` that a forward pass reads."""
 
     @property
     def token_ids(self) -> torch.Tensor: ...  # int64 [T]
@@ -60,22 +59,22 @@ class ModelStep(AttentionStep, Protocol):
 
 
 class AdaptedLayers(Protocol):
-    """Layers made by `layers_with`, for steps in which some tokens go through an adapter."""
+    """Layers from `layers_with`, for steps in which some tokens use an adapter."""
 
     @property
     def layers(self) -> list[Layer]: ...
 
     def narrow(self, rows: torch.Tensor) -> None:
-        """From here on only these of the step's tokens are left."""
+        """Keep only these rows of the step's tokens."""
 
 
 class Decoder:
-    """Weights of one model. Built empty: fill `destinations()`, then `bind`, then `forward`."""
+    """The weights of one model. Created empty: fill `destinations()`, then call `bind`, then `forward`."""
 
     _head: Operator
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE) -> None:
-        """Raises UnsupportedModel where `shard` cannot be had."""
+        """Raises UnsupportedModel if the model cannot be divided into such shards."""
         fault = shard.fault(config.attention)
         if fault:
             raise UnsupportedModel(fault)
@@ -93,14 +92,14 @@ class Decoder:
         self._untied_head: Head | None = None
         if not config.is_head_tied:
             self._untied_head = Head(config.vocab_size, config.hidden_size, dtype, device, shard)
-        # Tables of positions, and the index of each layer's among them.
+        # Position tables, and the index of each layer's table.
         self._tables: list[Rotary | Temperature] = []
         self._table_of: list[int | None] = []
 
     def destinations(self, stored: Collection[str] = ()) -> dict[str, Destination]:
-        """Every tensor of the checkpoint that this rank needs by name, and where it goes.
+        """Return the checkpoint tensors that this rank needs by name, and their destinations.
 
-        `stored` are the names that the checkpoint has: they decide where families differ in how they are written.
+        `stored` are the checkpoint's names, which decide between the layouts of a family.
         """
         root, head = next((pair for pair in _ROOTS if f"{pair[0]}embed_tokens.weight" in stored), _ROOTS[0])
         found: dict[str, Destination] = dict(self._embedding.destinations(f"{root}embed_tokens"))
@@ -112,18 +111,18 @@ class Decoder:
         return found
 
     def linear_shapes(self) -> list[tuple[int, int]]:
-        """(out, in) of the matrices of the last layer and of the head."""
+        """Return (out, in) of the matrices of the last layer and of the head."""
         head = (ceil_div(self.config.vocab_size, self._shard.size), self.config.hidden_size)
         return [*self._layers[-1].linear_shapes, head]
 
     @property
     def linears(self) -> list[Linear]:
-        """The matrices of which a checkpoint may have packed ones that are worth keeping so: all but experts'."""
+        """Return the matrices that may stay packed: all except the experts'."""
         head = [] if self._untied_head is None else [self._untied_head]
         return [linear for layer in self._layers for linear in layer.linears] + head
 
     def bind(self, kernels: Kernels, num_positions: int) -> None:
-        """Weights are in place: give them to the device's operators, and make the tables of positions."""
+        """Pass the loaded weights to the device's operators, and create the position tables."""
         for layer in self._layers:
             layer.bind(kernels)
         self._norm.bind(kernels)
@@ -141,22 +140,21 @@ class Decoder:
         ]
 
     def attention(self, kernels: Kernels, pool: KvPool) -> Attention:
-        """The kernel that keeps this model's keys and values in `pool`. After the weights are in place."""
+        """Return the attention kernel over `pool`. Call after loading the weights."""
         sinks = [layer.sinks for layer in self._layers if layer.sinks is not None]
         return kernels.attention(pool, self.attention_shape, sinks)
 
     def sites(self) -> Iterator[tuple[str, Linear]]:
-        """The linear maps that adapters can change: `layers.0.self_attn.` and the one that queries come from."""
+        """Yield the linear maps that adapters can change, with the prefix of their names (`layers.0.self_attn.`)."""
         for index, layer in enumerate(self._layers):
             yield from layer.sites(f"layers.{index}.")
 
     def layers_with(self, change: Callable[[Linear], Linear]) -> list[Layer]:
-        """The layers once more, on the same weights, through other linear maps: to be given to `forward`."""
+        """Return copies of the layers with the same weights and other linear maps, for `forward`."""
         return [with_linears(layer, change) for layer in self._layers]
 
     def forward(self, step: ModelStep, attention: Attention, adapted: AdaptedLayers | None = None) -> torch.Tensor:
-        """float32 logits [K, V] of the rows that sample, on the leading rank; the KV of all T tokens is stored on the
-        way."""
+        """Return float32 logits [K, V] of the sampled rows on the leading rank, and store the KV of all T tokens."""
         stream = self._embedding.forward(step.token_ids)  # float32 [T, C]
         if self.config.embedding_multiplier != 1:
             stream.mul_(self.config.embedding_multiplier)
@@ -168,7 +166,7 @@ class Decoder:
         is_every_row_sampled = num_sampled == stream.shape[0]
         for index, (layer, table) in enumerate(zip(layers, self._table_of, strict=True)):
             mixed = layer.attend(index, stream, () if table is None else tables[table], attention)  # [T, H ·]
-            if index == last and not is_every_row_sampled:  # the rest of T has served its purpose
+            if index == last and not is_every_row_sampled:  # other rows are no longer needed
                 if num_sampled == 0:
                     return stream.new_empty(0, self.config.vocab_size)
                 mixed, stream = mixed.index_select(0, logit_rows), stream.index_select(0, logit_rows)
@@ -205,8 +203,8 @@ class Layer:
     ) -> None:
         self._shard = shard
         self._names: Names = config.names
-        self._output: Operator  # [T, H ·] -> [T, C], what attention adds
-        self._feed: Operator  # [T, C] -> [T, C], what the feed-forward adds
+        self._output: Operator  # [T, H ·] -> [T, C], the attention's output
+        self._feed: Operator  # [T, C] -> [T, C], the feed-forward's output
         self._add: AddInPlace
         self._residual_multiplier = config.residual_multiplier
         self._attention = _attention(config, layer, dtype, device, shard)
@@ -241,7 +239,7 @@ class Layer:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """All but a mixture's experts and router."""
+        """Return all linear maps except a mixture's experts and router."""
         return (*self._attention.linears, *self._feed_forward.linears)
 
     def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, Destination]]:
@@ -271,7 +269,7 @@ class Layer:
         self.link()
 
     def link(self) -> None:
-        """Put together what is called every step."""
+        """Build the operators that are called in every step."""
         self._output, self._feed = self._attention.project, self._feed_forward.forward
         if not self._shard.is_whole:
             self._join()
@@ -281,18 +279,18 @@ class Layer:
             self._feed = _then(self._feed, self._after_feed_forward)
 
     def sites(self, prefix: str) -> Iterator[tuple[str, Linear]]:
-        """The linear maps that adapters can change, and what the names of their parts begin with. Not those of experts,
-        nor those that are bound as something else."""
+        """Yield the linear maps that adapters can change, with the prefix of their parts' names; not experts' maps or
+        maps with other operators."""
         yield from ((f"{prefix}self_attn.", linear) for linear in self._attention.linears if hasattr(linear, "forward"))
         if not isinstance(self._feed_forward, Moe):
             yield from ((f"{prefix}{self._names.feed_forward}.", linear) for linear in self._feed_forward.linears)
 
     def _join(self) -> None:
-        """What the ranks' parts add is summed before anything else is done with it."""
+        """Apply all_reduce to the ranks' outputs before any other operation."""
         self._output, self._feed = _totalled(self._output, self._shard), _totalled(self._feed, self._shard)
 
     def attend(self, index: int, stream: torch.Tensor, facts: RotaryTables, attention: Attention) -> torch.Tensor:
-        """stream [T, C] -> each token's mix of values [T, H ·]."""
+        """Compute attention of stream [T, C]: the weighted values of each token [T, H ·]."""
         return self._attention.mix(index, self._before_attention.forward(stream), facts, attention)
 
     def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
@@ -313,7 +311,7 @@ class ParallelLayer(Layer):
         self._add(stream, fed)
 
     def _join(self) -> None:
-        """Both are summed together."""
+        """Apply one all_reduce to the sum of both."""
 
 
 def _then(operator: Operator, norm: Norm) -> Operator:

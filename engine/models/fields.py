@@ -1,4 +1,4 @@
-"""Fields: typed reads from a `config.json`, in which every refusal names the file and the field.
+"""Typed reads from a `config.json`; every error names the file and the field.
 
 Never runs code that a checkpoint names. Knows JSON, not models.
 """

@@ -1,5 +1,5 @@
-"""Gemma 2: llama, except for norms on both sides of attention and feed-forward, weights stored less one, embeddings
-that grow with the width, capped scores and logits, and a window in every other layer."""
+"""Gemma 2: Llama with norms before and after attention and feed-forward, norm weights stored minus one, embeddings
+scaled with the width, soft-capped scores and logits, and a sliding window in every other layer."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gemma2(fields: Fields) -> ModelConfig:
 
 
 def gemma(fields: Fields) -> ModelConfig:
-    """What Gemma 2 and 3 shard."""
+    """Return the common configuration of Gemma 2 and 3."""
     if fields.raw.get("use_bidirectional_attention"):
         raise fields.refusal("use_bidirectional_attention", "text generation looks back only")
     activation = fields.word("hidden_activation", "gelu_pytorch_tanh")

@@ -1,5 +1,5 @@
-"""gpt-oss: llama, except for sinks in attention, biases everywhere, a window in every other layer, and a mixture of
-experts whose gate is limited."""
+"""gpt-oss: Llama with attention sinks, biases everywhere, a sliding window in every other layer, and a mixture of
+experts with a clamped gate."""
 
 from __future__ import annotations
 

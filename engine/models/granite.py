@@ -1,4 +1,4 @@
-"""Granite: llama, except for multipliers of embeddings, scores, residuals and logits."""
+"""Granite: Llama with multipliers of embeddings, scores, residuals and logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Llama: the plain decoder that every other family is described by its difference from.
+"""Llama: the plain decoder. Other families are described by their differences from it.
 
 Norm, attention with rotary positions, residual; norm, gated feed-forward, residual.
 """

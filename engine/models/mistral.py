@@ -1,4 +1,4 @@
-"""Mistral: llama, except that every layer sees a window; Mistral 3, which also sees images, has it as its text part."""
+"""Mistral: Llama with a sliding window in every layer. Mistral 3 uses it as its text part."""
 
 from __future__ import annotations
 

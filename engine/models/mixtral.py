@@ -1,4 +1,4 @@
-"""Mixtral: llama, except that every feed-forward is a mixture, and that there may be a window."""
+"""Mixtral: Llama with a mixture of experts in every layer, and optionally a sliding window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts as configs say them: how many, how chosen, and in which layers."""
+"""Mixtures of experts in configs: number of experts, routing, and the layers that have them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which matrices of a model stay packed as their checkpoint has them: those that the device multiplies with so.
+"""Selection of matrices that stay packed as in their checkpoint because the device can multiply with them.
 
-All parts of a fused matrix must be packed alike. Whatever else is packed is expanded on its way in.
+All parts of a fused matrix must be packed alike. Other packed matrices are expanded while loading.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Phi 3 and 4: llama, except for fused matrices, positions that may turn a part of each head and be scaled by a list of
-factors, and a window in every layer if asked for."""
+"""Phi 3 and 4: Llama with fused matrices, optionally partial rotary positions, scaled by a list of factors, and
+optionally a sliding window in every layer."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Qwen 2 and 2.5: llama, except for biases on queries, keys and values, and for windows in the upper layers if asked
-for."""
+"""Qwen 2 and 2.5: Llama with biases on queries, keys and values, and optionally sliding windows in the upper layers."""
 
 from __future__ import annotations
 

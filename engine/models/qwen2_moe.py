@@ -1,4 +1,4 @@
-"""Qwen 2 MoE: qwen2, except that feed-forwards are mixtures beside a shared, gated expert."""
+"""Qwen 2 MoE: Qwen 2 with mixtures of experts beside a gated shared expert."""
 
 from __future__ import annotations
 

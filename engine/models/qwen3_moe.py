@@ -1,4 +1,4 @@
-"""Qwen 3 MoE: qwen3, except that feed-forwards are mixtures, and that a window is every layer's."""
+"""Qwen 3 MoE: Qwen 3 with mixtures of experts; a sliding window applies to every layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which family reads the config of which architecture: the whole list of what can be served."""
+"""The supported architectures, and the module that reads the config of each."""
 
 from __future__ import annotations
 

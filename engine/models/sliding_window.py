@@ -1,4 +1,4 @@
-"""How far layers see, as configs say it: a window for all, or layer by layer by `layer_types` or a family's rule."""
+"""Attention windows in configs: one for all layers, or by layer from `layer_types` or a family's rule."""
 
 from __future__ import annotations
 

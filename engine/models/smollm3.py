@@ -1,4 +1,4 @@
-"""SmolLM 3: llama, except that every fourth layer has no positions, and sees a window if asked for."""
+"""SmolLM 3: Llama without positions in every fourth layer, and optionally with a sliding window there."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""StarCoder 2: llama, except for norms by mean and variance, a feed-forward without gate, biases everywhere, and a
-window in every layer if asked for."""
+"""StarCoder 2: Llama with layer norm, an ungated feed-forward, biases everywhere, and optionally a sliding window in
+every layer."""
 
 from __future__ import annotations
 

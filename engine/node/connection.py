@@ -1,8 +1,7 @@
-"""One gateway's connection: the handshake, then Executes, Cancels and Pings in, Replies and Pongs out.
+"""One gateway's connection: handshake, then Executes, Cancels and Pings in, events and Pongs out.
 
-Everything said in one turn of the event loop, a whole step of the engine, leaves in one write. A peer that sends what
-is not this protocol, falls silent, or does not read what it asked for loses its connection, and its calls end at once;
-the node lives on.
+Messages of one event-loop turn, such as a whole engine step, leave in one write. A peer that violates the protocol, is
+silent, or does not read its events loses its connection, and its calls end immediately.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
 MAX_HANDSHAKE_BYTES = 16 * 1024
-MAX_UNSENT_BYTES = 16 * 1024 * 1024  # of replies that a gateway has not read
-MAX_UNREAD_S = 15.0  # that a gateway may leave its replies unread
+MAX_UNSENT_BYTES = 16 * 1024 * 1024  # of events that a gateway has not read
+MAX_UNREAD_S = 15.0  # for which a gateway may leave its events unread
 MIN_NONCE_BYTES = 16
 
 
 class Connection(asyncio.Protocol):
-    """The node's end of one connection; registered in `connections` from when it is made until it is lost. Both ends
-    authenticate with service tokens, which `identity` signs and verifies."""
+    """The node's end of one connection, registered in `connections` while it exists. Both ends authenticate with
+    service tokens that `identity` signs and verifies."""
 
     def __init__(
         self,
@@ -100,13 +99,13 @@ class Connection(asyncio.Protocol):
         self.is_lost.set_result(None)
 
     def drop(self, why: str) -> None:
-        """Close at once, without sending what is still unsent."""
+        """Close immediately without sending pending data."""
         logger.warning("gateway dropped", extra={"gateway": self.peer, "why": why})
         if self._transport is not None:
             self._transport.abort()
 
     def close(self) -> None:
-        """Close once what was said has been sent."""
+        """Close after sending pending data."""
         self._writer.flush()
         if self._transport is not None:
             self._transport.close()
@@ -170,9 +169,9 @@ class Connection(asyncio.Protocol):
             self.drop(f"more than {MAX_UNSENT_BYTES} bytes are unread")
 
     def _watch(self) -> None:
-        """Each second: has the peer proven itself, does that still count, is it alive, does it read?"""
+        """Check every second that the peer is authenticated, not revoked, alive, and reading."""
         now = self._loop.time()
-        # A process that stood still does not take its own lateness for the gateway's silence.
+        # A process that was stopped must not mistake its own pause for the gateway's silence.
         self._heard_s += max(0.0, now - self._look_due_s)
         silent_s = now - self._heard_s
         if not self._is_proven and now - self._made_s > HANDSHAKE_TIMEOUT_S:

@@ -1,6 +1,7 @@
-"""One node, put together: what it owns, the order in which that starts, and the order in which it leaves.
+"""One node: its components and the order in which they start and stop.
 
-Leaving: say so, take no new calls, let those in flight finish, withdraw, close the doors, end the models' processes.
+Shutdown: announce draining, reject new calls, finish running ones, withdraw from Redis, close the listeners, end the
+models' processes.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ logger = logging.getLogger(__name__)
 
 
 class Node:
-    """Made inside the event loop; `open`, then `run`, is its life."""
+    """Created inside the event loop; call `open`, then `run`."""
 
     def __init__(self, settings: NodeSettings, zygote: Zygote) -> None:
-        """Raises CannotListen, CacheInUse, OSError or ValueError when a setting turns out unfit."""
+        """Raises CannotListen, CacheInUse, OSError or ValueError for invalid settings."""
         self._settings = settings
         self._started_s = time.monotonic()
         self._is_stopping = asyncio.Event()
@@ -60,7 +61,7 @@ class Node:
         return self._replicas.is_ready and not self._calls.is_draining
 
     def status(self) -> NodeStatus:
-        """What this node says of itself now."""
+        """Return this node's current status."""
         return NodeStatus(
             node_id=self._settings.name,
             pop=self._settings.pop,
@@ -75,11 +76,11 @@ class Node:
         )
 
     def stop(self) -> None:
-        """Drain and leave; asked a second time, leave without waiting for calls."""
+        """Drain and stop; a second call stops without waiting for running calls."""
         (self._is_hurried if self._is_stopping.is_set() else self._is_stopping).set()
 
     async def open(self) -> None:
-        """Listen. Raises CannotListen, and has then put everything away."""
+        """Start listening. Raises CannotListen after closing everything that was opened."""
         self._put_away.callback(self._cache.close)
         if self._objects is not None:
             self._put_away.push_async_callback(self._objects.close)
@@ -96,7 +97,7 @@ class Node:
         logger.info("node listens", extra={"address": self._gateways.address, "http": self._http.address})
 
     async def run(self) -> None:
-        """Until stopped, drained, and everything is put away."""
+        """Run until stopped and drained, then close everything."""
         async with self._put_away:
             announcing = asyncio.create_task(self._presence.run())
             loading = asyncio.create_task(self._replicas.keep_ready())
@@ -107,7 +108,8 @@ class Node:
             await self._presence.withdraw()
 
     async def _until_stopped(self, *background: asyncio.Task[None]) -> None:
-        """A background job that ends is a defect: its error ends the node, which its supervisor starts anew."""
+        """Wait until stopped. A background job that ends is a defect: its error ends the node, and the supervisor
+        restarts it."""
         stopping = asyncio.create_task(self._is_stopping.wait())
         done, _ = await asyncio.wait({stopping, *background}, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -116,7 +118,7 @@ class Node:
     async def _leave(self, loading: asyncio.Task[None]) -> None:
         logger.info("draining", extra={"num_calls": len(self._calls)})
         draining = asyncio.create_task(self._calls.drain(self._settings.drain_timeout_s))
-        await asyncio.sleep(0)  # the drain has begun: what is announced next says so
+        await asyncio.sleep(0)  # the next announcement reports draining
         self._presence.changed()
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)

@@ -1,6 +1,6 @@
-"""Heartbeat: tells every gateway, through Redis and with an expiry, that this node lives and what it holds.
+"""Heartbeat: publish this node's status to Redis with an expiry.
 
-While Redis is away the node keeps serving and keeps trying. Knows nothing of what is in a status.
+While Redis is unavailable, the node keeps serving and retries.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ logger = logging.getLogger(__name__)
 KIND = "nodes"
 INTERVAL_S = 1.0
 TTL_S = 5.0
-_MIN_GAP_S = 0.05  # between two announcements, however often something changes
+_MIN_GAP_S = 0.05  # between two announcements, however often the status changes
 
 
 class Presence:
-    """Announces what `status` returns, each second and soon after `changed`."""
+    """Publishes the result of `status` every second and soon after `changed`."""
 
     def __init__(self, ephemeral: Ephemeral, node_id: str, status: Callable[[], NodeStatus]) -> None:
         self._ephemeral = ephemeral
@@ -35,11 +35,11 @@ class Presence:
         self._is_away = False
 
     def changed(self) -> None:
-        """The status is another one now."""
+        """Request an announcement because the status has changed."""
         self._change.set()
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Run until cancelled."""
         while True:
             self._change.clear()
             await self._announce()
@@ -48,7 +48,7 @@ class Presence:
                 await asyncio.wait_for(self._change.wait(), INTERVAL_S - _MIN_GAP_S)
 
     async def withdraw(self) -> None:
-        """The node leaves; gateways need not wait for the expiry."""
+        """Remove the status, so that gateways need not wait for its expiry."""
         with contextlib.suppress(StoreUnavailable):
             await self._ephemeral.withdraw(KIND, self._node_id)
 

@@ -1,6 +1,6 @@
-"""Every setting of a node, read once from the environment. Values that cannot work are refused at start.
+"""All settings of a node, read once from the environment. Invalid values are rejected at startup.
 
-What is measured on the machine (cores, devices) is not here.
+Measured properties of the machine (cores, devices) are not settings.
 """
 
 from __future__ import annotations
@@ -154,5 +154,5 @@ class NodeSettings(ProcessSettings):
 
     @property
     def name(self) -> str:
-        """The node's id, whoever chose it."""
+        """Return the node's id, configured or generated."""
         return self.node_id or socket.gethostname()

@@ -1,7 +1,7 @@
-"""The LoRA adapters that calls on this node use: their files here and verified, kept while in use and some time after.
+"""LoRA adapters of this node's calls: their files on disk, verified, kept while in use and for some time afterwards.
 
-An adapter is stored as a model is: a manifest under its digest, two files under theirs. Which of them a model's process
-has in its memory is that process's affair (`engine/adapters/cache.py`).
+An adapter is stored like a model: a manifest under its digest, two files under theirs. The model's process decides
+which adapters are in memory (`engine/adapters/cache.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from engine.serving.model_store import FindsModels, ModelUnavailable
 from engine.tasks.work import Refused
 from storage.errors import StoreError
 
-MAX_IDLE = 64  # adapters kept ready on the disk, which nobody uses; the cache may drop what is not kept
+MAX_IDLE = 64  # unused adapters that stay ready on disk; the disk cache may drop others
 
 
 @dataclass(eq=False)
@@ -27,14 +27,14 @@ class _Kept:
 
 
 class NodeAdapters:
-    """`acquire` before a call begins, `release` after it ended."""
+    """Call `acquire` before a call starts and `release` after its end."""
 
     def __init__(self, store: FindsModels) -> None:
         self._store = store
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by digest, the least recently used first
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by digest, least recently used first
 
     async def acquire(self, adapter: Adapter) -> LocalAdapter:
-        """Its files on this machine. Raises Refused, and is then not to be given back."""
+        """Return the adapter's local files. Raises Refused, and must then not be released."""
         kept = self._kept.get(adapter.digest)
         if kept is None:
             kept = self._kept[adapter.digest] = _Kept(asyncio.create_task(self._open(adapter)))
@@ -47,7 +47,7 @@ class NodeAdapters:
             raise
 
     def release(self, adapter: Adapter) -> None:
-        """One call less uses it."""
+        """Release the adapter of one call."""
         self._leave(adapter.digest, self._kept[adapter.digest])
         idle = [digest for digest, kept in self._kept.items() if not kept.num_calls and kept.opening.done()]
         for digest in idle[: max(0, len(idle) - MAX_IDLE)]:

@@ -1,4 +1,4 @@
-"""Addresses that a node listens on, read from text: `unix:///path`, `tcp://host:port`, and `host:port` for HTTP."""
+"""Parse listen addresses of a node: `unix:///path`, `tcp://host:port`, and `host:port` for HTTP."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
-_MAX_SOCKET_PATH_BYTES = 107  # what the kernel takes
+_MAX_SOCKET_PATH_BYTES = 107  # the kernel's limit
 
 
 @dataclass(frozen=True)
 class Address:
-    """Either a Unix socket's `path`, or `host` and `port` (0 takes a free one)."""
+    """Either a Unix socket's `path`, or `host` and `port` (0 selects a free port)."""
 
     path: Path | None = None
     host: str = ""
@@ -19,7 +19,7 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Return True if only this machine can reach the address."""
         if self.path is not None or self.host == "localhost":
             return True
         try:
@@ -35,7 +35,7 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """`unix:///path` or `tcp://host:port`. Raises ValueError with what is wrong."""
+    """Parse `unix:///path` or `tcp://host:port`. Raises ValueError with the reason."""
     scheme, separator, rest = text.partition("://")
     if scheme == "unix" and separator:
         if not rest.startswith("/"):
@@ -49,7 +49,7 @@ def parse_address(text: str) -> Address:
 
 
 def parse_http_address(text: str) -> Address:
-    """`unix:///path` or `host:port`. Raises ValueError with what is wrong."""
+    """Parse `unix:///path` or `host:port`. Raises ValueError with the reason."""
     if "://" in text:
         return parse_address(text.replace("http://", "tcp://", 1))
     return _host_and_port(text)

@@ -23,7 +23,7 @@ from catalog.manifest import FileEntry, Manifest, decode_manifest, is_intact
 
 logger = logging.getLogger(__name__)
 
-RESERVED_FREE_BYTES = 64 * 1024 * 1024  # of the file system, never filled with weights
+RESERVED_FREE_BYTES = 64 * 1024 * 1024  # free space of the file system that is never filled with weights
 
 
 class CacheInUse(Exception):
@@ -31,14 +31,14 @@ class CacheInUse(Exception):
 
 
 class CacheFull(Exception):
-    """There is no room for a model, whatever is evicted; the text says how much was needed."""
+    """A model does not fit even after eviction; the text states the required size."""
 
 
 class DiskCache:
-    """Owns `folder` until `close`. At most `max_bytes` of blobs, quarantined ones included."""
+    """Owns `folder` until `close`. Holds at most `max_bytes` of blobs, including quarantined ones."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """Raises CacheInUse, or OSError when the folder cannot be written."""
+        """Raises CacheInUse, or OSError if the folder is not writable."""
         self._blobs = folder / "blobs"
         self._models = folder / "models"
         self._manifests = folder / "manifests"
@@ -57,11 +57,11 @@ class DiskCache:
         self._lock.close()
 
     def blob_path(self, entry: FileEntry) -> Path:
-        """Where a file lies, once it is here and has its digest."""
+        """Return the path of a file that is present and verified."""
         return self._blobs / entry.sha256
 
     def find_manifest(self, revision: str) -> Manifest | None:
-        """The manifest of a model that was complete once; its files may have been damaged since."""
+        """Return the manifest of a model that was complete once; its files may have been damaged since."""
         path = self._manifests / f"{revision}.json"
         try:
             return decode_manifest(path.read_bytes(), revision)
@@ -72,7 +72,8 @@ class DiskCache:
             return None
 
     def missing_files(self, manifest: Manifest) -> list[FileEntry]:
-        """Files of a model that are not here, once each. Every byte is read: a damaged file is quarantined first."""
+        """Return the distinct files of a model that are missing. Reads every byte: damaged files are quarantined
+        first."""
         missing = {}
         for entry in manifest.files:
             path = self.blob_path(entry)
@@ -84,12 +85,12 @@ class DiskCache:
         return list(missing.values())
 
     def discard_part(self, entry: FileEntry) -> None:
-        """Give up a file that is still coming."""
+        """Discard a partial download."""
         path = self.blob_path(entry)
         path.with_name(path.name + ".part").unlink(missing_ok=True)
 
     def link(self, manifest: Manifest) -> Path:
-        """The folder of a model all of whose files are here; counts as a use of it."""
+        """Return the folder of a model whose files are all present, and record the use."""
         folder = self._models / manifest.revision
         for entry in manifest.files:
             path = folder / entry.path
@@ -102,8 +103,8 @@ class DiskCache:
         return folder
 
     def make_room(self, newcomer: Manifest, size_bytes: int, keep: Collection[str]) -> None:
-        """Evict until `size_bytes` more of `newcomer` fit: what is in quarantine, files that no complete model has,
-        then models by their last use, never those whose revisions are in `keep`. Raises CacheFull."""
+        """Evict until `size_bytes` more of `newcomer` fit: quarantined files first, then files of no complete model,
+        then models by last use, never revisions in `keep`. Raises CacheFull."""
         if self._fits(size_bytes):
             return
         for path in self._quarantine.iterdir():

@@ -1,6 +1,6 @@
-"""How a model becomes hot: one loader per task, and the errors of all of them as one.
+"""Load models: one loader per task, with one error type for all of them.
 
-The only file of the node that knows which classes do which task.
+The only module of the node that knows which classes implement which task.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoadSettings(Protocol):
-    """How models are loaded here: part of the node's settings, and of the standalone server's."""
+    """Settings for loading models, shared by the node and the standalone server."""
 
     @property
     def device(self) -> str: ...
@@ -53,15 +53,15 @@ class LoadSettings(Protocol):
     def step_timeout_s(self) -> float: ...
     @property
     def speculation(self) -> str:
-        """As `EngineConfig` has it, or "card": what each model's manifest says."""
+        """Return the speculation method for `EngineConfig`, or "card" for the one in each model's manifest."""
         ...
 
 
 class Loaders:
-    """Loads models as the settings say, in processes forked from `zygote`."""
+    """Loads models in processes forked from `zygote`."""
 
     def __init__(self, zygote: Zygote, settings: LoadSettings, store: FindsModels | None = None) -> None:
-        """`store` finds the draft models that cards name."""
+        """`store` provides draft models that cards name."""
         self._zygote = zygote
         self._store = store
         self._settings = settings
@@ -73,7 +73,7 @@ class Loaders:
         return tuple(self._by_task)
 
     async def load(self, model: LocalModel, on_exit: Callable[[str], None]) -> TaskModel:
-        """The model, hot; `on_exit` hears if its process ends unasked. Raises ModelLoadError."""
+        """Load a model. `on_exit` is called if its process ends unexpectedly. Raises ModelLoadError."""
         load = self._by_task.get(model.manifest.task)
         if load is None:
             raise ModelLoadError(f"this node has nothing for the task {model.manifest.task}")
@@ -104,8 +104,8 @@ class Loaders:
 
     @contextlib.asynccontextmanager
     async def _speculation(self, model: LocalModel) -> AsyncIterator[str]:
-        """What is to guess for the model, its draft's files at hand while it loads. A draft that cannot be had costs
-        the model speed and nothing else."""
+        """Provide the model's speculation method, with the draft model's files available while it loads. A draft model
+        that is unavailable disables speculation only."""
         wanted = self._settings.speculation
         if wanted == "card":
             wanted = model.manifest.speculation or DEFAULT_SPECULATION

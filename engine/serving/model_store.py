@@ -1,7 +1,7 @@
-"""A model's name and revision -> a verified folder on this machine's disk.
+"""Provide models by name and revision as verified folders on local disk.
 
-Built-in models are used where they lie; others come from the object store into the disk cache. Every file is hashed
-each time its model is made ready, so that what is served is what was published. Knows nothing of devices or of calls.
+Built-in models are used in place; others are downloaded from the object store into the disk cache. Every file is hashed
+each time its model is prepared. Knows nothing of devices or calls.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _MAX_PARALLEL_FILES = 4
 
 
 class ModelUnavailable(Exception):
-    """This node cannot have the model's files: unknown, missing, damaged at the source, or of another revision."""
+    """The model's files are unavailable: unknown, missing, damaged at the source, or of another revision."""
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """A model whose files were intact when it was made. `folder` must not be changed."""
+    """A model whose files were verified when this object was created. `folder` must not be changed."""
 
     name: str
     revision: str
@@ -47,7 +47,7 @@ class LocalModel:
 
 
 class FindsModels(Protocol):
-    """A `ModelStore`, or the one folder of a server that stands alone."""
+    """A `ModelStore`, or the folder of a standalone server."""
 
     async def current_revision(self, name: str) -> str: ...
     async def open(self, name: str, revision: str) -> LocalModel: ...
@@ -60,7 +60,7 @@ class _Pointer(msgspec.Struct):
 
 
 class ModelStore:
-    """`objects` None: built-in models only. Errors of all methods: ModelUnavailable, CacheFull, StoreUnavailable."""
+    """`objects` None: built-in models only. All methods raise ModelUnavailable, CacheFull, StoreUnavailable."""
 
     def __init__(self, cache: DiskCache, objects: Objects | None) -> None:
         self._cache = cache
@@ -69,7 +69,7 @@ class ModelStore:
         self._fetching = asyncio.Lock()
 
     async def current_revision(self, name: str) -> str:
-        """The revision that `name` means today."""
+        """Return the current revision of `name`."""
         builtin = builtin_models().get(name)
         if builtin is not None:
             return builtin.card.revision
@@ -85,7 +85,7 @@ class ModelStore:
         return pointer.revision
 
     async def open(self, name: str, revision: str) -> LocalModel:
-        """Bring the model here, verified, and keep it until `release`."""
+        """Download and verify the model, and keep it until `release`."""
         builtin = builtin_models().get(name)
         if builtin is not None:
             return await self._open_builtin(name, revision, builtin.manifest)
@@ -93,7 +93,7 @@ class ModelStore:
             raise ModelUnavailable("a revision is 64 hexadecimal digits")
         self._holds[revision] += 1
         try:
-            async with self._fetching:  # one model at a time: two that share a file fetch it once
+            async with self._fetching:  # one model at a time, so that shared files are downloaded once
                 manifest = await self._manifest(name, revision)
                 await self._complete(manifest)
                 folder = await asyncio.to_thread(self._cache.link, manifest)
@@ -103,9 +103,9 @@ class ModelStore:
         return LocalModel(name, revision, folder, manifest)
 
     def release(self, revision: str) -> None:
-        """What `open` gave is not used any more; its files may be evicted."""
+        """Release a model from `open`; its files may then be evicted."""
         self._holds[revision] -= 1
-        self._holds += Counter()  # drops what is not positive
+        self._holds += Counter()  # removes entries that are not positive
 
     async def _open_builtin(self, name: str, revision: str, manifest: Manifest) -> LocalModel:
         if revision != manifest.revision:
@@ -154,7 +154,7 @@ class ModelStore:
             raise failures.exceptions[0] from None
 
     async def _fetch(self, objects: Objects, name: str, entry: FileEntry) -> None:
-        """One file, resumed where an earlier try was cut; bytes damaged on the way are fetched anew."""
+        """Download one file, resuming a partial one; damaged bytes are downloaded again."""
         key, path = blob_key(entry.sha256), self._cache.blob_path(entry)
         try:
             if (await objects.stat(key)).size_bytes != entry.size_bytes:

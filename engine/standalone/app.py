@@ -1,11 +1,11 @@
-"""The standalone server's routes: OpenAI's, and the few that tools around vLLM look for. Plain ASGI.
+"""Routes of the standalone server: OpenAI's, and those that tools for vLLM expect. Plain ASGI.
 
     POST /v1/chat/completions   /v1/completions   /v1/embeddings
     GET  /v1/models   /v1/models/{id}             POST /tokenize   /detokenize
     GET  /health   /metrics   /version
 
-All but the last line ask for the API key where there is one. A request waits while the model loads. Who serves this
-is `server.py`; how answers look is in `shapes.py`.
+All except the last line require the API key if one is set. Requests wait while the model loads. `server.py` serves this
+application; `engine/protocol` renders responses.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 @dataclass
 class Request:
-    """One HTTP request on its way to its answer."""
+    """One HTTP request."""
 
     scope: Message
     receive: Receive
@@ -79,7 +79,7 @@ Handler = Callable[[Request], Awaitable[None]]
 
 
 class OpenAIDoor:
-    """The ASGI application. `api_key` empty asks for none."""
+    """The ASGI application. An empty `api_key` disables authentication."""
 
     def __init__(self, model: ServedModel, *, api_key: str, version: str) -> None:
         self._model = model
@@ -121,13 +121,13 @@ class OpenAIDoor:
         except Exception as error:
             refusal = _as_http_error(error, request)
             if has_started:
-                raise  # the server drops the connection: the client must not take this for a whole answer
+                raise  # the server drops the connection, so that the client does not accept a partial response
             await request.respond(refusal.status, refusal.body(), refusal.headers())
         finally:
             metrics.REQUESTS.labels(route, str(request.status)).inc()
 
     def _find(self, request: Request) -> tuple[str, Handler]:
-        """The route as metrics call it, and who answers. Raises HttpError."""
+        """Return the route's name in metrics and its handler. Raises HttpError."""
         path, method = request.path, request.scope["method"]
         if path.startswith("/v1/models/"):
             path = "/v1/models/{id}"
@@ -208,7 +208,7 @@ class OpenAIDoor:
         token_ids = bodies.token_ids(body.get("tokens"), generator.info.vocab_size)
         await request.respond(200, {"prompt": await bodies.decoded(token_ids, generator)})
 
-    # ── what is here ──
+    # ── models and status ──
 
     async def _models(self, request: Request) -> None:
         await request.respond(200, {"object": "list", "data": await self._model.describe()})
@@ -235,7 +235,7 @@ class OpenAIDoor:
     # ── bodies ──
 
     async def _read(self, request: Request) -> dict[str, Any]:
-        """The body, for this model. Raises HttpError, BodyTooLarge, ClientDisconnected."""
+        """Read the body of a request for this model. Raises HttpError, BodyTooLarge, ClientDisconnected."""
         raw = await read_body(request.scope, request.receive, MAX_BODY_BYTES)
         try:
             body = msgspec.json.decode(raw)

@@ -1,7 +1,6 @@
-"""Bodies of the standalone server -> tasks, and the shape their answers are wanted in. Reading raises BadInput.
+"""Read bodies of the standalone server as tasks, with the format of their responses. Raises BadInput.
 
-The fields themselves are read in `engine/protocol`; here is what needs the loaded model, and what a route does with
-several choices. Knows no HTTP.
+`engine/protocol` reads the fields; this module handles everything that needs the loaded model. Knows no HTTP.
 """
 
 from __future__ import annotations
@@ -57,14 +56,14 @@ def chat(body: Mapping[str, Any], *, context_window: int) -> Chat:
 
 
 async def decoded(token_ids: Sequence[int], generator: TextGenerator) -> str:
-    """Their text; many are decoded in a thread, where they hold up nobody."""
+    """Return the text of token ids. Many ids are decoded in a thread, off the event loop."""
     decode = generator.tokenizer.decode
     return decode(token_ids) if len(token_ids) < _MANY_IDS else await asyncio.to_thread(decode, token_ids)
 
 
 async def tokenized(body: Mapping[str, Any], generator: TextGenerator) -> Sequence[int]:
-    """The ids of `prompt` as /v1/completions would read it, without `add_special_tokens` less what that puts before it,
-    or of `messages` as chat would."""
+    """Return the ids of `prompt` as /v1/completions would read it (without the leading special tokens if
+    `add_special_tokens` is false), or of `messages` as chat would."""
     reject_unsupported(body, "tokenize")
     is_bare = False
     if body.get("messages") is not None:
@@ -85,7 +84,7 @@ async def tokenized(body: Mapping[str, Any], generator: TextGenerator) -> Sequen
 
 
 def token_ids(value: Any, vocab_size: int) -> list[int]:
-    """A list of ids that the model knows."""
+    """Return a list of ids of the model's vocabulary."""
     if not isinstance(value, list) or not all(type(token_id) is int for token_id in value):
         raise BadInput("'/tokens' must be a list of token ids")
     if len(value) > MAX_TOKEN_IDS:

@@ -1,6 +1,6 @@
-"""The calls behind one request: their events in the order they come, told whole or as a stream; counted when they end.
+"""The calls of one request: their events in order, sent whole or as a stream, and counted when they end.
 
-A request's calls begin together; a client that leaves, or an answer that breaks, ends them all. Knows events, not
+A request's calls start together; a client that disconnects or a failed response ends them all. Knows events, not
 bodies.
 """
 
@@ -32,7 +32,7 @@ _STREAM_HEADERS = [
 
 
 class Choices:
-    """Made by `begin`, while the client waits; `close` in any case."""
+    """Started by `begin` while the client waits; always call `close`."""
 
     def __init__(self, model: str, receive: Receive) -> None:
         self._model = model
@@ -46,14 +46,14 @@ class Choices:
         self._leaving.add_done_callback(self._on_disconnect)
 
     def begin(self, calls: Calls, tasks: Sequence[TaskInput], request: Execute) -> None:
-        """One call for each task; `request` is the Execute of them all but for the task."""
+        """Start one call per task; `request` is the Execute of all of them except for the task."""
         if len(tasks) > 1:
             self._joined = JoinedEvents(len(tasks), tasks[0].num_choices)
         for index, task in enumerate(tasks):
             execute = msgspec.structs.replace(request, call_id=index, task=task)
             call = calls.begin(execute, functools.partial(self._on_event, index))
             if call is None:
-                return  # its refusal, which we have heard, ends them all
+                return  # the refusal event that was received ends all calls
             self._calls.append(call)
 
     async def take(self) -> list[Event]:
@@ -70,7 +70,7 @@ class Choices:
         return taken
 
     def close(self) -> None:
-        """End what is still open."""
+        """Cancel the calls that are still running."""
         self._leaving.cancel()
         for call in self._calls:
             call.cancel()

@@ -1,4 +1,4 @@
-"""One table: every way a request to the standalone server can fail -> HTTP status and OpenAI's error object."""
+"""All errors of the standalone server: HTTP status and OpenAI error object of each."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FAILURES: dict[FailureReason, tuple[int, str, str | None]] = {
     "out_of_capacity": (429, "rate_limit_error", "out_of_capacity"),
     "model_unavailable": (503, "server_error", "model_unavailable"),
     "timeout": (504, "server_error", "timeout"),
-    "aborted": (503, "server_error", "shutting_down"),  # nobody else cancels: the server's patience ended in a drain
+    "aborted": (503, "server_error", "shutting_down"),  # calls are cancelled only at the end of the drain timeout
     "draining": (503, "server_error", "shutting_down"),
     "internal": (500, "server_error", None),
 }
@@ -28,7 +28,7 @@ _MESSAGES: dict[FailureReason, str] = {
 
 
 class HttpError(Exception):
-    """A request that ends here. `param` is the field at fault, in OpenAI's spelling."""
+    """An error that ends the request. `param` is the invalid field in OpenAI's notation."""
 
     def __init__(
         self,
@@ -54,26 +54,26 @@ class HttpError(Exception):
         return msgspec.json.encode({"error": shown})
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """429 and 503 say when to come back, spread a little; 401 what is wanted; 405 what there is."""
+        """Return headers: `retry-after` with jitter for 429 and 503, `www-authenticate` for 401, `allow` for 405."""
         headers = []
         if self.status in (429, 503):
             headers.append((b"retry-after", b"%d" % random.randint(1, 3)))  # noqa: S311 - spreads, guards nothing
         if self.status == 401:
             headers.append((b"www-authenticate", b"Bearer"))
         if self.status == 413:
-            headers.append((b"connection", b"close"))  # the rest of the body is not waited for
+            headers.append((b"connection", b"close"))  # the rest of the body is not read
         if self.allow:
             headers.append((b"allow", self.allow.encode()))
         return headers
 
 
 def of_failure(failed: Failed) -> HttpError:
-    """What a Failed means to the client."""
+    """Return the HTTP error of a Failed event."""
     if failed.is_blocked:
         return HttpError(400, failed.message, code="input_blocked")
     status, kind, code = _FAILURES[failed.reason]
     if failed.reason == "internal" and failed.is_retryable:
-        status = 503  # its process ended, and is being started anew
+        status = 503  # its process ended and is being restarted
     message = _MESSAGES.get(failed.reason) or failed.message or failed.reason
     return HttpError(status, message, kind=kind, code=code)
 
@@ -83,5 +83,5 @@ def unknown_model(name: str) -> HttpError:
 
 
 def error_frame(error: HttpError) -> bytes:
-    """The last event of a stream that breaks."""
+    """Return the last event of a failed stream."""
     return b"data: " + error.body() + b"\n\n"

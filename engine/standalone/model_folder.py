@@ -1,7 +1,7 @@
-"""A model from a folder that nobody published: what its files say it is for, in what precision, and how to sample.
+"""A model from an unpublished folder: its task, precision, and sampling defaults according to its files.
 
-`FolderStore` offers it to `Replicas` as if it came from a store. Looks at small JSON files only; weights, tokenizer and
-architecture are checked by who loads them.
+`FolderStore` offers the folder to `Replicas` like a store. Reads only small JSON files; weights, tokenizer and
+architecture are checked when they are loaded.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from engine.standalone.settings import ServeSettings
 
 MAX_JSON_BYTES = 4 * 1024 * 1024
 
-_DTYPES = {"bfloat16": "bfloat16", "float32": "float32"}  # anything else is converted to what is fastest here
+_DTYPES = {
+    "bfloat16": "bfloat16",
+    "float32": "float32",
+}  # other types are converted to the fastest type on this machine
 _SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _WEIGHTS = (".safetensors", ".gguf")
 
 
 class FolderUnusable(Exception):
-    """A file of the folder says something that cannot be; the text names it."""
+    """A file of the folder has an invalid value; the text names it."""
 
 
 class FolderStore:
-    """The one model of a standalone server. `revision` stands for the folder; nothing is hashed or copied."""
+    """The model of a standalone server. `revision` identifies the folder; nothing is hashed or copied."""
 
     def __init__(self, settings: ServeSettings) -> None:
         """Raises FolderUnusable."""
@@ -64,13 +67,13 @@ class FolderStore:
         return LocalModel(name, revision, self._folder, self._manifest)
 
     def release(self, revision: str) -> None:
-        """The folder stays where it is."""
+        """Do nothing: the folder stays."""
 
 
 def dtype_of(folder: Path) -> str:
-    """The precision that `config.json` names, in the engine's words. Raises FolderUnusable."""
+    """Return the precision in `config.json` as an engine dtype. Raises FolderUnusable."""
     path = folder / "config.json"
-    config = read_json(path) if path.is_file() else {}  # a GGUF file says it all itself
+    config = read_json(path) if path.is_file() else {}  # a GGUF file contains its own configuration
     inner = config.get("text_config")
     for fields in (config, inner if isinstance(inner, dict) else {}):
         named = fields.get("torch_dtype") or fields.get("dtype")
@@ -80,7 +83,7 @@ def dtype_of(folder: Path) -> str:
 
 
 def sampling_defaults(folder: Path) -> dict[str, Any]:
-    """What `generation_config.json` says of sampling, as fields of a body; OpenAI's own defaults where it is silent.
+    """Return sampling defaults of `generation_config.json` as body fields, with OpenAI's defaults for missing ones.
     Raises FolderUnusable."""
     path = folder / "generation_config.json"
     said = read_json(path) if path.is_file() else {}
@@ -98,13 +101,13 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
 
 
 def weight_bytes(folder: Path) -> int:
-    """How much there is to load."""
+    """Return the size of the weights in bytes."""
     files = folder.iterdir() if folder.is_dir() else [folder]
     return sum(file.stat().st_size for file in files if file.name.endswith(_WEIGHTS))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a small file. Raises FolderUnusable."""
+    """Read a JSON object from a small file. Raises FolderUnusable."""
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise FolderUnusable(f"{path.name}: over {MAX_JSON_BYTES} bytes")
@@ -119,7 +122,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _architecture(folder: Path) -> str:
-    """As `config.json` names it."""
+    """Return the architecture in `config.json`."""
     path = folder / "config.json"
     if not path.is_file():
         return "a GGUF model"

@@ -1,7 +1,7 @@
-"""`python -m engine serve MODEL_DIR`: one standalone server, from its flags to its end.
+"""`python -m engine serve MODEL_DIR`: run one standalone server.
 
-The warm parent is started first, since importing torch takes longest; the rest is imported beside it. Ends with 0 after
-a drain, 1 when the model cannot be loaded, 2 and one line when a flag, the folder or the address cannot be used.
+Starts the zygote first, because importing torch takes longest, and imports the rest meanwhile. Exit codes: 0 after a
+drain, 1 if the model cannot be loaded, 2 with one line if a flag, the folder or the address is invalid.
 """
 
 from __future__ import annotations

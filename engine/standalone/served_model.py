@@ -1,4 +1,4 @@
-"""The one model that is served: loaded once, brought back after a crash, and what callers may know of it."""
+"""The served model: loaded once, reloaded after a crash, and described to callers."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from engine.tasks.text_embeddings import TextEmbedder
 from engine.tasks.text_generation import TextGenerator
 from engine.tasks.work import Refused, TaskModel
 
-MAX_CALLS = 1 << 16  # the engine's own queue is the limit that counts
+MAX_CALLS = 1 << 16  # higher than the engine's own queue limit
 
 
 class ServedModel:
-    """The model of a `FolderStore`. All callers share one prefix cache and one share of the engine."""
+    """The model of a `FolderStore`. All callers share one prefix cache and one fairness share."""
 
     def __init__(
         self, store: FolderStore, replicas: Replicas, names: tuple[str, ...], folder: Path, defaults: dict[str, Any]
@@ -42,31 +42,31 @@ class ServedModel:
         return self._replicas.is_model_ready(self.name) and not self.calls.is_draining
 
     async def load(self) -> TaskModel:
-        """The model, as soon as it is hot. Raises Refused."""
+        """Return the model when it is ready. Raises Refused."""
         replica = await self._replicas.acquire(self.name, self._store.revision)
-        self._replicas.release(replica)  # it has its place for good: nothing else is ever loaded here
+        self._replicas.release(replica)  # no other model is ever loaded, so the replica cannot be evicted
         return replica.task_model
 
     async def generator(self) -> TextGenerator:
-        """Raises Refused, also when the model does something else."""
+        """Return the model. Raises Refused, also if the model has another task."""
         model = await self.load()
         if not isinstance(model, TextGenerator):
             raise Refused("invalid_input", "this model embeds texts and generates none")
         return model
 
     async def embedder(self) -> TextEmbedder:
-        """Raises Refused, also when the model does something else."""
+        """Return the model. Raises Refused, also if the model has another task."""
         model = await self.load()
         if not isinstance(model, TextEmbedder):
             raise Refused("invalid_input", "this model generates text and embeds none")
         return model
 
     def filled(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A body with the model's own sampling where it says nothing."""
+        """Return a body completed with the model's sampling defaults."""
         return with_defaults(body, self._defaults)
 
     def execute(self, request_id: str, task: TaskInput) -> Execute:
-        """What every call of a request has in common."""
+        """Return the Execute of a request's task."""
         return Execute(
             call_id=0,
             request_id=request_id,
@@ -79,7 +79,7 @@ class ServedModel:
         )
 
     async def describe(self) -> list[dict[str, Any]]:
-        """The model as OpenAI lists it, under each of its names. Raises Refused."""
+        """Return the model in OpenAI's format, under each of its names. Raises Refused."""
         model = await self.load()
         length = model.info.max_model_len if isinstance(model, TextGenerator) else None
         length = model.max_tokens if isinstance(model, TextEmbedder) else length
@@ -87,5 +87,5 @@ class ServedModel:
         return [{"id": name, **facts, "parent": None, "max_model_len": length} for name in self.names]
 
     def export(self) -> None:
-        """Set the gauges of what is loaded now."""
+        """Set the gauges of the loaded model."""
         export_replicas(self._replicas.statuses())

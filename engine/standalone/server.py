@@ -1,7 +1,7 @@
-"""A standalone server, put together: what it owns, the order in which that starts, and the order in which it leaves.
+"""The standalone server: its components and the order in which they start and stop.
 
-It listens before the model is loaded, so that a port that is taken costs no time; requests wait meanwhile. Leaving:
-take no new calls, let those in flight finish, close the door, end the model's processes.
+The server listens before the model is loaded, so that an occupied port is reported immediately; requests wait
+meanwhile. Shutdown: reject new calls, finish running ones, close the listener, end the model's processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is listen
 
 @dataclass(frozen=True)
 class _LoadSettings:
-    """What `Loaders` reads, with the precision settled."""
+    """The settings that `Loaders` reads, with the resolved precision."""
 
     device: str
     dtype: str
@@ -55,7 +55,7 @@ class _LoadSettings:
 
 
 class StandaloneServer:
-    """Made inside the event loop; `run` is its life."""
+    """Created inside the event loop; call `run`."""
 
     def __init__(self, settings: ServeSettings, zygote: Zygote) -> None:
         """Raises FolderUnusable."""
@@ -72,11 +72,11 @@ class StandaloneServer:
         self._http = HttpServer(door, max_connections=None)
 
     def stop(self) -> None:
-        """Drain and leave; asked a second time, leave without waiting for answers."""
+        """Drain and stop; a second call stops without waiting for running calls."""
         (self._is_hurried if self._is_stopping.is_set() else self._is_stopping).set()
 
     async def run(self) -> int:
-        """Until stopped and drained; returns the exit code: 1 if the model cannot be loaded. Raises CannotListen."""
+        """Run until stopped and drained; return the exit code: 1 if the model cannot be loaded. Raises CannotListen."""
         await self._http.open(Address(host=self._settings.host, port=self._settings.port))
         try:
             if not await self._load():
@@ -89,7 +89,7 @@ class StandaloneServer:
         return 0
 
     async def _load(self) -> bool:
-        """Say so while the model is loaded and when it is; False if it cannot be, or should not any more."""
+        """Load the model and print its progress; return False if it cannot be loaded or the server is stopping."""
         size = _shown_size(weight_bytes(self._settings.model_dir))
         _tell(f"loading {self._model.name}: {self._store.architecture}, {size} of weights")
         loading = asyncio.create_task(self._model.load())
@@ -116,7 +116,7 @@ class StandaloneServer:
         return True
 
     def _shortfall(self, model: TaskModel) -> str | None:
-        """What is wrong when the context that was asked for does not fit in the memory that was given."""
+        """Return an error message if the requested context does not fit in the configured memory."""
         wanted = self._settings.max_model_len
         if not isinstance(model, TextGenerator) or model.info.max_model_len >= wanted:
             return None
@@ -150,7 +150,7 @@ class StandaloneServer:
         )
 
     def _say_ready(self, model: TaskModel) -> None:
-        """One line on standard output, with a command that gets an answer."""
+        """Print one line with a command that works to standard output."""
         facts = ""
         if isinstance(model, TextGenerator):
             info = model.info
@@ -178,7 +178,7 @@ class StandaloneServer:
 
 
 def _tell(line: str) -> None:
-    """To whoever started this; logs are apart."""
+    """Print a line for the user, separately from logs."""
     sys.stderr.write(f"hearth engine: {line}\n")
     sys.stderr.flush()
 

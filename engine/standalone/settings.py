@@ -1,7 +1,6 @@
-"""The flags of `python -m engine serve`: read once from the command line, checked, frozen.
+"""The flags of `python -m engine serve`: read once, validated, frozen.
 
-What cannot work raises SettingError with one line that names the flag. Whether the folder holds a model that this
-engine knows is not asked here.
+An invalid value raises SettingError with one line that names the flag. The model's files are not checked here.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ _MAX_NAME_CHARACTERS = 256
 
 @dataclass(frozen=True)
 class ServeSettings:
-    """What one standalone server is told. `model_names` are what callers may call the model, the first its own.
+    """Settings of a standalone server. Callers may use any of `model_names`; the first is the canonical one.
 
-    `dtype` "config" is the precision that `config.json` names; `max_model_len` 0 is the model's own context.
+    `dtype` "config" is the precision in `config.json`; `max_model_len` 0 is the model's own context.
     """
 
     model_dir: Path
@@ -53,7 +52,7 @@ class ServeSettings:
     log_level: str
 
     def __repr__(self) -> str:
-        return f"ServeSettings({self.model_dir}, {self.host}:{self.port})"  # never the key
+        return f"ServeSettings({self.model_dir}, {self.host}:{self.port})"  # without the API key
 
 
 def read_flags(arguments: Sequence[str]) -> ServeSettings:
@@ -100,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_model(add: Callable[..., object]) -> None:
-    """Which model, and what computes it."""
+    """Add the flags of the model and its computation."""
     add("model_dir", metavar="MODEL_DIR", help="folder with config.json, tokenizer.json and weights, or a GGUF file")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="where the model runs")
     add(
@@ -128,7 +127,7 @@ def _add_model(add: Callable[..., object]) -> None:
 
 
 def _add_bounds(add: Callable[..., object]) -> None:
-    """How much there is room for."""
+    """Add the flags of limits."""
     add("--max-model-len", default=0, type=_whole(0, 1 << 26), metavar="TOKENS", help="0 is the model's own context")
     add("--kv-memory", default="1GiB", type=_size, metavar="SIZE", help="memory for the KV cache, such as 2GiB")
     add(
@@ -151,7 +150,7 @@ def _add_bounds(add: Callable[..., object]) -> None:
 
 
 def _add_door(add: Callable[..., object]) -> None:
-    """Where it is served, under which names, and to whom."""
+    """Add the flags of address, names and access."""
     add("--host", default="127.0.0.1", type=_host, help="address to listen on; 0.0.0.0 for every one of this machine")
     add("--port", default=8000, type=_whole(0, 65535), help="0 takes a free one")
     add(
@@ -196,7 +195,7 @@ def _model_dir(text: str) -> Path:
 
 
 def _default_names(text: str, model_dir: Path) -> dict[str, None]:
-    """The folder's name, and the path as it was written, which is what load generators call a model by."""
+    """Return the folder's name and the path as given, which load generators use as the model's name."""
     return dict.fromkeys((model_dir.name.removesuffix(".gguf"), text, str(model_dir)))
 
 
@@ -242,7 +241,7 @@ def _name(text: str) -> str:
 
 
 def _key(text: str) -> str:
-    """Never shown in an error."""
+    """Read the API key; errors never show it."""
     if text.startswith("@"):
         try:
             with Path(text[1:]).open(encoding="utf-8") as file:

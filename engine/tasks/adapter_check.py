@@ -1,6 +1,6 @@
-"""Is an adapter one for this model? Asked before its first sequence; headers are read in a thread, and once.
+"""Check whether an adapter fits this model before its first sequence. Headers are read once, in a thread.
 
-The process that runs the model checks again what it loads: here the caller is told what is wrong, by its name.
+The process that runs the model checks again what it loads; this check names the problem for the caller.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ _MAX_REMEMBERED = 1024
 
 
 class AdapterCheck:
-    """`sites` are the modules that an adapter can change, and their (in, out); the `architecture` is the model's."""
+    """`sites` are the modules that an adapter can change with their (in, out); `architecture` is the model's."""
 
     def __init__(self, sites: Mapping[str, tuple[int, int]], architecture: str) -> None:
         self._sites, self._architecture = sites, architecture
-        self._found: BoundedCache[str, str] = BoundedCache(_MAX_REMEMBERED)  # digest -> what is wrong, "" for nothing
+        self._found: BoundedCache[str, str] = BoundedCache(
+            _MAX_REMEMBERED
+        )  # digest -> error message, "" if the adapter fits
 
     async def check(self, adapter: LocalAdapter) -> None:
-        """Raises Refused."""
+        """Check an adapter. Raises Refused."""
         wrong = self._found.get(adapter.digest)
         if wrong is None:
             wrong = await asyncio.to_thread(self._find_fault, Path(adapter.folder))

@@ -1,6 +1,6 @@
-"""An answer's text on its way to who asked: thoughts and calls are told apart, stop strings looked for in content.
+"""The text of an output: separates reasoning and tool calls from content, and finds stop strings in content.
 
-A stop string inside a call's arguments or a thought ends nothing. Knows text only.
+A stop string inside a call's arguments or reasoning does not end the output. Knows text only.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from engine.tool_calls.output_parser import OutputParser
 
 
 class Answer:
-    """One sequence's answer; `parser` None where it is nothing but text."""
+    """One sequence's output; `parser` is None if the output is plain text."""
 
     def __init__(self, stops: StopStringFinder, parser: OutputParser | None) -> None:
         self._stops = stops
@@ -21,44 +21,46 @@ class Answer:
 
     @property
     def is_parsed(self) -> bool:
-        """Whether some of it may be no text."""
+        """Return True if parts of the output may be something other than text."""
         return self._parser is not None
 
     @property
     def is_thinking(self) -> bool:
-        """Whether what comes next is part of a thought."""
+        """Return True if the next text is part of the reasoning."""
         return self._parser is not None and self._parser.is_reasoning
 
     @property
     def num_calls(self) -> int:
-        """Whole calls until now."""
+        """Number of complete tool calls so far."""
         return 0 if self._parser is None else self._parser.num_calls
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing that follows belongs to the answer."""
+        """Return True if nothing that follows belongs to the output."""
         return self._stops.is_stopped or (self._parser is not None and self._parser.is_complete)
 
     @property
     def stop(self) -> str | None:
-        """The stop string that ended it."""
+        """The stop string that ended the output."""
         return self._stops.matched
 
     def push(self, text: str) -> list[OutputPiece]:
-        """What can now be said; never an empty text."""
+        """Return the pieces that can be sent now; never an empty text."""
         if self._parser is not None:
             return self._without_stops(self._parser.push(text))
         said = self._stops.push(text)
         return [said] if said else []
 
     def flush(self, *, is_cut: bool = False) -> list[OutputPiece]:
-        """What was held back, when the sequence has ended; `is_cut`: at the token limit."""
+        """Return the pieces that were held back when the sequence ended. `is_cut` is true if it ended at the token
+        limit."""
         pieces = self._without_stops(self._parser.flush(is_cut=is_cut)) if self._parser is not None else []
         rest = self._stops.flush()
         return [*pieces, rest] if rest else pieces
 
     def _without_stops(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
-        """The pieces up to a stop string; a text that may be the beginning of one is held back, until a call."""
+        """Return the pieces up to a stop string. Text that may be the start of a stop string is held back until a call
+        begins."""
         said: list[OutputPiece] = []
         for piece in pieces:
             if self._stops.is_stopped:

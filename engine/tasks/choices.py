@@ -1,7 +1,7 @@
-"""Several answers to one prompt, told as one call: each piece says whose it is, and the call ends when all have.
+"""Several choices for one prompt as one call: each event names its choice, and the call ends when all choices have
+ended.
 
-A failure of one is the failure of all: the others are cancelled. Knows generations and their events; nothing of how
-they come to be.
+A failure of one choice fails the call and cancels the others. Knows generations and their events.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from engine.tasks.work import Emit, Run
 
 
 def of_choice(sampling: Sampling, choice: int) -> Sampling:
-    """`sampling` for one of several answers to a prompt: with a seed of its own, or all of them would be equal."""
+    """Return `sampling` for one of several choices: with its own seed, because equal seeds would give equal choices."""
     if sampling.seed is None or not choice:
         return sampling
     return msgspec.structs.replace(sampling, seed=(sampling.seed + choice) % 2**63)
 
 
 class Choices:
-    """The run of a call for several answers. `runs` are the choices' own, in their order; each emits to `emitter` of
-    its number. Usage counts the prompt as the first choice met it, and every token generated."""
+    """The run of a call with several choices. `runs` are the choices' own runs in order; each emits to the `emitter`
+    of its number. Usage counts the prompt once and every generated token."""
 
     def __init__(self, emit: Emit) -> None:
         self.runs: list[Run] = []
@@ -35,7 +35,7 @@ class Choices:
         return lambda event: self._hear(choice, event)
 
     def cancel(self) -> Usage:
-        """Free what all sequences hold within one step."""
+        """Free the blocks of all sequences within one step."""
         self._is_over = True
         return self._total([run.cancel() for run in self.runs])
 

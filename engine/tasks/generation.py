@@ -1,7 +1,7 @@
-"""One sequence's news -> one call's events: text with its log-probabilities, pieces of tool calls, and the end.
+"""Turn one sequence's outputs into a call's events: text with log probabilities, parts of tool calls, and the end.
 
-What is one step of the engine becomes at most one Token event, or pieces of calls. Counts every token once, those of
-the marks around calls too. Knows nothing of prompts.
+One engine step becomes at most one Token event or parts of calls. Counts every token once, including those of the marks
+around calls. Knows nothing of prompts.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FAILURES: dict[str, Failed] = {
 
 
 class Generation:
-    """One sequence on its way; made by `TextGenerator.start`."""
+    """A running sequence, created by `TextGenerator.start`."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class Generation:
         echo: PromptEcho | None = None,
         is_silent: bool = False,
     ) -> None:
-        """`choice` numbers the answers to one prompt, which begin with `echo`; a silent one says nothing else. A
-        sequence that is held to a constraint ends with `length` only where what it says is whole."""
+        """`choice` numbers the choices of one prompt; each starts with `echo`. A silent choice emits nothing else. A
+        constrained sequence ends with `length` only if its output is complete."""
         self._replica = replica
         self._tokenizer = tokenizer
         self._sequence_id = request.sequence_id
@@ -71,10 +71,10 @@ class Generation:
         self._choice = choice
         self._echo = echo
         self._is_silent = is_silent
-        self._held: list[SequenceOutput] = []  # until the prompt can be told
+        self._held: list[SequenceOutput] = []  # outputs that wait for the prompt's echo
         self._num_cached = 0
         self._num_tokens = 0
-        self._num_thought = 0  # tokens of thoughts
+        self._num_thought = 0  # reasoning tokens
         self._device_us = 0
         self._num_unsaid = 0  # tokens whose text is still held back
         self._logprobs: list[TokenLogprob] = []
@@ -89,7 +89,7 @@ class Generation:
         return self._usage()
 
     def on_output(self, output: SequenceOutput) -> None:
-        """One step's news of the sequence. Whatever goes wrong with telling it, the call has its end."""
+        """Process one step's output of the sequence. Any exception ends the call with an error."""
         if self._is_over:
             return
         try:
@@ -105,7 +105,7 @@ class Generation:
             self._end(msgspec.structs.replace(_FAILURES["error"], usage=self._usage()))
 
     def _is_waiting(self, output: SequenceOutput) -> bool:
-        """Whether it is to be told once the prompt is; failures are told at once."""
+        """Return True if the output must wait for the prompt's echo. Failures are emitted immediately."""
         if self._echo is None or self._echo.is_ready or output.finish not in (None, "stop", "length", "unclosed"):
             return False
         if not self._held:
@@ -132,7 +132,7 @@ class Generation:
             self._finish("stop")
             self._replica.abort(self._sequence_id)
         elif output.finish == "length" and self._is_held and self._answer.num_calls:
-            self._finish("stop")  # the calls are whole: there was room for no more of them
+            self._finish("stop")  # the calls are complete; there was no room for more
         elif output.finish == "stop" or output.finish == "length":
             self._finish(output.finish)
         elif output.finish == "unclosed":
@@ -147,7 +147,7 @@ class Generation:
         self._end(Finished("tool_calls" if has_called else reason, self._usage(), self._answer.stop))
 
     def _take(self, output: SequenceOutput) -> list[OutputPiece]:
-        """Count the tokens up to where the answer is over; return what can be said."""
+        """Count the tokens up to the end of the output; return the pieces that can be emitted."""
         pieces: list[OutputPiece] = []
         last = len(output.token_ids) - 1
         for index, token_id in enumerate(output.token_ids):
@@ -158,7 +158,7 @@ class Generation:
             pieces += self._answer.push("" if is_end_token else self._detokenizer.push((token_id,)))
             if was_thinking or self._answer.is_thinking:
                 self._num_thought += 1
-                self._logprobs.clear()  # they are of content; a thought's are not told
+                self._logprobs.clear()  # log probabilities are reported for content only, not for reasoning
             elif output.logprobs and not is_end_token:
                 self._logprobs.append(self._logprob(token_id, output.logprobs[index]))
             if self._answer.is_over:
@@ -182,7 +182,7 @@ class Generation:
                 self._emit(self._echo.token(self._choice))
 
     def _say(self, pieces: Sequence[OutputPiece]) -> None:
-        """Emit what can be said: neighbouring texts as one, with the log-probabilities until now."""
+        """Emit pieces: adjacent texts as one event, with the log probabilities collected so far."""
         text = ""
         for piece in pieces:
             if isinstance(piece, str):
@@ -209,7 +209,7 @@ class Generation:
         self._num_unsaid = 0
 
     def _say_call(self, piece: ToolCallPiece) -> None:
-        """Log-probabilities are of content; those of a call are not told."""
+        """Emit a part of a tool call. Log probabilities of calls are not reported."""
         call_id = None if piece.name is None else f"call_{secrets.token_hex(12)}"
         self._emit(
             ToolCallDelta(

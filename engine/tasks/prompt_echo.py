@@ -1,8 +1,8 @@
-"""The prompt that every answer to it begins with: its text, and the log-probabilities of its tokens where those are
-wanted, as the engine finds them out.
+"""The echo of a prompt at the start of its completions: its text, and the log probabilities of its tokens if
+requested.
 
-Of several answers one computes them, and all tell them: the others wait with what they have to say. Knows tokens' texts
-and nothing of answers.
+Of several choices, one computes them and all emit them; the others hold back their output until then. Knows token texts
+only.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from engine.ranks.output import TokenIdLogprob
 
 
 class PromptEcho:
-    """What is told of one prompt. `is_ready` once nothing is missing; who waits for that is then called, once."""
+    """The echo of one prompt. When it is complete (`is_ready`), the waiting callback is called once."""
 
     def __init__(self, text: str, token_texts: Sequence[str], num_tops: int | None, say: Callable[[int], str]) -> None:
-        """`num_tops` None: no log-probabilities are wanted. `say` gives a token's own text."""
+        """`num_tops` None: no log probabilities are requested. `say` returns a token's own text."""
         self._text = text
         self._token_texts = token_texts
         self._num_tops = num_tops
@@ -33,7 +33,7 @@ class PromptEcho:
         return self._num_tops is None or len(self._scores) == len(self._token_texts)
 
     def add(self, scores: Sequence[TokenIdLogprob]) -> None:
-        """Those of the next tokens."""
+        """Add the log probabilities of the next tokens."""
         assert self._num_tops is not None
         for score in scores:
             top = tuple((self._say(token_id), logprob) for token_id, logprob in score.top[: self._num_tops])
@@ -47,5 +47,5 @@ class PromptEcho:
         self._waiting.append(wake)
 
     def token(self, choice: int) -> Token:
-        """The beginning of an answer."""
+        """Return the event with which a choice starts."""
         return Token(self._text, 0, tuple(self._scores), choice)

@@ -1,4 +1,4 @@
-"""Can an engine be asked this at all? What a gateway's schemas let nobody ask is refused here too, by its name.
+"""Bounds that protect the engine from inputs the gateway's schemas reject, for callers that bypass a gateway.
 
 Knows the bounds of sampling; nothing of prompts, tools or constraints.
 """
@@ -13,11 +13,11 @@ _MAX_LOGPROBS = 20
 _MAX_STOPS = 16
 _MAX_BIASES = 1024
 _MAX_CHOICES = 128
-_MAX_FLOAT = 1e30  # what stays finite as float32 in the sampler
+_MAX_FLOAT = 1e30  # finite as float32 in the sampler
 
 
 def refuse_unsound(work: Work, task: TextGeneration, vocab_size: int) -> None:
-    """What a gateway's schemas let nobody ask is not asked of the engine either. Raises Refused."""
+    """Reject values that a gateway's schemas do not allow. Raises Refused."""
     sampling = task.sampling
     floats = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty, sampling.temperature)
     is_sound = {

@@ -1,6 +1,6 @@
-"""Text embeddings: texts -> token ids -> vectors of the single-pass worker -> one Result.
+"""Text embeddings: texts -> token ids -> vectors of the worker -> one Result.
 
-A text longer than the model reads is cut after `max_tokens`; usage counts the tokens that were computed.
+A text longer than `max_tokens` is truncated; usage counts the computed tokens.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from engine.text.files import TokenizerUnusable
 
 logger = logging.getLogger(__name__)
 
-_LONG_TEXT_CHARS = 20_000  # longer ones are tokenised in a thread
-_MAX_CHARS_PER_TOKEN = 128  # what of a text lies beyond max_tokens times this is not even tokenised
+_LONG_TEXT_CHARS = 20_000  # longer texts are tokenized in a thread
+_MAX_CHARS_PER_TOKEN = 128  # text beyond max_tokens times this is not tokenized
 _DEFAULT_MAX_TOKENS = 512
 _OFFSET_POSITIONS = ("roberta", "xlm-roberta", "mpnet")
 
 
 class SentenceTokenizer:
-    """Texts -> rows of ids with the model's own marks around them, at most `max_tokens` long."""
+    """Encode texts as rows of ids with the model's own special tokens, at most `max_tokens` long."""
 
     def __init__(self, model_dir: Path) -> None:
         """Raises TokenizerUnusable."""
@@ -46,13 +46,13 @@ class SentenceTokenizer:
         self._vocabulary.enable_truncation(self.max_tokens)
 
     def encode(self, texts: Sequence[str]) -> list[Row]:
-        """One row a text."""
+        """Return one row per text."""
         cut = [text[: self.max_tokens * _MAX_CHARS_PER_TOKEN] for text in texts]
         return [np.array(encoding.ids, dtype=np.int32) for encoding in self._vocabulary.encode_batch_fast(cut)]
 
 
 class TextEmbedder:
-    """One embedding model on this node: its tokenizer and its worker."""
+    """One embedding model of this node: its tokenizer and its worker."""
 
     def __init__(self, worker: SinglePass, tokenizer: SentenceTokenizer) -> None:
         self._worker = worker
@@ -72,7 +72,7 @@ class TextEmbedder:
 
     @property
     def max_tokens(self) -> int:
-        """What is read of a text."""
+        """Number of tokens of a text that the model reads."""
         return self._tokenizer.max_tokens
 
     def status(self) -> EngineStatus:
@@ -82,7 +82,7 @@ class TextEmbedder:
         await self._worker.close()
 
     async def start(self, work: Work, emit: Emit) -> Embedding:
-        """Tokenise and queue. Raises Refused."""
+        """Tokenize the texts and queue them. Raises Refused."""
         assert isinstance(work.task, TextEmbeddings)
         texts = work.task.texts
         if not texts:
@@ -92,13 +92,13 @@ class TextEmbedder:
         else:
             rows = await asyncio.to_thread(self._tokenizer.encode, texts)
         vocab_size = self._worker.info.vocab_size
-        if not all(len(row) and row.max() < vocab_size for row in rows):  # such a row would end the worker
+        if not all(len(row) and row.max() < vocab_size for row in rows):  # an invalid row would crash the worker
             raise Refused("invalid_input", "a text has no tokens, or tokens that this model does not know")
         return Embedding(self._worker, rows, work.task.pooling or self._worker.info.pooling, emit)
 
 
 class Embedding:
-    """One call's rows on their way; made by `TextEmbedder.start`."""
+    """The rows of one running call, created by `TextEmbedder.start`."""
 
     def __init__(self, worker: SinglePass, rows: list[Row], pooling: str, emit: Emit) -> None:
         self._worker = worker
@@ -108,7 +108,7 @@ class Embedding:
         self._job = asyncio.create_task(self._run())
 
     def cancel(self) -> Usage:
-        """Drop the rows that are not being computed; what is, is not counted."""
+        """Drop the rows that are not being computed. Rows that are being computed are not counted."""
         self._job.cancel()
         return Usage()
 
@@ -120,7 +120,7 @@ class Embedding:
             self._emit(Failed("internal", "the process that ran the model ended", is_retryable=True, num_crashes=1))
         except Overloaded as error:
             self._emit(Failed("out_of_capacity", str(error), is_retryable=True))
-        except Exception as error:  # nobody else would end this call
+        except Exception as error:  # no other code would end this call
             logger.exception("texts could not be embedded: %s", type(error).__name__)
             self._emit(Failed("internal", "the node could not do this; its log says why"))
 
@@ -133,11 +133,11 @@ class Embedding:
 
 
 def _max_tokens(model_dir: Path) -> int:
-    """What the model reads at most: what its sentence configuration or else its tokenizer says, and never more than it
-    has positions for: a longer row would end the process."""
+    """Return the model's token limit: from its sentence configuration or its tokenizer, but never more than it has
+    positions, because a longer row would crash the process."""
     config = _facts(model_dir / "config.json")
     positions = _size(config.get("max_position_embeddings"))
-    if config.get("model_type") in _OFFSET_POSITIONS:  # positions are counted from after that of padding
+    if config.get("model_type") in _OFFSET_POSITIONS:  # positions start after the padding position
         positions -= int(config.get("pad_token_id") or 0) + 1
     wanted = _size(_facts(model_dir / "sentence_bert_config.json").get("max_seq_length"))
     wanted = wanted or _size(_facts(model_dir / "tokenizer_config.json").get("model_max_length"))
@@ -151,5 +151,5 @@ def _facts(path: Path) -> dict[str, Any]:
 
 
 def _size(value: object) -> int:
-    """0 for what is none; a tokenizer without a limit of its own has an enormous one."""
+    """Return 0 for missing values; tokenizers without a limit report a huge number."""
     return value if isinstance(value, int) and 0 < value < 1_000_000 else 0

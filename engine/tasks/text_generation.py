@@ -1,7 +1,8 @@
-"""Text generation: typed input -> prompt ids, output format, one sequence; `generation.py` tells what comes of it.
+"""Text generation: typed input -> prompt ids, output format, sequences. `generation.py` turns their outputs into
+events.
 
-Prompts are the work of `prompt.py`, tools and constraints that of `engine/tool_calls/` and `engine/structured/`. Knows
-nothing of devices, of other models or of who is calling.
+`prompt.py` reads prompts, `engine/tool_calls/` and `engine/structured/` handle tools and constraints. Knows nothing of
+devices, other models or callers.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from engine.tool_calls.output_plan import OutputPlan, ToolsRefused, make_output_
 from engine.tool_calls.reasoning import REASONINGS, find_reasoning
 from engine.tool_calls.tool_format import find_tool_format
 
-_MANY_TOKENS = 10_000  # of a prompt that is told again: more become text in a thread, where they hold up nobody
-_PROMPT_END_TOKENS = 16  # of which may be marks of a thought
+_MANY_TOKENS = 10_000  # longer prompts are detokenized for their echo in a thread
+_PROMPT_END_TOKENS = 16  # tokens at the prompt's end that may contain a reasoning mark
 
 
 class Checker(Protocol):
-    """Says which constraints sequences can be held to."""
+    """Checks whether sequences can be constrained as requested."""
 
     async def check(self, constraint: Constraint, namespace: bytes) -> None:
         """Raises ConstraintRefused."""
@@ -56,19 +57,19 @@ class Checker(Protocol):
 
 
 class _Counted:
-    """A run that was over when it had begun."""
+    """A run that ended when it started."""
 
     def cancel(self) -> Usage:
         return Usage()
 
 
 class TextGenerator:
-    """One text model on this node: its tokenizer, its replica, and the checker of its constraints."""
+    """One text model of this node: its tokenizer, its replica, and the checker of its constraints."""
 
     def __init__(
         self, replica: Replica, tokenizer: Tokenizer, checker: Checker, *, tool_parser: str | None = None
     ) -> None:
-        """`tool_parser` names the family of the model's tool calls, where its template does not show it."""
+        """`tool_parser` names the tool call syntax if the chat template does not show it."""
         self._replica = replica
         self._tokenizer = tokenizer
         self._checker = checker
@@ -91,7 +92,7 @@ class TextGenerator:
         on_exit: Callable[[str], None],
         tool_parser: str | None = None,
     ) -> TextGenerator:
-        """Load the model and its tokenizer side by side. Raises TokenizerUnusable, ReplicaLoadError, ZygoteError."""
+        """Load the model and its tokenizer in parallel. Raises TokenizerUnusable, ReplicaLoadError, ZygoteError."""
         tokenizer_ready = asyncio.create_task(asyncio.to_thread(Tokenizer, config.model_dir))
         try:
             replica = await Replica.start(zygote, config, revision, on_exit)
@@ -101,7 +102,7 @@ class TextGenerator:
             raise
         try:
             checker = ConstraintChecker(config.model_dir, replica.info.vocab_size, replica.info.eos_token_ids)
-            # In a thread: finding out how a template writes calls is to render it, which may take a while.
+            # Detecting the tool call syntax renders the template, which may take a while, so it runs in a thread.
             return await asyncio.to_thread(cls, replica, await tokenizer_ready, checker, tool_parser=tool_parser)
         except BaseException:
             await replica.close()
@@ -127,11 +128,11 @@ class TextGenerator:
         await self._checker.close()
 
     async def prompt_ids(self, task: TextGeneration) -> Sequence[int]:
-        """The ids of the prompt: at least one, and fewer than the context. Raises Refused."""
+        """Return the ids of the prompt: at least one, and fewer than the context. Raises Refused."""
         return await self._prompts.read(task)
 
     async def start(self, work: Work, emit: Emit) -> Run:
-        """Tokenise, check the length and the output format, and hand the sequences to the engine. Raises Refused."""
+        """Tokenize, check the length and the output format, and add the sequences to the engine. Raises Refused."""
         assert isinstance(work.task, TextGeneration)
         task = work.task
         refuse_unsound(work, task, self.info.vocab_size)
@@ -151,7 +152,7 @@ class TextGenerator:
         return self._begin(task, plan, request, echo, emit)
 
     def _plan(self, task: TextGeneration, prompt: Sequence[int]) -> OutputPlan:
-        """What the task's tools and output format come to. Raises Refused."""
+        """Return the plan for the task's tools and output format. Raises Refused."""
         is_turn = self._prompts.uses_template(task)
         try:
             return make_output_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)
@@ -159,7 +160,7 @@ class TextGenerator:
             raise Refused("invalid_input", str(error)) from error
 
     def _room(self, task: TextGeneration, prompt: Sequence[int]) -> int:
-        """Tokens that the context has left for the answer. Raises Refused."""
+        """Return the number of tokens that the context has left for the output. Raises Refused."""
         room = self.info.max_model_len - len(prompt)
         if task.sampling.has_explicit_max_tokens and task.sampling.max_tokens > room:
             raise Refused("invalid_input", f"'/max_tokens' must be <= {room}: the prompt takes the rest of the context")
@@ -168,7 +169,7 @@ class TextGenerator:
     def _request(
         self, work: Work, task: TextGeneration, prompt: Sequence[int], room: int, constraint: Constraint | None
     ) -> SequenceRequest:
-        """The sequence of the task's first answer."""
+        """Return the sequence request of the first choice."""
         sampling = task.sampling
         controls = [token_id for stop in sampling.stop if (token_id := self._tokenizer.control_id(stop)) is not None]
         return SequenceRequest(
@@ -190,7 +191,7 @@ class TextGenerator:
     def _begin(
         self, task: TextGeneration, plan: OutputPlan, request: SequenceRequest, echo: PromptEcho | None, emit: Emit
     ) -> Run:
-        """Hand the engine the sequences of all answers, of which `request` is the first's."""
+        """Add the sequences of all choices to the engine; `request` is the first choice's."""
 
         def begin(request: SequenceRequest, emit: Emit, choice: int) -> Generation:
             starts_text = self._prompts.starts_text(task, len(request.prompt))
@@ -216,7 +217,7 @@ class TextGenerator:
         return choices
 
     def _of_choice(self, request: SequenceRequest, choice: int) -> SequenceRequest:
-        """The sequence of one of several answers, of which `request` is the first."""
+        """Return the sequence request of another choice; `request` is the first choice's."""
         if not choice:
             return request
         return dataclasses.replace(
@@ -237,8 +238,8 @@ class TextGenerator:
         return PromptEcho(text, token_texts, task.sampling.logprobs, say)
 
     async def _first_sound(self, plan: OutputPlan, namespace: bytes, own: Constraint | None) -> Constraint | None:
-        """The first of the plan's constraints that sequences can be held to; `own` is the caller's. Raises Refused when
-        it is none of them."""
+        """Return the first of the plan's constraints that can be enforced; `own` is the caller's. Raises Refused if
+        none can be enforced."""
         for constraint in plan.constraints:
             if constraint is None:
                 return None
@@ -252,7 +253,7 @@ class TextGenerator:
         raise Refused("timeout" if refusal.is_timeout else "invalid_input", message) from refusal
 
     def _thinking(self, task: TextGeneration, prompt: Sequence[int]) -> ReasoningState | None:
-        """Where the prompt leaves a model that thinks first; None if there is nothing to be told of it."""
+        """Return the reasoning state at the end of the prompt; None if reasoning is not separated."""
         is_told = task.separates_reasoning or task.constraint is not None or shown_tools(task)
         if self._reasoning is None or not is_told or not self._prompts.uses_template(task):
             return None
@@ -266,14 +267,14 @@ class TextGenerator:
 
 
 def _ending_as_asked(task: TextGeneration) -> TextGeneration:
-    """An answer in JSON ends where its value does, so that it can be read: nothing stops it before."""
+    """Remove stop conditions from JSON output, which ends where its value ends so that it can be parsed."""
     if task.constraint is None or task.constraint.kind not in ("json_schema", "json_object"):
         return task
     return msgspec.structs.replace(task, sampling=msgspec.structs.replace(task.sampling, stop=(), stop_token_ids=()))
 
 
 def _controls(tokenizer: Tokenizer) -> Controls:
-    """What grammars need to know of a model's control tokens. Marks of calls have no place in text."""
+    """Return the control tokens that grammars need to know. Marks of calls must not occur in text."""
     of_calls = {mark for family in FAMILIES.values() for mark in family.marks}
     of_thoughts = {mark for reasoning in REASONINGS for mark in reasoning.marks}
     marks = {text: token_id for text in of_calls | of_thoughts if (token_id := tokenizer.control_id(text)) is not None}

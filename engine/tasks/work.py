@@ -1,7 +1,7 @@
-"""What every task has in common: the work it is given, the run it makes of it, the model it does it with.
+"""Types shared by all tasks: a call's work, the run that executes it, and the model that runs it.
 
-A run says its events through `emit`, in this event loop, in the order of `engine/protocol/events.py`, and ends with
-exactly one Finished or Failed unless it is cancelled; who cancels says the end.
+A run emits events in this event loop, in the order of `engine/protocol/events.py`, and ends with exactly one Finished
+or Failed unless it is cancelled; the caller of `cancel` reports the end.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ Emit = Callable[[Event], None]
 
 @dataclass(frozen=True)
 class Work:
-    """One call's share of a model: the task's input, the 32 bytes that key its prefix cache, a number for fairness, and
-    the task's adapter, where it asks for one and this node has it. With `is_ephemeral` nothing of it stays in caches
-    once it has ended."""
+    """One call's work for a model: the task's input, the 32-byte namespace of its prefix cache, a number for fairness,
+    and the task's adapter if it has one. If `is_ephemeral`, nothing of the call stays in caches after its end."""
 
     task: TaskInput
     namespace: bytes
@@ -32,7 +31,7 @@ class Work:
 
 
 class Refused(Exception):
-    """Work that cannot be started; `failure` is what the caller is to be told."""
+    """Raised for work that cannot be started; `failure` is sent to the caller."""
 
     def __init__(self, reason: FailureReason, message: str, *, is_retryable: bool = False) -> None:
         super().__init__(message)
@@ -40,31 +39,31 @@ class Refused(Exception):
 
 
 class ModelLoadError(Exception):
-    """A model whose files are present could not be loaded. The text says why, for the operator."""
+    """Raised if a model whose files are present could not be loaded. The text explains the reason to the operator."""
 
 
 class Run(Protocol):
-    """Work that was started."""
+    """Started work."""
 
     def cancel(self) -> Usage:
-        """Stop within one step and say nothing more; returns what was used until now."""
+        """Stop within one step and emit nothing more; return the usage so far."""
         ...
 
 
 class TaskModel(Protocol):
-    """One model made ready for its task, in processes of its own."""
+    """A model that is ready for its task, in its own processes."""
 
     @property
     def is_alive(self) -> bool:
-        """False once its process is gone; whoever loaded it hears of that very soon."""
+        """Return False once the model's process has exited; `on_exit` is called soon after."""
         ...
 
     async def start(self, work: Work, emit: Emit) -> Run:
-        """Raises Refused; cancelled meanwhile, it leaves nothing behind."""
+        """Start the work. Raises Refused. If cancelled meanwhile, it leaves nothing behind."""
         ...
 
     def status(self) -> EngineStatus: ...
 
     async def close(self) -> None:
-        """End its processes. Runs still open fail as retryable."""
+        """End the model's processes. Open runs fail as retryable."""
         ...

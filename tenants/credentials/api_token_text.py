@@ -1,10 +1,10 @@
-"""The text of an API token: how a secret is made, recognised and hashed. Pure; knows no rows.
+"""Format of API token secrets: create, parse and hash a secret. Does not access the database.
 
     cfut_ 0123456789 abcdefghijklmnopqrstuvwxyzABCD 1a2B3c
-    kind  lookup id  30 random characters           CRC-32 of all before it, base 62
+    kind  lookup id  30 random characters           CRC-32 of all preceding text, base 62
 
-The lookup id says where to look; the rest (178 bits) is what proves. The checksum lets a mistyped or invented token be
-refused without asking the database.
+The lookup id finds the database row; the remaining 178 random bits authenticate the client. The checksum lets the
+gateway reject a mistyped or invented token without a database query.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _ALPHABET = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _PREFIXES: dict[str, TokenKind] = {"cfut_": "user", "cfat_": "account"}
 _LOOKUP_LENGTH, _RANDOM_LENGTH, _CHECKSUM_LENGTH = 10, 30, 6
 _OURS = re.compile(r"(cfut_|cfat_)([0-9A-Za-z]{10})[0-9A-Za-z]{30}[0-9A-Za-z]{6}")
-# What else a client may hold in good faith: a cut or altered token of ours, a global key, a login token, and the
-# older tokens without a prefix. None of them is known here.
+# Other credentials that a client may send by mistake: a truncated or altered Hearth token, a global key, a login token,
+# or an older token without a prefix. None of these is a valid API token.
 _CREDENTIAL_LIKE = re.compile(r"(?:cfut|cfat|cfk|cfoat)_[0-9A-Za-z._-]{1,256}|[0-9A-Za-z_-]{40}")
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedSecret:
-    """A secret that is whole: its checksum is right. Whether it opens anything is not known yet."""
+    """A well-formed secret with a correct checksum. The secret has not been verified yet."""
 
     kind: TokenKind
     lookup_id: str
 
 
 def mint(kind: TokenKind, lookup_id: str = "") -> tuple[str, str]:
-    """A fresh secret and its lookup id, which is fresh too unless one is given."""
+    """Return a new secret and its lookup id. The lookup id is random if none is given."""
     prefix = next(prefix for prefix, of_kind in _PREFIXES.items() if of_kind == kind)
     lookup_id = lookup_id or _random(_LOOKUP_LENGTH)
     body = prefix + lookup_id + _random(_RANDOM_LENGTH)
@@ -44,13 +44,16 @@ def mint(kind: TokenKind, lookup_id: str = "") -> tuple[str, str]:
 
 
 def mint_global_key() -> str:
-    """A user's fresh global key. It is looked up by the user's email, so nothing in it says where to look."""
+    """Return a new global key. A global key has no lookup id, because it is looked up by the user's email address."""
     body = "cfk_" + _random(_LOOKUP_LENGTH + _RANDOM_LENGTH)
     return body + _checksum(body)
 
 
 def parse_secret(text: str) -> ParsedSecret | Refused:
-    """Refused("malformed") for what is no credential at all; Refused("unknown") for one that cannot be ours."""
+    """Parse the text of an API token.
+
+    Returns Refused("malformed") if the text is not a credential, and Refused("unknown") if it cannot be a Hearth token.
+    """
     match = _OURS.fullmatch(text)
     if match is None:
         return Refused("unknown" if _CREDENTIAL_LIKE.fullmatch(text) else "malformed")
@@ -61,7 +64,7 @@ def parse_secret(text: str) -> ParsedSecret | Refused:
 
 
 def keyed_hash(pepper: bytes, text: str) -> bytes:
-    """What is stored of a secret: HMAC-SHA-256 under the server's pepper."""
+    """Return the digest stored for a secret: HMAC-SHA-256 with the server's pepper as the key."""
     return hmac.digest(pepper, text.encode(), "sha256")
 
 

@@ -1,7 +1,8 @@
-"""What tells every verifier that something it remembers has changed.
+"""Decision epoch: notify token verifiers that cached decisions are out of date.
 
-Each change to an API token, to an account's standing or to a user raises one number and marks its row with it, in one
-transaction. The number's row is locked until that transaction ends, so whoever reads epoch N sees every change up to N.
+Each change to an API token, an account's status or a user increments the epoch and stores the new epoch in the changed
+row, in one transaction. The epoch's row is locked until the transaction ends, so a reader that sees epoch N sees every
+change up to N.
 """
 
 from __future__ import annotations
@@ -17,18 +18,21 @@ from storage.errors import StoreUnavailable
 from tenants.tables import accounts, api_token_epoch, api_tokens, users
 
 CHANNEL = "api-tokens-changed"
-"""Published with the id of the API token, account or user concerned: a hint to look now, never the proof."""
+"""Channel that carries the id of a changed API token, account or user. A message only prompts a read of the epoch."""
 
 
 async def raise_epoch(connection: AsyncConnection) -> int:
-    """The epoch of a change made in the caller's transaction, which marks the changed row with it."""
+    """Increment and return the epoch within the caller's transaction. The caller must store the epoch in the changed
+    row."""
     statement = update(api_token_epoch).values(epoch=api_token_epoch.c.epoch + 1).returning(api_token_epoch.c.epoch)
     return int((await connection.execute(statement)).scalar_one())
 
 
 async def changed_since(database: Database, epoch: int) -> tuple[int, list[str]]:
-    """The epoch now, and the marks of all about which anything changed after `epoch`: lookup ids of API tokens, account
-    ids and user ids."""
+    """Return the current epoch and the keys of all rows that changed after `epoch`.
+
+    The keys are lookup ids of API tokens, account ids and user ids.
+    """
     async with database.connection() as connection:
         now = int((await connection.execute(select(api_token_epoch.c.epoch))).scalar_one())
         if now <= epoch:
@@ -39,7 +43,7 @@ async def changed_since(database: Database, epoch: int) -> tuple[int, list[str]]
 
 
 async def tell(ephemeral: Ephemeral | None, changed_id: str) -> None:
-    """Hint at a change that is committed; whoever misses it sees the epoch a second later."""
+    """Publish a hint about a committed change. Verifiers that miss the hint read the new epoch within a second."""
     if ephemeral is not None:
         with contextlib.suppress(StoreUnavailable):
             await ephemeral.publish(CHANNEL, changed_id.encode())

@@ -1,6 +1,7 @@
-"""What a member of an account may do there at most, whatever credential the member holds. Pure; knows no rows.
+"""Member roles: limit what a member of an account may do, whatever credential the member uses. Pure functions.
 
-A role bounds scopes: what a user's API token or global key opens on an account is what it says and the role lets.
+A role limits scopes: a user's API token or global key has only those of its scopes on an account that the user's role
+there allows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ Role = Literal["administrator", "developer", "viewer"]
 ROLES: tuple[Role, ...] = get_args(Role)
 
 OPERATOR_ROLES: tuple[Role, ...] = ("administrator", "viewer")
-"""Those that somebody may have on the whole platform: to manage, or to see."""
+"""Roles that can apply to the whole platform: manage or read."""
 
 _NAMES: dict[Role, str] = {
     "administrator": "Administrator",
@@ -23,7 +24,7 @@ _NAMES: dict[Role, str] = {
 
 
 def parse_role(text: str) -> Role:
-    """Raises ValueError for what is no role."""
+    """Parse a role name. Raises ValueError for an unknown role."""
     for role in ROLES:
         if role == text:
             return role
@@ -31,13 +32,15 @@ def parse_role(text: str) -> Role:
 
 
 def shown_role(role: Role) -> str:
-    """As the API writes it."""
+    """Return the role's name in API responses."""
     return _NAMES[role]
 
 
 def bounded(scopes: frozenset[str], role: Role) -> frozenset[str]:
-    """Those that the role lets: an administrator's are all; a developer runs models and sees everything; a viewer only
-    sees."""
+    """Return the scopes that the role allows.
+
+    An administrator keeps all scopes, a developer may run models and read everything, and a viewer may only read.
+    """
     if role == "administrator":
         return scopes
     is_developer = role == "developer"
@@ -45,6 +48,8 @@ def bounded(scopes: frozenset[str], role: Role) -> frozenset[str]:
 
 
 def operator_scopes(role: Role) -> frozenset[str]:
-    """What an operator may do on every account: manage, or see, as the role lets; never run or change a model, which
-    would be at the account's cost. An operator has no tokens of its own."""
+    """Return an operator's scopes on every account: manage or read, as the role allows.
+
+    Operators never run or change models, because that would be charged to the account. Operators have no API tokens.
+    """
     return frozenset(s for s in bounded(ALL_SCOPES, role) if not s.startswith(("ai:", "api_token:")))

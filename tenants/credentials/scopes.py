@@ -1,7 +1,8 @@
-"""Permission groups, as the API speaks of them, and the scopes that each opens, as the code asks for them.
+"""Permission groups of the API, and the scopes that each group grants.
 
-The ids of the Workers AI groups are the contract's; the others are ours, minted once and never changed. An API token
-keeps its groups; scopes are derived from them at every verification, so this table may grow.
+The ids of the Workers AI groups are given by the contract; the other ids are Hearth's own and never change. An API
+token stores its groups. Scopes are derived from the groups at every verification, so groups and scopes can be added to
+this table.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class PermissionGroup:
-    """One row of the table: id (32 hex), name and category as the API shows them, what it opens, and whether that
-    belongs to an account or to a user."""
+    """One permission group. `group_id` is 32 hexadecimal digits, `name` and `category` are shown by the API, and
+    `resource` is the type of resource (account or user) that the group applies to."""
 
     group_id: str
     name: str
@@ -33,7 +34,7 @@ _ACCOUNT = "account_and_billing"
 _USER = "com.cloudflare.api.user"
 
 GROUPS: tuple[PermissionGroup, ...] = (
-    # Read is enough to run models; Write is asked for only to create and upload fine-tunes.
+    # Read is sufficient to run models. Write is required only to create and upload fine-tunes.
     _group("a92d2450e05d4e7bb7d0a64968f83d11", "Workers AI Read", _AI, "ai:run"),
     _group("bacc64e0f6c34fc0883a1223f938a104", "Workers AI Write", _AI, "ai:run", "ai:write"),
     _group("6c80e02421494afc9ae14414ed442632", "Account Settings Read", _ACCOUNT, "account:read"),
@@ -58,17 +59,18 @@ GROUPS: tuple[PermissionGroup, ...] = (
 )
 
 ALL_SCOPES = frozenset(scope for group in GROUPS for scope in group.scopes)
-"""What a user's global key opens on each of the user's accounts."""
+"""Scopes of a user's global key on each of the user's accounts."""
 
 _BY_ID = {group.group_id: group for group in GROUPS}
 _BY_NAME = {group.name.lower(): group for group in GROUPS}
 
 WORKERS_AI_GROUPS: tuple[str, ...] = tuple(group.group_id for group in GROUPS if group.category == _AI)
-"""What an API token for calling models holds unless something else is asked for."""
+"""Default groups of an API token for running models."""
 
 
 def find_group(text: str) -> PermissionGroup | None:
-    """A group by its id or, whatever the case, by its name; "Edit" is what people see for "Write"."""
+    """Return the group with this id or name, or None. The case of names does not matter; "Edit" is an alias of
+    "Write"."""
     name = text.strip().lower()
     if name.endswith(" edit"):
         name = name.removesuffix("edit") + "write"
@@ -76,5 +78,5 @@ def find_group(text: str) -> PermissionGroup | None:
 
 
 def scopes_of(group_ids: Iterable[str]) -> frozenset[str]:
-    """Every scope that one of the groups opens; an id that this version does not know opens none."""
+    """Return all scopes that the groups grant. Unknown ids grant no scopes."""
     return frozenset(scope for group_id in group_ids if group_id in _BY_ID for scope in _BY_ID[group_id].scopes)

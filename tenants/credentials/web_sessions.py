@@ -1,8 +1,9 @@
-"""Sessions of operators who signed in with a browser: opaque, server-side, over at once when they are closed.
+"""Browser sessions of signed-in operators. Sessions are opaque and server-side, and end immediately when closed.
 
-The cookie is a random id with a signature, so that an invented one never reaches the store. What lies in the store is
-under a hash of the id and signed too: whoever reads it can sign in with nothing, whoever writes to it can give nobody a
-role. A session ends after half an hour without use, after half a day in any case, and when the store loses it.
+The cookie is a random id with a signature, so an invented cookie never reaches the store. The stored entry is keyed by
+a hash of the id and is signed: an attacker who can read the store cannot sign in, and an attacker who can write to the
+store cannot assign a role. A session ends after 30 minutes without use, after 12 hours, or when the store loses the
+session.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tenants.credentials.roles import Role
 
 IDLE_S = 30 * 60.0
 LIFE_S = 12 * 3600.0
-_TOUCH_EACH_S = 60.0  # a session in use is written again this often at most
+_TOUCH_EACH_S = 60.0  # minimum interval between writes of a session in use
 _COOKIE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})")
 _PREFIX = "web-session:"
 
@@ -38,7 +39,7 @@ class _Stored(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class WebSession:
-    """Who is signed in. `csrf_token` is what the session's own pages know and no other page can."""
+    """A signed-in operator. `csrf_token` is known only to the session's own pages."""
 
     operator_id: str
     name: str
@@ -49,20 +50,20 @@ class WebSession:
 
 class WebSessions:
     def __init__(self, ephemeral: Ephemeral, secret: bytes, clock: Clock = SYSTEM_CLOCK) -> None:
-        """All gateways of a platform share `secret`."""
+        """Create the session store. All gateways of a platform must use the same `secret`."""
         self._ephemeral = ephemeral
         self._key = hmac.digest(secret, b"hearth web sessions 1", "sha256")
         self._clock = clock
 
     async def open(self, operator_id: str, name: str, role: Role) -> str:
-        """A new session's cookie. Raises StoreUnavailable."""
+        """Create a session and return its cookie. Raises StoreUnavailable."""
         id_, now_s = secrets.token_hex(32), self._now_s()
         await self._write(id_, _Stored(operator_id, name, role, now_s, now_s))
         return f"{id_}.{self._signature('cookie', id_)}"
 
     async def find(self, cookie: str) -> WebSession | None:
-        """The session that a cookie stands for, which is in use again; None where there is none. Raises
-        StoreUnavailable."""
+        """Return the cookie's session and extend the session's idle time. Returns None if there is no such session.
+        Raises StoreUnavailable."""
         id_ = self._id_in(cookie)
         sealed = None if id_ is None else await self._ephemeral.get(self._place(id_))
         stored = None if id_ is None or sealed is None else self._opened(id_, sealed)

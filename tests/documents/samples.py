@@ -1,4 +1,4 @@
-"""Files of every kind, as small as they can be: written here, so that a test can bend them."""
+"""Minimal files of each supported type, built in code so that tests can modify them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _content_types(**overrides: str) -> str:
 
 
 def relations(*targets: tuple[str, str, str], mode: str = "") -> str:
-    """(id, last word of the type, target) of each."""
+    """Return a relationships part. Each target is (id, last path segment of the type, target path)."""
     lines = "".join(
         f'<Relationship Id="{name}" Type="{_OFFICE}/{kind}" Target="{target}"{mode}/>' for name, kind, target in targets
     )
@@ -147,7 +147,7 @@ def open_sheet_parts() -> dict[str, str | bytes]:
 
 
 def pdf(*pages: str, extra: str = "", trailer: str = "") -> bytes:
-    """One line of text on each page; `extra` are more objects, numbered from 100."""
+    """Return a PDF with one line of text per page. `extra` holds further objects, numbered from 100."""
     kids = " ".join(f"{10 + 2 * i} 0 R" for i in range(len(pages)))
     objects = {
         1: "<< /Type /Catalog /Pages 2 0 R >>",

@@ -1,4 +1,4 @@
-"""documents/options.py, documents/kinds.py, documents/words.py, documents/tokens.py: what is asked, and of what."""
+"""Parsing of options, file types, encodings and token counts."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from documents import tokens, words
+from documents import text_encoding, tokens
 from documents.errors import DocumentRefused
 from documents.kinds import find_kind
 from documents.options import Options, parse_options
 
 
-def test_options_are_read_leniently_and_unknown_ones_left_aside():
+def test_options_accept_strings_and_ignore_unknown_fields():
     assert parse_options(None) == parse_options({}) == Options()
     given = {
         "output": {"format": "text"}, "image": {"descriptionLanguage": "de"}, "what": 1,
@@ -35,12 +35,12 @@ def test_options_are_read_leniently_and_unknown_ones_left_aside():
         ({"docx": {"images": {"convert": "yes"}}}, "'/docx/images/convert'"),
     ],
 )  # fmt: skip
-def test_a_bad_option_is_refused_by_its_field(given: Any, field: str):
+def test_invalid_option_error_names_the_field(given: Any, field: str):
     with pytest.raises(ValueError, match=field):
         parse_options(given)
 
 
-def test_the_kind_is_told_by_the_media_type_where_it_says_something():
+def test_specific_media_type_determines_the_file_type():
     def reader(name: str, media_type: str = "") -> str:
         kind = find_kind(name, media_type)
         return kind.reader if kind else ""
@@ -51,15 +51,20 @@ def test_the_kind_is_told_by_the_media_type_where_it_says_something():
     assert find_kind("a.ods", "application/vnd.ms-excel") == find_kind("a.ods", "")
 
 
-def test_text_is_read_as_it_was_written():
-    assert words.decode("ä".encode("utf-16")) == words.decode("ä".encode("utf-8-sig")) == words.decode(b"\xe4") == "ä"
-    assert words.decode(b'<meta charset="windows-1251">' + "я".encode("cp1251")).endswith("я")
-    assert words.decode(b'<meta charset="rot13">\xe4').endswith("ä")
+def test_text_is_decoded_with_its_declared_encoding():
+    assert (
+        text_encoding.decode("ä".encode("utf-16"))
+        == text_encoding.decode("ä".encode("utf-8-sig"))
+        == text_encoding.decode(b"\xe4")
+        == "ä"
+    )
+    assert text_encoding.decode(b'<meta charset="windows-1251">' + "я".encode("cp1251")).endswith("я")
+    assert text_encoding.decode(b'<meta charset="rot13">\xe4').endswith("ä")
     with pytest.raises(DocumentRefused):
-        words.decode(b"a\x00b")
+        text_encoding.decode(b"a\x00b")
 
 
-def test_tokens_are_counted_as_vocabularies_do_about():
+def test_token_estimate_is_close_to_real_tokenizers():
     prose = "The quick brown fox jumps over the lazy dog, and runs away from 1234 unbelievably angry bees."
     assert 18 <= tokens.count(prose) <= 26
     assert tokens.count("") == 0

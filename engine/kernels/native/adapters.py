@@ -1,6 +1,7 @@
-"""Low-rank adapters of many tokens in C++: one call a map, in which every token reads its own matrices once, in a row.
+"""LoRA adapters of many tokens in C++: one call per linear map, in which each token reads its own matrices
+sequentially.
 
-A call is bound to who reads what, which stays the same from step to step, and gets addresses alone each time.
+A call is bound to the tokens' adapters, which stay the same from step to step; only addresses are passed each time.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from engine.kernels.native.library import LowRankCall
 
 _FUNCTIONS = {torch.float32: "hearth_add_low_rank_f32", torch.bfloat16: "hearth_add_low_rank_bf16"}
 _LANES = 16  # outputs of a block, as in adapters.cpp
-_UNIT_BYTES = 4  # of the inputs that are taken in one step
+_UNIT_BYTES = 4  # bytes of the inputs processed in one instruction
 
 
 def find_low_rank(library: ctypes.CDLL, shape: LowRankShape, dtype: torch.dtype) -> NativeLowRank | None:

@@ -1,7 +1,7 @@
-"""Compile the kernels for this machine: `python -m engine.kernels.native.build`. A few seconds, once.
+"""Compile the kernels for this machine in a few seconds: `python -m engine.kernels.native.build`.
 
-Needs a C++ compiler (`$CXX`, c++, g++ or clang++) and nothing else. What comes out is tried in a process of its own
-before anyone may load it. Never required: without it everything runs through torch.
+Needs only a C++ compiler (`$CXX`, c++, g++ or clang++). The result is tested in a separate process before it can be
+loaded. Optional: without it everything uses torch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _TRIAL = "from pathlib import Path; from engine.kernels.native.operators import 
 
 
 class BuildError(Exception):
-    """There is no compiler, it failed, or what it made does not compute what it should."""
+    """There is no compiler, it failed, or its output computes wrong results."""
 
 
 def build(folder: Path = CACHE) -> Path:
-    """The library's path, made now if it is not there. Raises BuildError."""
+    """Return the library's path; build it if it does not exist. Raises BuildError."""
     path = library_path(folder)
     if path.exists():
         return path
@@ -61,7 +61,7 @@ def _run(command: list[str], failure: str) -> None:
 
 
 def main() -> int:
-    """Says what it begins, since a busy machine may take a minute, and what is lost where there is no library."""
+    """Build and report progress, since a busy machine may take a minute, and the effect of a missing library."""
     started_s = time.monotonic()
     if not library_path().exists() and (compiler := find_compiler()):
         _say(f"compiling for this processor with {compiler}: some seconds where nothing else runs, once")

@@ -1,7 +1,7 @@
-"""The compiled kernels of this machine: where they are, and their functions with types.
+"""The compiled kernels of this machine: their location, and their functions with types.
 
-Knows no compiler: `build.py` does. What was built from another source or for another processor has another name and is
-never loaded. Without a library everything runs through torch.
+Independent of compilers, see `build.py`. Libraries for other sources or processors have other names and are never
+loaded. Without a library everything uses torch.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def library_path(folder: Path = CACHE) -> Path:
 
 @functools.cache
 def find_library() -> ctypes.CDLL | None:
-    """What was built for this machine; None if nothing was, or if it cannot be loaded."""
+    """Return the library built for this machine; None if there is none or it cannot be loaded."""
     try:
         return load(library_path())
     except OSError:
@@ -95,9 +95,10 @@ def find_library() -> ctypes.CDLL | None:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Functions of the library at `path`, named as in `kernels.cpp`. Raises OSError, also if one is missing.
+    """Return the functions of the library at `path`, named as in `kernels.cpp`. Raises OSError, also if one is
+    missing.
 
-    They work in torch's own threads: the library asks for the OpenMP that torch has brought along already.
+    They run in torch's threads, because the library uses the OpenMP runtime that torch loaded.
     """
     import torch  # noqa: F401  # its OpenMP has to be there first
 
@@ -112,7 +113,7 @@ def load(path: Path) -> ctypes.CDLL:
 
 
 def _processor() -> list[str]:
-    """What decides which instructions there are."""
+    """Return the processor properties that determine the available instructions."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
