@@ -145,7 +145,7 @@ class SelfAttention:
 
 
 def _head_cuts(config: AttentionConfig, shard: Shard) -> tuple[ShardSlice | None, ShardSlice | None, ShardSlice | None]:
-    """A rank's rows of the matrices of queries, keys and values."""
+    """Return this rank's rows of the query, key and value matrices."""
     queries, keys = (scaled(span, config.head_dim) for span in shard.heads(config))
     of_queries = shard.cut(0, config.num_heads * config.head_dim, queries)
     of_keys = shard.cut(0, config.num_kv_heads * config.head_dim, keys)
@@ -153,7 +153,7 @@ def _head_cuts(config: AttentionConfig, shard: Shard) -> tuple[ShardSlice | None
 
 
 def _fused(cuts: tuple[ShardSlice | None, ...]) -> ShardSlice | None:
-    """The same of one matrix that has the rows of all."""
+    """Return the cut of the fused matrix."""
     spans: list[Span] = []
     total = 0
     for cut in cuts:

@@ -1,4 +1,4 @@
-"""Normalization of the residual stream, by root mean square or by mean and variance, or none."""
+"""Normalization of the residual stream: RMS norm, layer norm, or none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.layers.config import NormConfig
 
 
 class Norm:
-    """x [T, C] float32 -> normalized and scaled, in `out_dtype` (by default the weight's). `forward` exists after
+    """x [T, C] float32 -> normalized and scaled, in `out_dtype` (the weight's by default). `forward` exists after
     `bind`."""
 
     forward: Operator
@@ -45,7 +45,7 @@ class Norm:
 
 
 class NoNorm:
-    """The stream itself, in `dtype`: for layers that normalize only what they add."""
+    """The unchanged stream in `dtype`, for layers that normalize only their output."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype

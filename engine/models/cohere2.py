@@ -1,6 +1,5 @@
-"""Command R7B and A: llama, except that attention and feed-forward read one norm, by mean and variance, side by side,
-that three layers in four have a window and turn in neighboring pairs, that the fourth has no positions, and for a
-scale of logits."""
+"""Command R7B and A: Llama with parallel attention and feed-forward after one layer norm, sliding windows and
+interleaved rotary pairs in three of four layers, no positions in the fourth, and scaled logits."""
 
 from __future__ import annotations
 

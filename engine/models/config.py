@@ -22,8 +22,8 @@ class RopeConfig:
     """Rotary positions. `kind` is default, linear, llama3, yarn or longrope; fields of other kinds keep their
     defaults.
 
-    The first `rotary_dim` numbers of a head turn (0: all of them), in pairs of one number from each half or, where
-    `is_interleaved`, of neighbors.
+    The first `rotary_dim` numbers of a head are rotated (0: all), in pairs of one number from each half or, if
+    `is_interleaved`, of adjacent numbers.
     """
 
     theta: float = 10000.0

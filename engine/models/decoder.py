@@ -191,7 +191,7 @@ class Decoder:
 
 
 class Layer:
-    """One layer: attention added to the stream, then the feed-forward, each normalized before, after or both."""
+    """One layer: attention and then feed-forward, each added to the stream, with norms before, after or both."""
 
     def __init__(
         self,

@@ -1,5 +1,5 @@
-"""Gemma 3's text part: gemma2, except that each head of queries and keys is normalized instead of capped, that five
-layers in six have a window, and that those turn by their own frequencies."""
+"""Gemma 3's text part: Gemma 2 with normalized query and key heads instead of soft caps, and sliding windows with
+their own rotary frequencies in five of six layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""GLM 4: llama, except for norms on both sides of attention and feed-forward, half of each head turning in neighboring
-pairs, biases on queries, keys and values, and a fused feed-forward."""
+"""GLM 4: Llama with norms before and after attention and feed-forward, interleaved rotary pairs on half of each head,
+biases on queries, keys and values, and a fused feed-forward."""
 
 from __future__ import annotations
 

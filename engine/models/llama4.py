@@ -1,6 +1,6 @@
-"""Llama 4's text part: llama, except that layers with positions see their chunk only, turn neighbors and normalize
-heads, that the others let queries grow with their position, and that feed-forwards are mixtures beside a shared expert,
-whose weights multiply what goes in."""
+"""Llama 4's text part: Llama with chunked attention, interleaved rotary pairs and normalized heads in layers with
+positions, query scaling by position in the others, and mixtures beside a shared expert whose weights multiply the
+inputs."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""OLMo 2: llama, except that norms come after attention and feed-forward, and that queries and keys are normalized
-whole."""
+"""OLMo 2: Llama with norms after attention and feed-forward, and queries and keys normalized as a whole."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Qwen 3: llama, except that each head of queries and keys is normalized, and for windows in the upper layers if asked
-for."""
+"""Qwen 3: Llama with normalized query and key heads, and optionally sliding windows in the upper layers."""
 
 from __future__ import annotations
 
