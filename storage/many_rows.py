@@ -19,14 +19,14 @@ from sqlalchemy.types import Boolean, String, TypeEngine
 from storage.columns import UtcDateTime, sqlite_time
 
 MAX_ROWS = 128
-_MAX_VARIABLES = 32_766  # of one statement, in SQLite
+_MAX_VARIABLES = 32_766  # SQLite's limit per statement
 
 Row = tuple[Any, ...]
 _Convert = Callable[[Any], Any]
 
 
 class ManyRows:
-    """Rows for `table`, each a tuple of the columns `names`; one whose `key` is already there is left alone."""
+    """Rows for `table`, each a tuple of the columns `names`; a row whose `key` exists already is skipped."""
 
     def __init__(self, table: Table, names: Sequence[str], *, key: str) -> None:
         self._table = table
@@ -34,11 +34,11 @@ class ManyRows:
         self._key = key
         self._max_rows = min(MAX_ROWS, _MAX_VARIABLES // len(names))
         self._converters: dict[str, list[tuple[int, _Convert]]] = {}
-        self._texts: dict[int, str] = {}  # by number of rows; 0 is that for Postgres
+        self._texts: dict[int, str] = {}  # by number of rows; 0 is the statement for Postgres
 
     async def insert_new(self, connection: AsyncConnection, rows: Sequence[Row]) -> list[Any]:
-        """Returns the keys of those that were new; of rows with one key the first counts. Raises what `execute` of
-        the connection does."""
+        """Insert rows and return the keys of the new ones; of rows with equal keys the first one counts. Raises what
+        the connection's `execute` raises."""
         new: list[Any] = []
         for start in range(0, len(rows), self._max_rows):
             chunk = self._converted(rows[start : start + self._max_rows], connection.dialect)
@@ -47,7 +47,7 @@ class ManyRows:
         return new
 
     def _converted(self, rows: Sequence[Row], dialect: Dialect) -> Sequence[Row]:
-        """As the driver takes them."""
+        """Return the rows with values as the driver accepts them."""
         converters = self._converters.get(dialect.name)
         if converters is None:
             found = [_converter(column.type, dialect) for column in self._columns]
@@ -62,8 +62,8 @@ class ManyRows:
         return made
 
     def _sqlite(self, rows: Sequence[Row]) -> tuple[str, Row]:
-        """A list of rows; to as many as the next power of two, so that there are few statements to prepare: the last
-        one comes again, and is left alone."""
+        """Return a statement with a list of rows, padded to the next power of two by repeating the last row, so that
+        few statements must be prepared."""
         size = min(1 << (len(rows) - 1).bit_length(), self._max_rows)
         text = self._texts.get(size)
         if text is None:
@@ -72,11 +72,12 @@ class ManyRows:
         return text, tuple(chain(*rows, *[rows[-1]] * (size - len(rows))))
 
     def _postgresql(self, rows: Sequence[Row]) -> tuple[str, Row]:
-        """An array for each column: one statement, whatever the number of rows."""
+        """Return a statement with one array per column, for any number of rows."""
         text = self._texts.get(0)
         if text is None:
             dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
-            # A cast to VARCHAR(n) would cut what is too long; without the length it is refused, as in any INSERT.
+            # A cast to VARCHAR(n) would truncate; without the length, values that are too long are rejected as in any
+            # INSERT.
             names = [
                 "VARCHAR" if isinstance(each.type, String) else each.type.compile(dialect) for each in self._columns
             ]
@@ -95,9 +96,9 @@ class ManyRows:
 
 
 def _converter(kind: TypeEngine[Any], dialect: Dialect) -> _Convert | None:
-    """What makes of a value what the driver takes; None where that is the value."""
+    """Return the conversion of a value for the driver; None if it needs none."""
     if isinstance(kind, Boolean):
-        return None  # drivers take a truth value as it is
+        return None  # drivers accept booleans
     if isinstance(kind, UtcDateTime) and dialect.name == "sqlite":
-        return sqlite_time  # the type's own way there takes three functions
+        return sqlite_time  # the type's own conversion takes three function calls
     return kind.dialect_impl(dialect).bind_processor(dialect)

@@ -1,8 +1,7 @@
-"""Brings a database to the schema of this version, under a lock, once.
+"""Upgrade a database to this version's schema once, under a lock.
 
-Migration files are numbered `NNNN_what_changes.py` in one line without branches, so what a database has and what this
-version needs compare as text; Alembic is imported only when there is something to do. A database that is ahead (a
-newer version has been here) is left alone: every migration suits the version before it too.
+Migration files are numbered `NNNN_what_changes.py` without branches, so revisions compare as text. Alembic is imported
+only if there is something to do. A database of a newer version is left unchanged.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ from pathlib import Path
 from storage.database_url import DatabaseUrl, parse_database_url
 from storage.errors import StoreUnavailable
 
-_LOCK_ID = 0x48656172746800  # any number that only this program uses for an advisory lock
+_LOCK_ID = 0x48656172746800  # an arbitrary advisory lock id that only this program uses
 _LOCK_TIMEOUT_S = 60.0
 
 
 async def migrate(url: str) -> str:
-    """Upgrade to the newest schema of this version; returns the revision the database then has.
+    """Upgrade to the newest schema of this version; return the resulting revision.
 
-    Any number of processes may do this at once: one works, the others wait and find it done. Raises StoreUnavailable,
-    and ValueError for a URL that names no database.
+    Any number of processes may call this concurrently: one works, the others wait. Raises StoreUnavailable, and
+    ValueError for a URL without a database.
     """
     parsed = parse_database_url(url)
     head = head_revision()
@@ -36,7 +35,7 @@ async def migrate(url: str) -> str:
 
 
 async def current_revision(url: str) -> str | None:
-    """The revision the database has; None when it has no tables of ours. Raises StoreUnavailable."""
+    """Return the database's revision; None if it has no Hearth tables. Raises StoreUnavailable."""
     parsed = parse_database_url(url)
     if parsed.path is not None:
         return await asyncio.to_thread(_sqlite_revision, parsed.path)
@@ -44,7 +43,7 @@ async def current_revision(url: str) -> str | None:
 
 
 def head_revision() -> str:
-    """The newest revision that this version knows."""
+    """Return the newest revision of this version."""
     numbers = [match[1] for file in _migrations().glob("versions/*.py") if (match := re.match(r"(\d{4})_", file.name))]
     return max(numbers)
 
@@ -101,7 +100,7 @@ async def _upgrade(url: str, parsed: DatabaseUrl, head: str) -> str:
     config.set_main_option("path_separator", "os")
     database = Database.connect(url, statement_timeout_s=_LOCK_TIMEOUT_S)
     try:
-        # On SQLite opening the transaction takes the one write lock there is, which is the lock we need.
+        # On SQLite, opening the transaction takes the only write lock, which serves as the lock.
         async with database.transaction() as connection:
             if database.dialect == "postgresql":
                 await connection.execute(text("SELECT pg_advisory_xact_lock(:id)"), {"id": _LOCK_ID})

@@ -1,4 +1,4 @@
-"""Objects in a local folder: one file each, its checksum beside it in an extended attribute where there are any."""
+"""Objects in a local folder: one file each, with the checksum in an extended attribute where supported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INCOMING = ".incoming"
 
 
 class FileBackend:
-    """Files appear under their key by a rename, after their bytes are on the disk."""
+    """Files are written, synced and then renamed to their key."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -69,7 +69,7 @@ class FileBackend:
                 raise StoreUnavailable("objects: the folder may not be written")
 
     def close(self) -> None:
-        """Holds nothing open."""
+        """Do nothing: no file is kept open."""
 
     def _store(self, key: str, source: IO[bytes], expected: str | None) -> str:
         path = self._root / key
@@ -96,7 +96,7 @@ def _copy(source: IO[bytes], target: Path) -> str:
             file.write(chunk)
             digest.update(chunk)
         file.flush()
-        with contextlib.suppress(OSError):  # a file system without extended attributes: the checksum stays unknown
+        with contextlib.suppress(OSError):  # without extended attributes the checksum is unknown
             os.setxattr(file.fileno(), _ATTRIBUTE, digest.hexdigest().encode())
         os.fsync(file.fileno())
     return digest.hexdigest()

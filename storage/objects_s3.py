@@ -1,4 +1,4 @@
-"""Objects in an S3-compatible bucket, through boto3: endpoint, region and credentials as boto3 reads them."""
+"""Objects in an S3-compatible bucket through boto3, which reads endpoint, region and credentials."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from storage.object_backend import CHUNK_BYTES, ObjectStat
 
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _BEYOND_END = {"416", "InvalidRange"}
-_SHA256 = "sha256"  # the name of our metadata field
+_SHA256 = "sha256"  # name of the metadata field
 
 
 class S3Backend:
-    """Objects under `prefix` of `bucket`. A put is visible only when whole: S3 gives us that."""
+    """Objects under `prefix` of `bucket`. S3 makes a put visible only when it is complete."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         self._bucket = bucket
@@ -38,7 +38,7 @@ class S3Backend:
                 read_timeout=20.0,
                 retries={"mode": "standard", "max_attempts": 3},
                 max_pool_connections=32,
-                # A server of one's own seldom answers to bucket.host names.
+                # Self-hosted servers seldom support bucket.host names.
                 s3={"addressing_style": "path" if has_endpoint else "auto"},
             ),
         )

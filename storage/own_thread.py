@@ -1,6 +1,6 @@
-"""One thread that does one thing after another for an event loop, with the least in between: every call waits for it.
+"""One thread that executes functions in order for an event loop, with minimal overhead.
 
-An executor's locks, callbacks and second future cost more than waking a thread does. Knows no work of its own.
+An executor's locks, callbacks and second future cost more than waking a thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class OwnThread:
-    """Begins with the first thing to do. `close` must be the last call."""
+    """Starts with the first function. `close` must be the last call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -26,17 +26,17 @@ class OwnThread:
         self._thread: threading.Thread | None = None
 
     def do(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """What `work` returns, or raises."""
+        """Return a future with the result or exception of `work`."""
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._ask(future, work)
         return future
 
     def do_aside(self, work: Callable[[], object]) -> None:
-        """Whatever comes of it."""
+        """Execute `work` and ignore its outcome."""
         self._ask(None, work)
 
     def close(self) -> None:
-        """Returns when everything asked for has been done."""
+        """Return when all submitted functions have finished."""
         self._asked.put(None)
         if self._thread is not None:
             self._thread.join()
@@ -57,6 +57,6 @@ class OwnThread:
             except BaseException as raised:
                 error = raised
             if future is not None:
-                with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+                with contextlib.suppress(RuntimeError):  # the loop was closed, so nothing waits for the result
                     future.get_loop().call_soon_threadsafe(tell, future, result, error)
-            del asked, future, work, result, error  # while it waits it holds nothing
+            del asked, future, work, result, error  # releases references while waiting

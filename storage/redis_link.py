@@ -25,16 +25,18 @@ log = logging.getLogger(__name__)
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 1.0
 OPEN_TIMEOUT_S = 5.0
-_GRACE_S = 0.002  # for what has arrived and was not read yet, because this process was kept from running
-_MAX_TIMEOUTS = 20  # for one answer, of a server that goes on answering others before it
-_MOST_UNSENT = 16  # commands that wait for the turn to end: of a burst, Redis works on the first while others are made
-_SEVERAL = 4096  # bytes of one line of an answer, at most
+_GRACE_S = 0.002  # for replies that have arrived but were not read because this process was busy
+_MAX_TIMEOUTS = 20  # for one reply, if the server keeps replying to earlier commands
+_MOST_UNSENT = (
+    16  # commands that wait for the end of the event-loop turn; more are sent at once so that Redis can start
+)
+_SEVERAL = 4096  # longest line of a reply, in bytes
 
 Reply = int | bytes | None | list[Any] | Exception
 
 
 class CommandRefused(Exception):
-    """Redis's word that it did not do a command: `code` is the first word of it, such as NOSCRIPT or READONLY."""
+    """An error reply of Redis: `code` is its first word, such as NOSCRIPT or READONLY."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -42,7 +44,7 @@ class CommandRefused(Exception):
 
 
 def packed(*arguments: bytes | str | int) -> bytes:
-    """Arguments of a command as RESP writes them; `command` puts the number of all before them."""
+    """Return arguments in RESP; `command` adds their count."""
     out = []
     for argument in arguments:
         data = argument if isinstance(argument, bytes) else str(argument).encode()
@@ -51,12 +53,12 @@ def packed(*arguments: bytes | str | int) -> bytes:
 
 
 def command(*arguments: bytes | str | int) -> bytes:
-    """A whole command."""
+    """Return a complete command in RESP."""
     return b"*%d\r\n" % len(arguments) + packed(*arguments)
 
 
 class ReplyReader:
-    """Bytes as they arrive -> whole answers. Raises ValueError for what is not RESP 2."""
+    """Parse bytes into complete replies. Raises ValueError for anything that is not RESP 2."""
 
     def __init__(self) -> None:
         self._data = b""
@@ -75,7 +77,7 @@ class ReplyReader:
         return replies
 
     def _one(self, at: int) -> tuple[Reply, int] | None:
-        """The answer that begins at `at`, and where the next does; None while it is not all here."""
+        """Return the reply at `at` and the position after it; None if it is incomplete."""
         data = self._data
         end = data.find(b"\r\n", at)
         if end < 0:
@@ -111,7 +113,7 @@ class ReplyReader:
 
 
 class _Asked:
-    """Who waits for the last of so many answers, and since when (the loop's time)."""
+    """A waiter for the last of several replies, and the loop's time at which it started."""
 
     __slots__ = ("future", "num_replies", "since_s")
 
@@ -122,7 +124,7 @@ class _Asked:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection while it lasts. `waiting`: who waits for the answers to come, in order."""
+    """One connection. `waiting` has the waiters in the order of their replies."""
 
     def __init__(self, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
@@ -167,8 +169,8 @@ class _Connection(asyncio.Protocol):
         return future
 
     def _look(self, was_late: bool) -> None:
-        """Drop the connection when the oldest answer is late and nothing else comes; after one more look, behind
-        whatever has arrived."""
+        """Drop the connection if the oldest reply is late and nothing else arrives; check once more after reading what
+        has arrived."""
         self._timer = None
         if not self.waiting:
             return
@@ -198,13 +200,13 @@ class _Connection(asyncio.Protocol):
             future = self.waiting.popleft().future
             if not future.done():
                 future.set_exception(StoreUnavailable("redis: the connection is lost"))
-                future.exception()  # seen, also where nobody waits
+                future.exception()  # marks the exception as retrieved if nothing waits
         if not self.is_closed.done():
             self.is_closed.set_result(None)
 
 
 class Sender(Protocol):
-    """What takes commands: a link, or one connection of it that nobody else has yet."""
+    """Anything that accepts commands: a link, or a new connection that nothing else uses yet."""
 
     def send(self, data: bytes, num_replies: int = 1) -> asyncio.Future[Reply]: ...
     def drop(self, why: str) -> None: ...
@@ -214,10 +216,10 @@ Opened = Callable[[Sender], Awaitable[None]]
 
 
 class RedisLink:
-    """The way to one Redis; its connection comes and goes while `run` runs. `on_open` is awaited on each new one,
-    before anybody else can use it; `timeout_s` bounds the wait for an answer.
+    """The link to one Redis, connected while `run` runs. `on_open` is awaited on each new connection before anything
+    else uses it; `timeout_s` bounds the wait for a reply.
 
-    Raises ValueError for a URL that is none of Redis.
+    Raises ValueError for a URL that is not a Redis URL.
     """
 
     def __init__(self, url: str, *, timeout_s: float, on_open: Opened | None = None) -> None:
@@ -229,19 +231,19 @@ class RedisLink:
 
     @property
     def is_open(self) -> bool:
-        """Whether commands can be sent now."""
+        """Return True if commands can be sent now."""
         return self._connection is not None
 
     def send(self, data: bytes, num_replies: int = 1) -> asyncio.Future[Reply]:
-        """Send the bytes of so many whole commands; the future is the answer to the last. A refusal of Redis is the
-        answer CommandRefused, a value. The future, or this, raises StoreUnavailable: the commands may have been done or
-        not."""
+        """Send the bytes of complete commands and return a future of the last reply. An error reply is returned as a
+        CommandRefused value. The future, or this method, raises StoreUnavailable; the commands may or may not have
+        been executed."""
         if self._connection is None:
             raise StoreUnavailable("redis: not connected")
         return self._connection.send(data, num_replies)
 
     async def open(self) -> None:
-        """One try to connect. Raises StoreUnavailable, CommandRefused."""
+        """Try to connect once. Raises StoreUnavailable, CommandRefused."""
         connection = None
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
@@ -258,7 +260,7 @@ class RedisLink:
         self._connection = connection
 
     async def run(self) -> None:
-        """Keep it open until cancelled."""
+        """Keep the connection open until cancelled."""
         backoff_s = MIN_BACKOFF_S
         try:
             while True:
@@ -282,7 +284,7 @@ class RedisLink:
                 self._connection = None
 
     def drop(self, why: str) -> None:
-        """Make this connection a lost one: Redis said something after which it cannot be relied upon."""
+        """Drop the connection after a reply that makes it unreliable."""
         if self._connection is not None:
             self._connection.drop(why)
             self._connection = None
@@ -306,7 +308,7 @@ class RedisLink:
         return (await loop.create_connection(make, host, port, ssl=context))[1]
 
     async def _greet(self, connection: _Connection) -> None:
-        """Say who we are and which database is meant."""
+        """Authenticate and select the database."""
         password, user = self._options.get("password"), self._options.get("username")
         if password:
             raise_refused(await connection.send(command("AUTH", *([user] if user else []), password)))
@@ -315,7 +317,7 @@ class RedisLink:
 
 
 def raise_refused(reply: Reply) -> Reply:
-    """The reply, unless it is a refusal. Raises CommandRefused."""
+    """Return the reply. Raises CommandRefused if it is an error."""
     if isinstance(reply, Exception):
         raise reply
     return reply

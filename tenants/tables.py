@@ -1,7 +1,7 @@
-"""The tenants' rows: accounts, users and their memberships, API tokens and the epoch of decisions, usage and sums over
-it, budgets, audit, batches and their webhooks, responses, and requests under idempotency keys.
+"""Tables of the tenants: accounts, users, memberships, API tokens, usage and its sums, budgets, audit, batches,
+webhooks, stored responses, and idempotency keys.
 
-Column definitions only. No table holds a secret's text: an API token's row, and a user's, hold a keyed hash of it.
+Column definitions only. No table contains a secret: rows of API tokens and users have a keyed hash.
 """
 
 from __future__ import annotations
@@ -33,34 +33,34 @@ accounts = Table(
     Column("status", String(16), nullable=False, server_default="active"),
     Column("plan", String(32), nullable=False, server_default="standard"),
     Column("created_at", UtcDateTime, nullable=False),
-    # The epoch at which what a verifier may remember of this account's tokens last changed; 0 is never.
+    # Epoch of the last change that verifiers of this account's tokens must see; 0 if never changed.
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
-    # JSON of what the API calls the account's settings; null is the defaults.
+    # JSON of the account's settings in the API; null for defaults.
     Column("settings", Text, nullable=True),
-    # JSON of tenants.residency.RegionRule: where the account's calls may run; null is anywhere.
+    # JSON of tenants.residency.RegionRule: where the account's calls may run; null for anywhere.
     Column("region", Text, nullable=True),
-    # What may be kept of its calls' content: `standard`, or `zero` for nothing (tenants.residency.RETENTION_RULES).
+    # Retention of content: `standard`, or `zero` (tenants.residency.RETENTION_RULES).
     Column("retention", String(16), nullable=False, server_default="standard"),
-    # Rules of tenants.quota.limits that hold for this account in place of the operator's.
+    # Rules of tenants.quota.limits for this account that replace the operator's.
     Column("limits", Text, nullable=False, server_default=""),
-    # A deleted account keeps its row, blocked: verifiers must hear of it, and usage and audit still name it.
+    # A deleted account keeps its row and is blocked: verifiers must see it, and usage and audit entries name it.
     Column("deleted_at", UtcDateTime, nullable=True),
     CheckConstraint("status IN ('active', 'blocked')", name="status"),
     Index(None, "decision_epoch"),
 )
 
-# A person with accounts of their own choosing and a global key. An account needs none: without, it is its own user.
+# A person with accounts and a global key. An account without a user acts as its own user.
 users = Table(
     "users",
     metadata,
     Column("user_id", String(32), primary_key=True),
     Column("email", String(254), nullable=False, unique=True),
     Column("name", String(256), nullable=False),
-    # HMAC-SHA-256 of the global key under the server's pepper; null where there is none.
+    # HMAC-SHA-256 of the global key under the server's pepper; null if there is no key.
     Column("global_key_digest", LargeBinary(32), nullable=True),
     Column("created_at", UtcDateTime, nullable=False),
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
-    # JSON of tenants.users.Profile: what the user says beside the name; null is nothing.
+    # JSON of tenants.users.Profile: the user's profile besides the name; null if empty.
     Column("profile", Text, nullable=True),
     Index(None, "decision_epoch"),
 )
@@ -71,7 +71,7 @@ memberships = Table(
     Column("user_id", ForeignKey(users.c.user_id), primary_key=True),
     Column("account_id", ForeignKey(accounts.c.account_id), primary_key=True, index=True),
     Column("created_at", UtcDateTime, nullable=False),
-    # One of tenants.credentials.roles: what the member may do there at most.
+    # One of tenants.credentials.roles: the upper bound of the member's permissions.
     Column("role", String(16), nullable=False, server_default="administrator"),
 )
 
@@ -83,7 +83,7 @@ api_tokens = Table(
     Column("name", String(256), nullable=False),
     Column("kind", String(16), nullable=False),
     Column("status", String(16), nullable=False, server_default="active"),
-    # The first ten characters of the secret: where to look, not what to prove.
+    # The first ten characters of the secret, for lookup only.
     Column("lookup_id", String(10), nullable=False, unique=True),
     # HMAC-SHA-256 of the whole secret under the server's pepper.
     Column("digest", LargeBinary(32), nullable=False),
@@ -91,21 +91,21 @@ api_tokens = Table(
     Column("expires_at", UtcDateTime, nullable=True),
     Column("revoked_at", UtcDateTime, nullable=True),
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
-    # Whose user token this is; null for the account's own.
+    # The user who owns the token; null for an account token.
     Column("user_id", String(32), nullable=True),
     # JSON list of tenants.credentials.policies.Policy; scopes are derived from it when the token is verified.
     Column("policies", Text, nullable=False),
-    # JSON of tenants.credentials.conditions.AddressCondition; null: from anywhere.
+    # JSON of tenants.credentials.conditions.AddressCondition; null for any address.
     Column("condition", Text, nullable=True),
     Column("not_before", UtcDateTime, nullable=True),
     Column("modified_at", UtcDateTime, nullable=True),
-    # JSON of tenants.residency.RegionRule, beside the account's; null adds nothing to that.
+    # JSON of tenants.residency.RegionRule, in addition to the account's; null for none.
     Column("region", Text, nullable=True),
-    # Rules of tenants.quota.limits that hold for this token in place of the operator's and the account's.
+    # Rules of tenants.quota.limits for this token that replace the operator's and the account's.
     Column("limits", Text, nullable=False, server_default=""),
-    # JSON of a list of model ids, the only ones that it may run; null is all.
+    # JSON list of the only model ids the token may run; null for all.
     Column("models", Text, nullable=True),
-    # To half a minute or so, as gateways note it; null is never, or not since this is noted.
+    # Accurate to about half a minute; null if never used.
     Column("last_used_at", UtcDateTime, nullable=True),
     Index(None, "user_id"),
     CheckConstraint("kind IN ('user', 'account')", name="kind"),
@@ -113,7 +113,7 @@ api_tokens = Table(
     Index(None, "decision_epoch"),
 )
 
-# Raised by every change that a verifier must hear of: polled, so it must stay one small read.
+# Incremented by every change that verifiers must see. Polled, so it must stay one small read.
 api_token_epoch = Table(
     "api_token_epoch",
     metadata,
@@ -121,7 +121,7 @@ api_token_epoch = Table(
     Column("epoch", BigInteger, nullable=False),
 )
 
-# One row per admitted call. No foreign keys: what was consumed is kept whatever becomes of the account.
+# One row per admitted call. No foreign keys: usage is kept when the account is deleted.
 usage_entries = Table(
     "usage_entries",
     metadata,
@@ -143,25 +143,25 @@ usage_entries = Table(
     Column("attempts", Integer, nullable=False),
     Column("micro_neurons", BigInteger, nullable=False),
     Column("is_stream", Boolean, nullable=False),
-    # Microseconds of its device that the call is answerable for, and bytes of the request's body and of the answer's.
+    # Microseconds of device time charged to the call, and bytes of the request body and of the output.
     Column("device_us", BigInteger, nullable=False, server_default="0"),
     Column("bytes_in", BigInteger, nullable=False, server_default="0"),
     Column("bytes_out", BigInteger, nullable=False, server_default="0"),
     Column("num_tool_calls", BigInteger, nullable=False, server_default="0"),
-    # What tasks beside text are priced by.
+    # Price units of tasks other than text.
     Column("num_steps", BigInteger, nullable=False, server_default="0"),
     Column("audio_ms", BigInteger, nullable=False, server_default="0"),
     Column("num_image_tiles", BigInteger, nullable=False, server_default="0"),
-    # Replies counted as useful before, which this call's client asked for again: 0 or 1.
+    # Earlier useful responses that this call's client requested again: 0 or 1.
     Column("num_retried", BigInteger, nullable=False, server_default="0"),
     Column("is_useful", Boolean, nullable=False, server_default=false()),
     Column("is_batch", Boolean, nullable=False, server_default=false()),
     Index(None, "account_id", "started_at"),
 )
 
-# Sums over entries, kept with them in one transaction. A call is counted in exactly one row: that of its minute, until
-# the minute's row is folded into its hour's, and that into its day's. Money is never summed from anything else once
-# the entries themselves have been let go.
+# Sums over usage entries, written in the same transaction. A call is counted in exactly one row: its minute's, until
+# that row is merged into its hour's, and later into its day's. After entries are deleted, these sums are the only basis
+# for costs.
 usage_sums = Table(
     "usage_sums",
     metadata,
@@ -188,8 +188,8 @@ usage_sums = Table(
     Index(None, "period", "starts_at"),
 )
 
-# How far the ledger is in each gateway's spool, written with the entries themselves: a database that knows less than
-# the spool does is an older copy, and is told again.
+# The ledger's position in each gateway's spool, written with the entries: a database that is behind the spool's
+# confirmed position is an older copy, and entries are sent again.
 usage_spools = Table(
     "usage_spools",
     metadata,
@@ -199,7 +199,7 @@ usage_spools = Table(
     Column("moved_at", UtcDateTime, nullable=False),
 )
 
-# What an account, or one API token of it ("" is the whole account), may use in a calendar month.
+# Monthly budget of an account, or of one API token ("" is the whole account).
 budgets = Table(
     "budgets",
     metadata,
@@ -209,15 +209,15 @@ budgets = Table(
     Column("unit", String(8), primary_key=True),
     # Millionths of the unit.
     Column("micro_amount", BigInteger, nullable=False),
-    # Whether calls beyond it are refused; else it only warns.
+    # True if calls beyond the budget are rejected; otherwise the budget only warns.
     Column("refuses", Boolean, nullable=False),
-    # Comma separated, such as 50,80,100.
+    # Comma-separated, such as 50,80,100.
     Column("alert_percents", String(64), nullable=False),
     Column("modified_at", UtcDateTime, nullable=False),
     CheckConstraint("unit IN ('neurons', 'usd')", name="unit"),
 )
 
-# One row for each share of a budget that was passed, once a month; the id is made of what the row is about.
+# One row per passed threshold of a budget and month; the id is derived from these.
 budget_alerts = Table(
     "budget_alerts",
     metadata,
@@ -241,9 +241,9 @@ audit_entries = Table(
     Column("who", String(128), nullable=False),
     Column("action", String(64), nullable=False),
     Column("account_id", String(32), nullable=False),
-    # The id of what was acted on: an account's, an API token's. Never a secret.
+    # The id of the affected object: an account, an API token. Never a secret.
     Column("subject_id", String(64), nullable=False),
-    # What changed, in few words; never a secret, never content.
+    # A short description of the change; never a secret, never content.
     Column("detail", Text, nullable=False, server_default=""),
     # Position in the hash chain, from 1, and SHA-256 over the previous digest and all fields of the entry. Database
     # triggers reject every update and delete.
@@ -253,7 +253,7 @@ audit_entries = Table(
     Index(None, "sequence", unique=True),
 )
 
-# The newest entry's place and digest. Locked by whoever appends, so that entries stand in one line.
+# Position and digest of the newest entry. Appending locks this row, so that entries form one chain.
 audit_head = Table(
     "audit_head",
     metadata,
@@ -262,14 +262,14 @@ audit_head = Table(
     Column("digest", LargeBinary(32), nullable=False),
 )
 
-# A batch: requests that were queued together and are answered together. A finished one is kept until `expires_at`.
+# A batch: requests that were queued together and are answered together. A finished batch is kept until `expires_at`.
 batches = Table(
     "batches",
     metadata,
     Column("batch_id", String(36), primary_key=True),
     Column("account_id", String(32), nullable=False),
     Column("api_token_id", String(32), nullable=False),
-    # As the client named the model, and the one that it then meant.
+    # The model's name as sent by the client, and the model that it referred to.
     Column("requested_model", String(256), nullable=False),
     Column("model", String(224), nullable=False),
     Column("num_requests", Integer, nullable=False),
@@ -280,12 +280,12 @@ batches = Table(
     Column("expires_at", UtcDateTime, nullable=True),
     # run: bodies of `ai/run`; response: one body of `responses`, in the background.
     Column("kind", String(16), nullable=False, server_default="run"),
-    # When its client asked for its end, before it was finished: whoever has it ends it.
+    # When the client requested cancellation before the end; the chunk's owner then ends the calls.
     Column("cancelled_at", UtcDateTime, nullable=True),
     Index(None, "expires_at"),
 )
 
-# What one worker takes of a batch at a time: requests from the number `first` on, sealed for their account.
+# Requests of a batch that one worker leases at a time, starting with number `first`, encrypted for their account.
 batch_chunks = Table(
     "batch_chunks",
     metadata,
@@ -294,20 +294,20 @@ batch_chunks = Table(
     Column("account_id", String(32), nullable=False),
     Column("num_requests", Integer, nullable=False),
     Column("num_done", Integer, nullable=False),
-    # Tokens, guessed: what the account's share is charged.
+    # Estimated tokens, charged to the account's fair share.
     Column("cost", BigInteger, nullable=False),
-    # From when on anybody may take it: the end of its owner's lease, or of a pause; null once all of it is done.
+    # When the chunk may be leased: the end of its owner's lease or of a pause; null when it is finished.
     Column("free_at", UtcDateTime, nullable=True),
     Column("owner", String(36), nullable=True),
-    # How often its owner was lost.
+    # Number of expired leases.
     Column("num_losses", Integer, nullable=False),
-    # Null once all of it is done.
+    # Null when the chunk is finished.
     Column("requests", LargeBinary, nullable=True),
     Index(None, "free_at"),
     Index(None, "account_id", "free_at"),
 )
 
-# One answer to a request of a batch, sealed for its account.
+# The result of one request of a batch, encrypted for its account.
 batch_results = Table(
     "batch_results",
     metadata,
@@ -318,8 +318,8 @@ batch_results = Table(
     Column("answer", LargeBinary, nullable=False),
 )
 
-# Where a batch's answers are to be sent once it is finished, sealed for its account; gone when they were, or were given
-# up. From `next_at` on any gateway may try.
+# Webhook of a batch, encrypted for its account; deleted after delivery or the last attempt. Any gateway may attempt
+# delivery from `next_at` on.
 batch_webhooks = Table(
     "batch_webhooks",
     metadata,
@@ -330,8 +330,8 @@ batch_webhooks = Table(
     Index(None, "next_at"),
 )
 
-# The keys that an account's webhooks are signed with, each made from its id and a secret that no store holds. One that
-# was replaced signs on, beside the newer one, until `expires_at`.
+# Webhook signing keys of an account, each derived from its id and a secret that is stored nowhere. A replaced key keeps
+# signing until `expires_at`.
 webhook_keys = Table(
     "webhook_keys",
     metadata,
@@ -342,8 +342,8 @@ webhook_keys = Table(
     Index(None, "account_id"),
 )
 
-# A response that may be told again and gone on from, sealed for its account: what it was, and all turns up to its own;
-# those of one that runs in the background are not there until it is finished.
+# A stored response, encrypted for its account: the response and the conversation up to it. The content of a background
+# response is added when it is finished.
 responses = Table(
     "responses",
     metadata,
@@ -355,7 +355,7 @@ responses = Table(
     Index(None, "expires_at"),
 )
 
-# How many tokens of each account's batches have been taken: the next chunk is of the account that is behind.
+# Tokens of each account's batches that have been leased: the account with the fewest is next.
 batch_shares = Table(
     "batch_shares",
     metadata,
@@ -363,16 +363,16 @@ batch_shares = Table(
     Column("taken", BigInteger, nullable=False),
 )
 
-# A request under an idempotency key, by a hash of that key; sealed for its account, what it was answered.
+# A request with an idempotency key, by a hash of the key; its response is encrypted for its account.
 idempotency_keys = Table(
     "idempotency_keys",
     metadata,
     Column("account_id", String(32), primary_key=True),
     Column("key_hash", String(64), primary_key=True),
-    # A keyed hash of what the request asks.
+    # A keyed hash of the request.
     Column("fingerprint", String(64), nullable=False),
     Column("request_id", String(64), nullable=False),
-    # Who works on it, and until when that is believed; null once it is answered.
+    # The owner of the request and the end of its lease; null when it has a response.
     Column("owner", String(36), nullable=True),
     Column("leased_until", UtcDateTime, nullable=True),
     Column("answer", LargeBinary, nullable=True),

@@ -1,8 +1,8 @@
-"""Neurons that an account may use: the free ones of a day, and what its budgets leave of a month.
+"""Neuron allowances: the free neurons of a day, and the budgets of a month.
 
-Says which budgets a call is held to, from memory, and what is used of them, by the ledger; `quota.py` reserves before
-the call and settles after it, in Redis. Every few seconds what Redis counts is raised to what the ledger says, for
-accounts that have called lately: after a flush, or a gateway's death, the two agree again. Raises alerts.
+Knows which budgets apply to a call (from memory) and their usage according to the ledger; `quota.py` reserves and
+settles in Redis. Every few seconds, Redis's counts of recently active accounts are raised to the ledger's values, so
+that they agree again after Redis lost data or a gateway died. Raises alerts.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MONTH_TTL_S = 33 * 86_400.0
 
 
 class Caller(Protocol):
-    """What is asked of a principal."""
+    """The properties of a principal that budgets depend on."""
 
     @property
     def account_id(self) -> str: ...
@@ -51,8 +51,8 @@ class Caller(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """So many micro-neurons (`limit`) for an account, or for one API token of it, from `since` to before `until`.
-    `key` is what it is counted under; nobody who is held to it enters while it cannot be counted."""
+    """`limit` micro-neurons for an account or one of its API tokens, from `since` until before `until`. Counted under
+    `key`; calls are rejected while it cannot be counted."""
 
     key: str
     name: str
@@ -66,15 +66,15 @@ class Budget:
 
 
 class Counts(Protocol):
-    """Where reservations are counted."""
+    """The store that counts reservations."""
 
     async def raise_used(self, key: str, micro_neurons: int) -> None: ...
 
 
 class Allowance:
-    """The budgets of every caller, for one process. `watch` must run beside it.
+    """The budgets of all callers, for one process. `watch` must run in the background.
 
-    `micro_neurons_for` turns millionths of a dollar into micro-neurons; `flush` moves this process's usage into the
+    `micro_neurons_for` converts millionths of a dollar into micro-neurons; `flush` writes this process's usage to the
     ledger.
     """
 
@@ -94,12 +94,14 @@ class Allowance:
         self._micro_neurons_for = micro_neurons_for
         self._flush = flush
         self._budgets: dict[tuple[str, str], list[MonthlyBudget]] = {}  # by account and API token
-        self._seen: dict[Budget, float] = {}  # -> when last, monotonic
+        self._seen: dict[Budget, float] = {}  # -> monotonic time of the last use
         self._refreshing = asyncio.Lock()
-        self._held: dict[tuple[str, str], tuple[float, tuple[Budget, ...]]] = {}  # by account and token, until when
+        self._held: dict[
+            tuple[str, str], tuple[float, tuple[Budget, ...]]
+        ] = {}  # cache by account and token: expiry, budgets
 
     def of(self, caller: Caller) -> tuple[Budget, ...]:
-        """What a call of theirs is held to. A memory read."""
+        """Return the budgets that apply to a caller's call, from memory."""
         is_free = caller.plan == FREE_PLAN
         if not is_free and not self._budgets:
             return ()
@@ -129,19 +131,19 @@ class Allowance:
         return tuple(found)
 
     def left_s(self, name: str) -> int:
-        """Whole seconds until a budget of that name begins anew."""
+        """Return the whole seconds until a budget of that name resets."""
         day = self._days.day()
         until = day + timedelta(days=1) if name == ALLOWANCE else usage_sums.month_of(day)[1]
         return max(1, math.ceil((until - self._days.now()).total_seconds()))
 
     async def used(self, budget: Budget) -> int:
-        """Micro-neurons used of a budget, by the ledger. Raises StoreUnavailable."""
+        """Return the used micro-neurons of a budget according to the ledger. Raises StoreUnavailable."""
         await self._flush()
         found = await usage_sums.micro_neurons(self._database, [budget.account_id], budget.since, budget.until)
         return _share(budget, found)
 
     async def watch(self, counts: Counts) -> None:
-        """For ever: read the budgets, raise what is counted to what the ledger says, raise alerts."""
+        """Run forever: read the budgets, raise counts to the ledger's values, raise alerts."""
         alerts_at_s = self._clock.monotonic_s()
         while True:
             try:
@@ -156,7 +158,7 @@ class Allowance:
 
     async def refresh(self) -> None:
         """Read all budgets. Raises StoreUnavailable."""
-        async with self._refreshing:  # an older read that ended later would take back what a newer one brought
+        async with self._refreshing:  # an older read that ends later must not replace a newer one
             found: dict[tuple[str, str], list[MonthlyBudget]] = {}
             for budget in await budgets.list_all(self._database):
                 found.setdefault((budget.account_id, budget.api_token_id), []).append(budget)
@@ -164,7 +166,7 @@ class Allowance:
             self._held.clear()
 
     async def true_up(self, counts: Counts) -> None:
-        """Whatever is counted less than the ledger knows of is raised to it. Raises StoreUnavailable."""
+        """Raise every count that is below the ledger's value. Raises StoreUnavailable."""
         now_s = self._clock.monotonic_s()
         for budget in [each for each, seen_s in self._seen.items() if now_s - seen_s > _SEEN_FOR_S]:
             del self._seen[budget]
@@ -183,7 +185,7 @@ class Allowance:
                     await counts.raise_used(budget.key, used)
 
     async def alert(self) -> None:
-        """Enter an alert for every share of a budget that was passed. Raises StoreUnavailable."""
+        """Store an alert for every passed threshold. Raises StoreUnavailable."""
         since, until = usage_sums.month_of(self._days.day())
         account_ids = sorted({account_id for account_id, _ in self._budgets})
         alerts: list[Alert] = []
@@ -249,8 +251,8 @@ class Allowance:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a month comes to, if it goes on as the days before: micro-neurons used until now and expected at its end,
-    and those of them beyond each day's free ones."""
+    """Projected usage of a month: micro-neurons used so far and expected at its end, and the parts beyond the free
+    allowance."""
 
     month: str
     used: int
@@ -261,8 +263,8 @@ class Forecast:
 
 
 def forecast(by_day: Mapping[str, int], now: datetime, free_per_day: int) -> Forecast:
-    """`by_day` is micro-neurons of days as YYYY-MM-DD, of this month and of seven days before now. The days to come are
-    taken to be like the last seven times 24 hours: their mean, today's part so far with them."""
+    """Project the month from `by_day`, micro-neurons by day (YYYY-MM-DD) of this month and of the seven days before
+    now. Remaining days are estimated by the mean of the last seven times 24 hours."""
     now = now.astimezone(UTC)
     first, next_first = usage_sums.month_of(now)
     today = now.replace(hour=0, minute=0, second=0, microsecond=0)
@@ -288,7 +290,7 @@ def forecast(by_day: Mapping[str, int], now: datetime, free_per_day: int) -> For
 
 
 def _share(budget: Budget, found: Mapping[tuple[str, str], int]) -> int:
-    """Of sums by account and API token, what a budget is about."""
+    """Return a budget's part of sums by account and API token."""
     if budget.api_token_id == WHOLE_ACCOUNT:
         return sum(used for (account_id, _), used in found.items() if account_id == budget.account_id)
     return found.get((budget.account_id, budget.api_token_id), 0)

@@ -1,7 +1,7 @@
-"""What an account, or one API token of it, may use in a calendar month (UTC), and the alerts that this raised.
+"""Budgets of accounts and API tokens per calendar month (UTC), and the alerts they raised.
 
-A budget is an amount of neurons or of dollars; when it `refuses`, calls beyond it are not let in; in any case each of
-its `alert_percents` raises one alert a month. Knows rows; `allowance.py` holds calls to them.
+A budget is an amount of neurons or dollars. If it `refuses`, calls beyond it are rejected; each of its `alert_percents`
+raises one alert per month. Knows rows; `allowance.py` enforces budgets.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tenants.tables import budget_alerts, budgets
 
 Unit = Literal["neurons", "usd"]
 
-MAX_BUDGETS = 1000  # of one account
-MAX_MICRO_AMOUNT = 10**15  # a thousand million of either unit
-WHOLE_ACCOUNT = ""  # in place of an API token's id
+MAX_BUDGETS = 1000  # per account
+MAX_MICRO_AMOUNT = 10**15  # one billion of either unit
+WHOLE_ACCOUNT = ""  # used instead of an API token's id
 DEFAULT_ALERTS = (50, 80, 100)
 _MAX_ALERTS = 10
 
 
 @dataclass(frozen=True)
 class MonthlyBudget:
-    """`micro_amount` is in millionths of the unit."""
+    """A budget; `micro_amount` is in millionths of the unit."""
 
     account_id: str
     api_token_id: str
@@ -52,7 +52,7 @@ class MonthlyBudget:
 
 @dataclass(frozen=True)
 class Alert:
-    """A share of a budget was passed: `month` is like 2026-11, `micro_used` what was used when that was seen."""
+    """A threshold of a budget was passed: `month` is like 2026-11, `micro_used` the usage at detection."""
 
     account_id: str
     api_token_id: str
@@ -65,7 +65,7 @@ class Alert:
 
 
 async def put(database: Database, budget: MonthlyBudget, *, who: str, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Set it, in place of one for the same account, token and unit. Raises Conflict when the account has too many."""
+    """Set a budget, replacing one of the same account, token and unit. Raises Conflict if the account has too many."""
     values = {name: getattr(budget, name) for name in ("account_id", "api_token_id", "unit", "micro_amount", "refuses")}
     values |= {"alert_percents": ",".join(map(str, budget.alert_percents)), "modified_at": clock.now()}
     async with database.transaction() as connection:
@@ -79,7 +79,7 @@ async def put(database: Database, budget: MonthlyBudget, *, who: str, clock: Clo
 async def remove(
     database: Database, account_id: str, api_token_id: str, unit: str, *, who: str, clock: Clock = SYSTEM_CLOCK
 ) -> bool:
-    """Returns whether there was one."""
+    """Remove a budget; return True if it existed."""
     is_this = (budgets.c.account_id == account_id) & (budgets.c.api_token_id == api_token_id) & (budgets.c.unit == unit)
     async with database.transaction() as connection:
         found = (await connection.execute(delete(budgets).where(is_this))).rowcount > 0
@@ -89,7 +89,7 @@ async def remove(
 
 
 async def list_all(database: Database, account_id: str | None = None) -> list[MonthlyBudget]:
-    """Those of an account, or of all."""
+    """Return the budgets of an account, or of all accounts."""
     names = ("account_id", "api_token_id", "unit", "micro_amount", "refuses", "alert_percents")
     query = select(*(budgets.c[name] for name in names)).order_by(*budgets.primary_key)
     if account_id is not None:
@@ -100,7 +100,7 @@ async def list_all(database: Database, account_id: str | None = None) -> list[Mo
 
 
 async def raise_alerts(database: Database, alerts: Sequence[Alert]) -> list[Alert]:
-    """Enter alerts; returns those that nobody had raised before in their month."""
+    """Store alerts; return those that were not raised before in their month."""
     if not alerts:
         return []
     rows = {_id_of(alert): alert for alert in alerts}
@@ -112,7 +112,7 @@ async def raise_alerts(database: Database, alerts: Sequence[Alert]) -> list[Aler
 
 
 async def list_alerts(database: Database, account_id: str, limit: int = 100) -> list[Alert]:
-    """The account's newest ones, newest first."""
+    """Return the account's newest alerts, newest first."""
     names = ("account_id", "api_token_id", "unit", "month", "percent", "micro_amount", "micro_used", "at")
     query = select(*(budget_alerts.c[name] for name in names)).where(budget_alerts.c.account_id == account_id)
     async with database.connection() as connection:
@@ -121,7 +121,7 @@ async def list_alerts(database: Database, account_id: str, limit: int = 100) -> 
 
 
 def _id_of(alert: Alert) -> str:
-    """A budget that was changed warns anew."""
+    """Return the alert's id, which depends on the budget's amount: a changed budget alerts again."""
     return f"{alert.account_id}:{alert.api_token_id}:{alert.unit}:{alert.month}:{alert.percent}:{alert.micro_amount}"
 
 

@@ -1,9 +1,8 @@
-"""What an account, an API token, a task or a model is held to: rules as text, and the items that one call must pass.
+"""Rate limit rules of accounts, API tokens, tasks and models: parsing, and the items that apply to one call.
 
-A rule limits requests or tokens in a window, calls at once, or those of them that still wait for their first output.
-Rules of the operator hold for everyone, or for the accounts of one plan; an account and an API token may have their
-own, which take the place of those of the same name.
-Pure; what is counted, and where, is `quota.py`'s.
+A rule limits requests or tokens in a window, concurrent calls, or concurrent calls without output. The operator's rules
+apply to all accounts or to the accounts of one plan; rules of an account or API token replace those of the same name.
+Pure; `quota.py` counts.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from typing import Literal, cast
 from tenants.credentials.principal import Principal
 
 Unit = Literal["requests", "tokens", "calls", "waiting"]
-Kind = Literal["r", "t", "c", "b"]  # as `quota_script.py` knows them
+Kind = Literal["r", "t", "c", "b"]  # the kinds of `quota_script.py`
 
 MAX_RULES = 200
 _MAX_REMEMBERED = 20_000
 MAX_TEXT = 8192
 
-# What Workers AI holds its clients to, by the minute, an account and a task; by the model where it has its own; and
-# each API token in five minutes.
+# The limits of Workers AI: per minute, account and task; per model where it has its own; and per API token in five
+# minutes.
 CONTRACT = (
     "text-generation=300/60, text-embeddings=3000/60, text-classification=2000/60, summarization=1500/60, "
     "translation=720/60, automatic-speech-recognition=720/60, image-classification=3000/60, image-to-text=720/60, "
@@ -49,10 +48,11 @@ _RULE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """At most `count` of `unit` in `window_s` seconds, or (calls, waiting) at once; for accounts of `plan`, or of all.
+    """At most `count` of `unit` in `window_s` seconds, or concurrently (calls, waiting); for accounts of `plan`, or
+    all accounts.
 
-    `subject` is `account` (all that an account does), `token` (each API token), a task or a model: the last two are an
-    account's calls to it, and a model's rule takes the place of its task's.
+    `subject` is `account`, `token` (each API token), a task or a model. The last two limit an account's calls to it; a
+    model's rule replaces its task's.
     """
 
     subject: str
@@ -71,8 +71,8 @@ _AT_ONCE = ("calls", "waiting")
 
 
 def parse_rules(text: str) -> dict[str, Rule]:
-    """`subject[.unit]=count[/seconds]` with commas between, a plan and a colon before those of one plan; by what is
-    written before `=`, `.requests` left out. Raises ValueError."""
+    """Parse comma-separated rules `[plan:]subject[.unit]=count[/seconds]`. Returns them by the text before `=`,
+    without `.requests`. Raises ValueError."""
     found: dict[str, Rule] = {}
     if len(text) > MAX_TEXT:
         raise ValueError(f"rules are at most {MAX_TEXT} characters")
@@ -95,7 +95,7 @@ def parse_rules(text: str) -> dict[str, Rule]:
 
 @lru_cache(maxsize=4096)
 def parse_own(text: str) -> Rules:
-    """Rules that an account or an API token has of its own. Raises ValueError."""
+    """Parse the rules of an account or API token. Raises ValueError."""
     rules = parse_rules(text)
     if any(rule.plan for rule in rules.values()):
         raise ValueError("an account's or an API token's own rules name no plan")
@@ -103,7 +103,7 @@ def parse_own(text: str) -> Rules:
 
 
 def in_force(rules: Rules, plan: str, *own: Rules) -> dict[str, Rule]:
-    """By name, what holds for an account of this plan: later ones take the place of earlier ones."""
+    """Return the rules for an account of this plan by name; later ones replace earlier ones."""
     found = {rule.name: rule for rule in rules.values() if not rule.plan}
     found |= {rule.name: rule for rule in rules.values() if rule.plan == plan}
     for each in own:
@@ -113,23 +113,25 @@ def in_force(rules: Rules, plan: str, *own: Rules) -> dict[str, Rule]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """One thing that a call must pass, counted under `key`: a rule's window or calls at once, or a budget. The same
-    only as itself, so that looking up what depends on it is quick."""
+    """One limit that applies to a call, counted under `key`: a rule's window or concurrency, or a budget. Compared by
+    identity, which makes lookups fast."""
 
     name: str
     kind: Kind
     key: str
     limit: int
     span_ms: int = 0
-    requires_redis: bool = False  # nobody passes while Redis is away; else a share of it is counted here
-    ends_at_first_output: bool = False  # of kind `c`: a call's place is given back with its first output
+    requires_redis: bool = (
+        False  # rejects calls while Redis is unavailable; other limits are then enforced by local shares
+    )
+    ends_at_first_output: bool = False  # for kind `c`: released at the call's first output
 
 
 _KINDS: dict[Unit, Kind] = {"requests": "r", "tokens": "t", "calls": "c", "waiting": "c"}
 
 
 def items_of(rules: Rules, account_id: str, api_token_id: str, task: str = "", model: str = "") -> tuple[Item, ...]:
-    """What `rules` in force hold a call to; without a task, a request that runs no model."""
+    """Return the items that apply to a call; without a task, to a request that runs no model."""
     found = []
     for unit, kind in _KINDS.items():
         suffix = "" if unit == "requests" else f".{unit}"
@@ -149,14 +151,14 @@ def items_of(rules: Rules, account_id: str, api_token_id: str, task: str = "", m
 
 
 class Limits:
-    """The operator's rules, and what they and a principal's own come to."""
+    """The operator's rules combined with those of a principal."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._items: dict[tuple[str, ...], tuple[Item, ...]] = {}
 
     def items(self, principal: Principal, task: str = "", model: str = "") -> tuple[Item, ...]:
-        """What a call of this principal is held to; without a task, a request that runs no model."""
+        """Return the items that apply to a principal's call; without a task, to a request that runs no model."""
         account = principal.account
         if not (self._rules or account.limits or principal.limits):
             return ()

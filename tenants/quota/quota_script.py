@@ -1,17 +1,17 @@
-"""The scripts by which all gateways count together: one call enters, or leaves, in one exchange with Redis.
+"""The Redis scripts that reserve and settle a call's quota in one round trip.
 
-Everything that a call is held to is looked at and taken in one step, all of it or nothing, by Redis's own clock and in
-commands that 6.2 knows. A call is named by its operation id, so that a script which runs twice counts once. Knows keys
-and numbers; what they stand for is `limits.py`'s.
+All limits of a call are checked and charged in one step, or none, by Redis's clock and with commands of Redis 6.2. A
+call is identified by its operation id, so a repeated script counts once. Knows keys and numbers; `limits.py` gives them
+meaning.
 
-Keys of a call: the epoch, the account's open calls, then one for each item, whose kind, limit and span (ms) come in the
+Keys of a call: the epoch, the account's open calls, then one per item, whose kind, limit and window (ms) follow in the
 same order:
 
-  r, t  a window of requests, of tokens: hash {n: taken, b: when it began, ms}; it begins with the first that it counts
-  c     calls at once: sorted set of operation ids by the end of their lease, ms
+  r, t  a window of requests or tokens: hash {n: count, b: start in ms}; starts with its first call
+  c     concurrent calls: sorted set of operation ids by the end of their lease, ms
   b     a budget: hash {u: used, r: reserved}
 
-A lease that ends gives back what was reserved, for whoever held it has died.
+A lease that expires releases the reservation, because its gateway has died.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ import hashlib
 
 EPOCH_KEY = "quota:epoch"
 
-# Answers of ENTER, the first number: the rest is told at its end.
+# First number of ENTER's result; details follow at its end.
 NEW_EPOCH, UNKNOWN_BUDGET, REFUSED, ENTERED, ENTERED_BEFORE = -1, -2, 0, 1, 2
 
-# How to enter: as anybody; whatever the limits say; taking up again what Redis forgot, windows left alone; and without
-# an open call, for what is over as soon as it is counted.
+# Modes of ENTER: normal; regardless of the limits; restoring calls that Redis lost, without counting windows; and
+# counting without an open call.
 AS_ANYBODY, FORCED, AGAIN, IN_PASSING = 0, 1, 2, 3
 
 ENTER = """

@@ -36,7 +36,7 @@ from storage.ephemeral import Ephemeral
 from storage.migrate import migrate
 from tenants import accounts, tables, users
 from tenants.credentials import decision_epoch
-from tests.gateway.echo_proxy import ECHOING_MODEL, run_echo_proxy
+from tests.gateway.echo_proxy import TUNABLE_MODEL, run_echo_proxy
 from tests.gateway.process import PEPPER
 from tests.gateway.site import Site
 from tests.waiting import PATIENCE_S, wait_until_blocking
@@ -79,7 +79,7 @@ async def seed(database_url: str) -> str:
     await accounts.create(database, "SDK", ACCOUNT_ID)
     often = accounts.Account(DELETED_ACCOUNT_ID, "deleted often", "active", "standard", datetime.now(UTC))
     now = datetime.now(UTC)
-    tuned = Finetune(FINETUNE_ID, ACCOUNT_ID, "brought", ECHOING_MODEL, "", False, now, now, None, None, None, None)
+    tuned = Finetune(FINETUNE_ID, ACCOUNT_ID, "brought", TUNABLE_MODEL, "", False, now, now, None, None, None, None)
     async with database.transaction() as connection:
         await accounts.insert_account(connection, often, "sdk suite")
         await connection.execute(insert(finetunes).values(vars(tuned)))

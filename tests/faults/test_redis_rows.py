@@ -69,7 +69,7 @@ class Parted:
 
     @property
     def num_let_in_alone(self) -> float:
-        return self.running.gateway.metric("hearth_quota_local_total")
+        return self.running.gateway.metric("hearth_local_quota_calls_total")
 
 
 @pytest.fixture(scope="module")

@@ -12,10 +12,12 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from urllib.parse import unquote
 
 import httpx
 
 ECHOING_MODEL = "@cf/meta/llama-3.1-8b-instruct"
+TUNABLE_MODEL = "@cf/hearth/spark"
 _HOP_HEADERS = {"connection", "content-encoding", "content-length", "host", "keep-alive", "transfer-encoding"}
 
 
@@ -32,7 +34,7 @@ def run_echo_proxy(base_url: str, account_id: str, placeholder_account_id: str) 
             def handle_request(self) -> None:
                 path = self.path.replace("/accounts/account_id", f"/accounts/{placeholder_account_id}")
                 body = self.rfile.read(int(self.headers.get("content-length", 0)))
-                if path.replace("%40", "@").partition("?")[0] == echoed_path:
+                if unquote(path.partition("?")[0]) == echoed_path:
                     self.reply(200, _success({"response": body.decode()}), {"content-type": "application/json"})
                     return
                 if b'name="file_name"' in body and b"\r\nfile_name\r\n" in body:
@@ -41,7 +43,7 @@ def run_echo_proxy(base_url: str, account_id: str, placeholder_account_id: str) 
                 if path.rstrip("/").endswith("/ai/finetunes") and body:
                     fields = json.loads(body)
                     body = json.dumps(
-                        fields | {"model": ECHOING_MODEL} if fields.get("model") == "model" else fields
+                        fields | {"model": TUNABLE_MODEL} if fields.get("model") == "model" else fields
                     ).encode()
                 url = str(httpx.URL(base_url).copy_with(path="/")).rstrip("/") + path
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_HEADERS}

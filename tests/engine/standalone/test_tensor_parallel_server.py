@@ -59,7 +59,7 @@ def test_a_rank_killed_under_load_ends_its_group_and_the_next_call_is_answered_a
             assert len(ranks) == 2
             begun = threading.Barrier(5)
             with ThreadPoolExecutor(4) as callers:
-                calls = [callers.submit(end_of_stream, server.url, begun) for _ in range(4)]
+                calls = [callers.submit(end_of_stream, server.url, begun, f"round {victim}") for _ in range(4)]
                 begun.wait(60)
                 os.kill(ranks[victim], signal.SIGKILL)
                 assert {call.result() for call in calls} == {"server_error"}
@@ -72,9 +72,12 @@ def is_gone(pid: int) -> bool:
     return not is_running(pid)
 
 
-def end_of_stream(url: str, begun: threading.Barrier) -> str:
-    """The kind of the error that an answer ends with, once all have begun."""
-    with httpx.stream("POST", f"{url}/v1/completions", json=LONG, timeout=60) as response:
+def end_of_stream(url: str, begun: threading.Barrier, prompt: str) -> str:
+    """Return the type of the error with which a stream ends, after all streams have begun.
+
+    Each round needs its own prompt: an input of two crashed processes is quarantined.
+    """
+    with httpx.stream("POST", f"{url}/v1/completions", json=LONG | {"prompt": prompt}, timeout=60) as response:
         lines = response.iter_lines()
         assert "text" in next(lines)
         begun.wait(60)
@@ -88,7 +91,7 @@ def test_more_ranks_than_gpus_is_told_and_what_hides_them(tmp_path: Path, monkey
     server = ServeProcess(tmp_path, str(SPARK), "--device", "cuda", "--tensor-parallel", "2").start()
     try:
         assert server.exit_code() == 1
-        refusal = "device='cuda': tensor_parallel=2 takes 2 GPUs from number 0 on; 0 found (CUDA_VISIBLE_DEVICES='')"
+        refusal = "device='cuda': tensor_parallel=2 needs 2 GPUs from number 0 on; 0 found (CUDA_VISIBLE_DEVICES='')"
         assert refusal in server.told
     finally:
         server.stop()
