@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from catalog.card import CardFacts, ModelCard
     from catalog.manifest import Recipe
     from catalog.model_folder import ModelFolder
-    from cli.quantize import Request
     from storage.database import Database
     from storage.objects import Objects
+    from variants.quantize import Request
 
 app = typer.Typer(help="Models: list, publish, pull, quantize, alias.", no_args_is_help=True)
 COLUMNS = ("name", "task", "source", "context_window", "size", "revision", "alias_of")
@@ -85,11 +85,16 @@ def quantize(
     json: JsonOption = False,
 ) -> None:
     """Publish an int8 or int4 variant of a model, with a report of quality and speed."""
-    from cli.quantize import Request
-
+    try:
+        from variants.quantize import QuantizeError, Request
+    except ImportError as error:
+        raise CommandFailed(f"this needs the engine: pip install 'hearth[engine]' ({error.name} is missing)") from None
     request = Request(model, number_format, group_size, name, text, staging, output, threads)
-    with failures():
-        print_record(_quantize(data, request, json), is_json=json)
+    try:
+        with failures():
+            print_record(_quantize(data, request, json), is_json=json)
+    except QuantizeError as error:
+        raise CommandFailed(str(error), exit_code=2 if error.is_usage else 1) from None
 
 
 @app.command()
@@ -163,7 +168,8 @@ async def _pull(
 def _quantize(data: Path | None, request: Request, json: bool) -> dict[str, Any]:
     """Download and publish in event loops; quantize between them without one, so that Ctrl-C works at once."""
     from catalog.model_folder import inspect_folder
-    from cli.quantize import check_request, fetch_base, make_variant, staging_folder, variant_facts
+    from variants.quantize import check_request, fetch_base, make_variant, variant_facts
+    from variants.staging import staging_folder
 
     recipe, text = check_request(request)
     with staging_folder(request.staging) as staging:
@@ -173,17 +179,19 @@ def _quantize(data: Path | None, request: Request, json: bool) -> dict[str, Any]
                 return await fetch_base(database, objects, request, staging)
 
         base, base_folder = asyncio.run(fetch())
-        made = make_variant(request, recipe, text, base, base_folder, staging / "variant")
-        folder, facts = inspect_folder(made.folder), variant_facts(base, request, made)
+        variant = make_variant(
+            request, recipe, text, base, base_folder, staging / "variant", lambda line: typer.echo(line, err=True)
+        )
+        folder, facts = inspect_folder(variant.folder), variant_facts(base, request, variant)
 
         async def publish_variant() -> dict[str, Any]:
             async with stores(data) as (database, objects):
-                return await _publish_folder(database, objects, folder, facts, json, made.recipe)
+                return await _publish_folder(database, objects, folder, facts, json, variant.recipe)
 
         row = asyncio.run(publish_variant())
         if request.output is not None:
-            shutil.copytree(made.folder, request.output)
-    return row | made.report
+            shutil.copytree(variant.folder, request.output)
+    return row | variant.report
 
 
 async def _alias(data: Path | None, name: str, target: str | None) -> None:

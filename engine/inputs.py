@@ -125,7 +125,7 @@ class TokenLogprobs:
 class StepInputs:
     """Inputs of one forward pass. The first `num_decode_rows` rows have one token each.
 
-    `sequence_ids` are unique in an engine's life, so a runner may cache results by them.
+    `sequence_ids` are unique in the life of an engine.
     """
 
     token_ids: torch.Tensor  # int64 [T]

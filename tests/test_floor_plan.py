@@ -40,7 +40,7 @@ MAY_IMPORT = {
         "service_identity",
     },
     "engine.standalone": {"engine", "engine.node", "engine.serving", "engine.protocol", "catalog", "telemetry"},
-    "variants": {"engine", "engine.protocol", "catalog", "telemetry", "weight_files"},
+    "variants": {"engine", "engine.protocol", "engine.serving", "catalog", "storage", "telemetry", "weight_files"},
     "gateway": {"tenants", "service_identity", "catalog", "documents", "storage", "telemetry", "engine.protocol"},
     "local_platform": {
         "gateway.settings",

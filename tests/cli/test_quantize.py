@@ -14,8 +14,8 @@ import pytest
 
 from catalog.manifest import decode_manifest, manifest_key
 from cli.main import run
-from cli.quantize import staging_folder
 from variants import comparison
+from variants.staging import staging_folder
 
 TEXT = "What is the capital of France? Tell me a short story about a small dog who finds a red ball. " * 3
 MODEL = "@cf/hearth/spark"
@@ -64,7 +64,7 @@ def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_
     assert quantized(capsys, tmp_path, "--format", "int8")["revision"] == first["revision"]
     taken = ["--format", "int4", "--name", first["name"], "--text", str(tmp_path / "text.txt")]
     assert run(["model", "quantize", MODEL, *taken]) == 2
-    assert f"--name: {first['name']} is another model already" in capsys.readouterr().err
+    assert f"--name: {first['name']} is already another model" in capsys.readouterr().err
     assert run(["audit", "list", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)
     assert [(entry["action"], entry["detail"]) for entry in entries] == [("model.publish", first["name"])] * 2
@@ -74,8 +74,8 @@ def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["@cf/none/such", "--format", "int8"], "@cf/none/such is no model of this catalog"),
-        (["@cf/hearth/minilm", "--format", "int8"], "only models of Text Generation have variants"),
+        (["@cf/none/such", "--format", "int8"], "@cf/none/such is not in the catalog"),
+        (["@cf/hearth/minilm", "--format", "int8"], "only Text Generation models have variants"),
         ([MODEL, "--format", "int5"], "--format: 'int5' is not known; int8 and int4 are"),
         ([MODEL, "--format", "int8", "--group-size", "32"], "--group-size is for int4"),
         ([MODEL, "--format", "int4", "--group-size", "64"], "--group-size: 64 does not divide the 688 inputs of"),
@@ -83,7 +83,7 @@ def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_
         ([MODEL, "--format", "int8", "--text", os.devnull], "--text: the text has 0 tokens; at least 64 are needed"),
         ([MODEL, "--format", "int8", "--name", "plain"], "--name: "),
         ([MODEL, "--format", "int8", "--name", "@cf/hearth/minilm"], "--name: @cf/hearth/minilm is built in"),
-        ([MODEL, "--format", "int8", "--name", TAKEN], f"--name: {TAKEN} is an alias of {MODEL} already"),
+        ([MODEL, "--format", "int8", "--name", TAKEN], f"--name: {TAKEN} is already an alias of {MODEL}"),
         ([MODEL, "--format", "int8", "--threads", "0"], "--threads: 0 is less than 1"),
         ([MODEL, "--format", "int8", "--threads", "100000"], "--threads: 100000 is more than the "),
         ([MODEL, "--format", "int8", "--output", "/"], "--output: / exists"),
