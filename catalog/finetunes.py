@@ -48,7 +48,7 @@ MAX_DESCRIPTION = 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _MAX_PUBLIC = 1000
-_MAX_PLATFORM_BYTES = 4 << 30  # of an operator's adapter
+_MAX_PLATFORM_BYTES = 4 << 30  # limit for an operator's adapter
 
 _IS_PUBLIC = (finetunes.c.is_public, finetunes.c.revision.is_not(None))
 

@@ -26,7 +26,9 @@ OnProgress = Callable[[str, int, int], None]  # file, bytes transferred, total b
 
 _MAX_ATTEMPTS_WITHOUT_PROGRESS = 5
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_MODULE_FOLDER = re.compile(r"[0-9]+_[A-Za-z]+/[^/]+")  # of sentence-transformers, for example 1_Pooling/config.json
+_MODULE_FOLDER = re.compile(
+    r"[0-9]+_[A-Za-z]+/[^/]+"
+)  # folders of sentence-transformers modules, for example 1_Pooling/config.json
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from documents.errors import DocumentRefused
 
 MAX_PARTS = 5_000
 MAX_EXPANDED_BYTES = 256 << 20
-MAX_RATIO = 300  # of an archive that expands to more than `_SMALL_BYTES`
+MAX_RATIO = 300  # limit for archives that expand to more than `_SMALL_BYTES`
 _SMALL_BYTES = 16 << 20
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 # Relationships whose target becomes part of the document. A link's does not, nor a template's.

@@ -9,7 +9,7 @@ import re
 
 _PIECES = re.compile(r"[A-Za-z]+|[0-9]{1,3}|[^\W\d_A-Za-z]+|[^\w\s]{1,4}|_+|\n+")
 _LETTERS_PER_TOKEN = 7  # of a word in Latin letters: most are one token
-_BYTES_PER_TOKEN = 4  # of words in other scripts
+_BYTES_PER_TOKEN = 4  # for words in scripts other than Latin
 
 
 def count(text: str) -> int:

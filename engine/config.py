@@ -31,7 +31,7 @@ class EngineConfig:
     max_waiting: int = 1024  # sequences queued behind the running ones
     max_step_tokens: int = 512  # budget of one step: decode rows first, prefill chunks fill the rest
     max_model_len: int = 0
-    num_threads: int = 1  # of all ranks together, at least one each
+    num_threads: int = 1  # total of all ranks; each rank has at least one
     tensor_parallel: int = 1  # ranks that share the model, each with a part of its heads, experts and vocabulary
     is_prefix_cache_enabled: bool = True
     adapter_memory_bytes: int = 512 * 1024 * 1024  # LoRA matrices; least recently used idle adapters are evicted

@@ -12,7 +12,7 @@ class DeviceTime:
     """Belongs to one engine. While the clock runs, all time is charged to some step."""
 
     def __init__(self, table: SlotTable, num_devices: int) -> None:
-        self.busy_us = 0.0  # of all devices together
+        self.busy_us = 0.0  # total of all devices
         self._table = table
         self._num_devices = num_devices
         self._charged_until_s = 0.0  # 0 while paused

@@ -33,7 +33,7 @@ from engine.models.registry import read_config
 from engine.sampler import sample, sample_on_device
 from engine.sampling.logprobs import compute_prompt_logprobs
 
-_LIBRARY_BYTES = 256 << 20  # of cuBLAS and NCCL, roughly
+_LIBRARY_BYTES = 256 << 20  # approximate size of cuBLAS and NCCL
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 

@@ -37,7 +37,7 @@ EXIT_BAD_SETTING = 2
 GC_THRESHOLD = (20_000, 20, 50)  # calls create few reference cycles
 # After syncing the spool, a thread waits this long for the interpreter lock, and calls wait with it. Default: 5 ms.
 SWITCH_INTERVAL_S = 0.0005
-MAX_OPEN_FILES = 65_536  # one for each connection; limited by the hard limit
+MAX_OPEN_FILES = 65_536  # one file per connection; bounded by the hard limit
 
 
 def settle_interpreter() -> None:
@@ -86,7 +86,7 @@ def main() -> int:
         settings = read_settings(GatewaySettings)
         configure_logs("gateway", settings.log_level)
         if settings.dies_with_parent:
-            die_with_parent(number=signal.SIGTERM)  # which drains
+            die_with_parent(number=signal.SIGTERM)  # SIGTERM drains the gateway
         _raise_open_files()
         with _listen(settings) as listener:
             uvloop.run(_run(settings, listener))

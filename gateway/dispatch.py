@@ -23,8 +23,8 @@ from gateway.nodes.inbox import Inbox, Overrun
 from telemetry import metrics
 
 MAX_ATTEMPTS = 2
-MAX_UNREAD_BYTES = 256 * 1024  # of a stream whose client reads slowly
-MAX_COLLECTED_BYTES = 64 * 1024 * 1024  # of an unstreamed call
+MAX_UNREAD_BYTES = 256 * 1024  # limit for a stream whose client reads slowly
+MAX_COLLECTED_BYTES = 64 * 1024 * 1024  # limit for a call that is not streamed
 
 
 class Timeouts(Struct, frozen=True):

@@ -13,7 +13,7 @@ from engine.protocol.joined_events import JoinedEvents
 from gateway.metering import MeteredEvents
 
 MAX_CONCURRENT = 32  # calls of one request that run on nodes at the same time
-MAX_UNREAD_EVENTS = 4096  # of a stream whose client reads slowly
+MAX_UNREAD_EVENTS = 4096  # limit for a stream whose client reads slowly
 
 
 class JoinedCalls:

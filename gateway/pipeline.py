@@ -166,7 +166,7 @@ async def _run_request(context: RequestContext, exchange: Exchange, body: dict[s
         return
     async with quotas.QuotaReservation(services, request.calls, exchange.response_headers) as reservation:
         calls = start_calls(context, request.calls, reservation.on_first_output)
-        if exchange.store_response is None:  # else the client intends to retry for the response
+        if exchange.store_response is None:  # with an idempotency key, a disconnect does not cancel the call
             exchange.on_disconnect(calls.abandon)
         context.slot.stop = calls.stop
         try:

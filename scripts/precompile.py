@@ -34,7 +34,7 @@ def main() -> None:
             # What an option needs (triton a GPU) is missed by nobody who does not have it; a module of ours is.
             if (error.name or "").partition(".")[0] in PACKAGES:
                 print(f"setup: {name} is left to its first use: {error}")
-        except Exception as error:  # it is for another program to load
+        except Exception as error:  # another program reports the error when it imports the module
             print(f"setup: {name} is left to its first use: {error}")
 
 

@@ -35,7 +35,7 @@ ForgedReason = Literal[
     "header",  # not ours to the letter: another algorithm or type, a key or an address of one, anything more
     "key",  # in no ring, or not for now, or revoked
     "signature",
-    "claims",  # one is missing, twice there, of another type, or unknown
+    "claims",  # a claim is missing, repeated, unknown or has the wrong type
     "issuer",
     "subject",  # not who its key speaks for, of a kind that may not ask this, or revoked
     "audience",  # meant for somebody else

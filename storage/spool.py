@@ -247,7 +247,7 @@ class _Batch:
 
     def become_durable(self) -> None:
         for waiter in self.waiters:
-            if not waiter.done():  # it is, when whoever waited was cancelled
+            if not waiter.done():  # the future is done if its waiter was cancelled
                 waiter.set_result(None)
 
     def end(self, error: Exception | None) -> None:

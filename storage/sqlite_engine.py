@@ -95,7 +95,7 @@ class _Connection(AsyncAdapt_aiosqlite_connection):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.has_begun = False  # or is about to: what was asked of the thread happens, though nobody wait for it
+        self.has_begun = False  # also True once BEGIN is submitted: it runs even if its waiter is cancelled
 
     def commit(self) -> None:
         super().commit()

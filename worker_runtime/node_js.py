@@ -24,7 +24,7 @@ LOCK_FILES = ("package.json", "package-lock.json", ".npmrc")
 
 _STAMP = ".hearth-installed"
 _VERSION = re.compile(r"v(\d+)\.(\d+)\.(\d+)")
-_MAX_OUTPUT_CHARACTERS = 600  # of a failed command, in an error message
+_MAX_OUTPUT_CHARACTERS = 600  # limit for a failed command's output in an error message
 
 
 class ToolsMissing(Exception):

@@ -79,7 +79,7 @@ class AdapterQueue:
         self._draining: Collection[str] = frozenset()  # digests
         self._timed_out: _Wanted | None = None
         self._is_changed = False  # since the order was last evaluated
-        self._timeout_at_s = math.inf  # of the first adapter without room
+        self._timeout_at_s = math.inf  # deadline of the first adapter without room
 
     @property
     def num_waiting(self) -> int:

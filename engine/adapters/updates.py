@@ -18,7 +18,7 @@ class AdapterAdded:
 
     handle: int
     shape: AdapterShape
-    num_slots: int  # of the slot pool for adapters of this shape
+    num_slots: int  # size of the slot pool for adapters of this shape
     matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 

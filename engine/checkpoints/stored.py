@@ -202,7 +202,7 @@ class Source(Protocol):
     @property
     def name(self) -> str: ...  # as the model family calls it
     @property
-    def shape(self) -> tuple[int, ...]: ...  # of the parameter, not of the stored tensors
+    def shape(self) -> tuple[int, ...]: ...  # shape of the parameter, not of the stored tensors
     @property
     def parts(self) -> tuple[StoredTensor, ...]: ...  # the stored tensors; the first has most of the bytes
     @property

@@ -25,7 +25,7 @@ from engine.kernels.reference import round_rows
 
 logger = logging.getLogger(__name__)
 
-_ZERO_POINT = 128  # of the unsigned inputs
+_ZERO_POINT = 128  # zero point of the unsigned inputs
 _MAX_LEVEL = 127.0
 _GROUP_SIZES = (256, 128, 64, 32)  # supported by the 4-bit operator
 _OUT_STEP = 16  # the 4-bit operator needs a multiple of this many outputs

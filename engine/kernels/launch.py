@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from engine.arrays import ceil_div, segment_offsets
 from engine.kernels.interface import AttentionShape, AttentionWindow
 
-_MOST_HEADS = 16  # of one KV head per program
+_MOST_HEADS = 16  # query heads of one KV head per program
 _ROW, _FIRST_TOKEN, _NUM_TOKENS, _FIRST_POSITION = range(4)
 
 
@@ -37,7 +37,7 @@ class AttentionLayer:
     shape: AttentionShape
     window: AttentionWindow
     sinks: torch.Tensor | None  # float32 [H]
-    block_size: int  # of the pool
+    block_size: int  # block size of the pool
 
 
 # What attends: queries are the first H × D numbers of qkv [T, …], keys and values those of the pool, `kv` [slots, …] of

@@ -32,7 +32,7 @@ class Mlp:
     ) -> None:
         first, last = shard.span(config.inner)
         num_halves = 2 if config.activation.is_gated else 1
-        per_part = num_halves // len(up)  # of the halves, in each matrix
+        per_part = num_halves // len(up)  # number of halves in each matrix
         spans = [(half * config.inner + first, half * config.inner + last) for half in range(per_part)]
         parts, cut = dict.fromkeys(up, per_part * (last - first)), shard.cut(0, per_part * config.inner, *spans)
         self._config = config

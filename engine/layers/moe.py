@@ -77,7 +77,7 @@ class Experts:
         self._cut = shard.cut(0, config.num_experts, self._span)
         num_experts = self._span[1] - self._span[0]
         width = config.inner * (2 if config.activation.is_gated else 1)
-        self.shapes = ((width, num_channels), (num_channels, config.inner))  # of one expert's matrices
+        self.shapes = ((width, num_channels), (num_channels, config.inner))  # shapes of one expert's matrices
         self._up = torch.empty(num_experts, width, num_channels, dtype=dtype, device=device)
         self._down = torch.empty(num_experts, num_channels, config.inner, dtype=dtype, device=device)
         has_bias = config.has_bias

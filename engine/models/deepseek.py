@@ -15,7 +15,7 @@ from engine.models.rope import yarn_mscale
 from engine.models.rope_fields import with_neighbors
 
 _EXPERTS = ExpertNames(shared="shared_experts")
-_NORM_EPS = 1e-6  # of latents, whatever the config says of the stream
+_NORM_EPS = 1e-6  # epsilon of the latents' norms; the config's epsilon is for the residual stream
 
 
 def deepseek_v2(fields: Fields) -> ModelConfig:

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 HANDSHAKE_TIMEOUT_S = 5.0
 MAX_HANDSHAKE_BYTES = 16 * 1024
-MAX_UNSENT_BYTES = 16 * 1024 * 1024  # of events that a gateway has not read
+MAX_UNSENT_BYTES = 16 * 1024 * 1024  # limit for events that a gateway has not read
 MAX_UNREAD_S = 15.0  # for which a gateway may leave its events unread
 MIN_NONCE_BYTES = 16
 

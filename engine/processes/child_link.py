@@ -124,7 +124,7 @@ class ChildLink(asyncio.Protocol):
         self._is_gone = True
         self._stop_checks()
         if not self._is_closing:
-            self._loop.call_later(EXIT_TIMEOUT_S, self._child.kill)  # it may still write its log
+            self._loop.call_later(EXIT_TIMEOUT_S, self._child.kill)  # until then, the child may still write its log
         self._on_lost()
 
     async def _await_exit(self) -> None:

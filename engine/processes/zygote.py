@@ -168,7 +168,7 @@ class Zygote:
         self._process, process = None, self._process
         if process is not None:
             process.kill()
-            process.wait()  # takes milliseconds: it has no state to save
+            process.wait()  # takes milliseconds, because the process has no state to save
         forks, self._forks = self._forks, {}
         for ours, future in forks.values():
             ours.close()

@@ -210,7 +210,7 @@ def apply_message(runner: Runner, message: StepInputs | Ints | AdapterUpdate) ->
 def _wait_until_ready(follower: _Follower, watcher: threading.Thread) -> None:
     data = receive_frame(follower.channel)
     if data is None:
-        watcher.join()  # which ends this process
+        watcher.join()  # ends this process
         raise GroupError(f"rank {follower.rank} has ended")
     ready = msgspec.msgpack.decode(data, type=_Ready)
     if ready.failure:

@@ -18,8 +18,8 @@ from engine.protocol.sampling import Sampling
 
 _SEED_MASK = (1 << 64) - 1
 _MIN_TEMPERATURE = 1e-4  # lower temperatures are greedy
-_MAX_PARAMETER = 100.0  # of temperature and penalties
-_MAX_BIAS = 1e4  # of a logit
+_MAX_PARAMETER = 100.0  # bound of temperature and penalties
+_MAX_BIAS = 1e4  # bound of a logit bias
 
 
 @dataclass(frozen=True, eq=False)

@@ -42,7 +42,7 @@ class Call:
         self._emit = emit
         self._is_over = False
         self._replica: ModelReplica | None = None
-        self._replica_load = 0  # which load of the replica runs this call
+        self._replica_load = 0  # the load of the replica that runs this call
         self._adapter: Adapter | None = None  # acquired, to be released at the end
         self._run: Run | None = None
         self._retry_lock: asyncio.Lock | None = None  # held while this call may be what ends the process

@@ -56,7 +56,7 @@ class ModelReplica:
     state: ReplicaState = "cold"
     detail: str = ""
     task: str = ""
-    num_calls: int = 0  # that have acquired this replica
+    num_calls: int = 0  # calls that have acquired this replica
     num_loads: int = 0  # times this replica became ready
     last_used_s: float = 0.0
     has_slot: bool = False  # counts towards `max_replicas`

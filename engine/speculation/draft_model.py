@@ -49,7 +49,7 @@ class DraftModel:
         blocks_each = ceil_div(runner.max_model_len, runner.block_size)
         self._first_slot = np.arange(max_sequences) * blocks_each * runner.block_size
         self._block_tables = np.arange(max_sequences * blocks_each, dtype=np.int32).reshape(max_sequences, blocks_each)
-        self._tokens = np.full((max_sequences, runner.max_model_len), -1, dtype=np.int32)  # whose KV is written
+        self._tokens = np.full((max_sequences, runner.max_model_len), -1, dtype=np.int32)  # tokens whose KV is written
         self._num_written = np.zeros(max_sequences, dtype=np.int64)
         self._owner: list[int] = [0] * max_sequences
         self._used_at = [0] * max_sequences

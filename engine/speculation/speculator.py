@@ -23,7 +23,7 @@ from engine.scheduling.scheduler import Scheduler
 from engine.scheduling.step_budget import ScheduledStep
 from engine.speculation.draft_length import DraftLength
 
-_MIN_TOKENS_PER_ROW = 8  # of a step's free tokens; drafting for more rows with fewer tokens each does not pay
+_MIN_TOKENS_PER_ROW = 8  # free tokens of a step per row; drafting for more rows with fewer tokens each does not pay
 _STAY_STEPS = 16
 _MAX_PAUSE = 3  # steps without a request to the drafter after it proposed nothing
 

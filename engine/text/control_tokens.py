@@ -21,7 +21,7 @@ _HTML = re.compile(
     r"</?(?:table|caption|thead|tbody|tfoot|tr|th|td|h[1-6]|blockquote|strong|em|b|i|u|s|sub|sup|code|p|br|a|ul|ol|li)>"
 )
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-_MAX_DEPTH = 64  # of nested lists and objects in a message or a tool
+_MAX_DEPTH = 64  # nesting of lists and objects in a message or a tool
 
 
 class NestingTooDeep(Exception):

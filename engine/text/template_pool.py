@@ -30,7 +30,7 @@ from engine.text.template_worker import (
 )
 
 MAX_WORKERS = 2
-TIMEOUT_S = 10.0  # of wall-clock time; more than the CPU limit, for a busy machine
+TIMEOUT_S = 10.0  # wall-clock limit; larger than the CPU limit to allow for a busy machine
 
 _ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL")  # nothing that is secret
 _decoder: msgspec.msgpack.Decoder[Response] = msgspec.msgpack.Decoder(Response)

@@ -31,7 +31,7 @@ from msgspec import Struct
 
 from engine.processes.frames import framed, receive_frame
 
-MAX_TEXT_CHARS = 32 * 1024 * 1024  # of a rendered prompt
+MAX_TEXT_CHARS = 32 * 1024 * 1024  # limit for a rendered prompt
 MAX_RENDER_CPU_S = 2.0
 MEMORY_BYTES = 512 * 1024 * 1024  # beyond what the process uses at its start
 MAX_TEMPLATES = 64  # compiled templates cached

@@ -20,7 +20,7 @@ class ArgumentReader(CallReader):
         super().__init__(tools)
         self._name = ""
         self._arguments = ""  # JSON of the complete arguments
-        self._state = ""  # what the subclass expects next
+        self._state = ""  # the element that the subclass expects next
         self._keys: set[str] = set()
         self._num_sent = 0
 

@@ -110,7 +110,7 @@ PHI4_MINI = JsonCalls(
     hints=("<|tool|>",),
 )
 INTERNLM = JsonCalls(
-    name="internlm",  # 2, 2.5 and 3: one call a turn
+    name="internlm",  # versions 2, 2.5 and 3, with one call per turn
     opening="<|action_start|><|plugin|>",
     head="\n",
     between="<|action_end|>\n<|action_start|><|plugin|>\n",

@@ -34,7 +34,7 @@ class PythonReader:
         self.is_rejected = False
         self._open: list[str] = []
         self._has_value = False  # a value was read at the current position
-        self._comma = ""  # not written yet: it may be a trailing comma
+        self._comma = ""  # a comma that is not written yet, because it may be a trailing one
         self._word = ""
         self._quote = ""
         self._escape = ""

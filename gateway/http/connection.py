@@ -37,14 +37,14 @@ _METHOD = re.compile(rb"(?:\r\n)*[A-Z-]{1,32} \S")
 class Connection(HttpToolsProtocol):
     """One client connection, created by the server when the connection is accepted."""
 
-    address = ""  # of the client, without port
+    address = ""  # the client's address without port
     url = b""  # the request target of the current message
 
     _disconnect_callback: Callable[[], None] | None = None
     _is_in_head = False
     _is_in_message = False  # from the first byte of a head to the last byte of its body
     _num_head_bytes = 0
-    _num_framing_bytes = 0  # of the current message, less the allowance for its body
+    _num_framing_bytes = 0  # bytes of the current message minus the allowance for its body
     _body_left: int | None = None  # body bytes to read without the parser, after an Upgrade header
     _idle_since_s = math.inf  # in the loop's clock; infinite while a request is in progress
     _ignores_input = False

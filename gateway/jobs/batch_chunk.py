@@ -54,7 +54,7 @@ class Chunk:
     each has the refusal as its result."""
 
     leased: LeasedChunk
-    terms: AccountTerms  # of the account, at the time of the lease
+    terms: AccountTerms  # terms of the account at the time of the lease
     requests: list[Request]
     refusal: Refusal | None
     unwritten: set[int]

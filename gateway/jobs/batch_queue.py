@@ -33,7 +33,7 @@ WAKE_STREAM = "batches"
 PAGE_RESULTS = 128
 RETRY_AFTER_FULL_S = 30
 
-_MAX_CONTENT_BYTES = 64 << 20  # one result, or the requests of one chunk
+_MAX_CONTENT_BYTES = 64 << 20  # limit for one result, or for the requests of one chunk
 _MAX_WAKE_ENTRIES = 1000
 
 

@@ -34,7 +34,7 @@ from tenants.jobs.responses import Kept
 
 log = logging.getLogger(__name__)
 
-MAX_BYTES = 1 << 20  # of one conversation, compressed
+MAX_BYTES = 1 << 20  # limit for one compressed conversation
 MAX_INFLATED_BYTES = 64 << 20
 MAX_REFERENCED = 64  # responses whose items one input may reference
 EXPIRE_INTERVAL_S = 60.0

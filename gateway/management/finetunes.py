@@ -24,7 +24,7 @@ from gateway.openapi.operation import describe
 from gateway.services import Services
 from tenants.audit import audit_log
 
-_FORM_OVERHEAD_BYTES = 256 * 1024  # what a form may add to its file
+_FORM_OVERHEAD_BYTES = 256 * 1024  # bytes that a form may add to its file
 _MAX_LIMIT = 1000
 
 Text = Annotated[str, Meta(min_length=1)]

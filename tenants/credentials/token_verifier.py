@@ -41,7 +41,7 @@ POLL_S = 1.0
 NOTE_S = 10.0
 _LOOKUP_TIMEOUT_S = 2.0
 _MAX_TEXT_LENGTH = 512
-_NO_DIGEST = bytes(32)  # what an unknown secret is compared with, so that it takes as long as a wrong one
+_NO_DIGEST = bytes(32)  # unknown secrets are compared with this value, so that they take as long as wrong ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class TokenVerifier:
         if self._is_database_away:
             _log.info("the database is back")
         self._is_database_away = False
-        if self._epoch < 0:  # the first look: what was decided before it holds if nothing has changed since
+        if self._epoch < 0:  # at the first poll, earlier decisions hold if nothing has changed since
             self._keep_only(epoch)
         elif epoch < self._epoch:  # an older copy of the database took over
             self._num_changes += 1

@@ -34,7 +34,7 @@ FLUSH_S = 0.010
 PRESENCE_S = 1.0
 PRESENCE_TTL_S = 5.0
 MAX_CLOCKS_APART_S = 30.0
-LEASE_MARGIN_S = 10.0  # what a call may take longer than its deadline before its places are given away
+LEASE_MARGIN_S = 10.0  # time that a call may exceed its deadline before its lease expires
 MAX_UNREPORTED = 10_000  # calls of an outage that are told to Redis afterwards; the windows of older ones are over
 MAX_REMEMBERED_S = 1.0  # a refusal is repeated without asking again
 MAX_PLANS = 20_000
@@ -208,7 +208,7 @@ class Quota:
                 known = plan.refusal
                 raise QuotaExceeded(
                     known.item, known.retry_after_s, known.window_statuses
-                )  # another: it keeps its traceback
+                )  # a new exception, because each one keeps its traceback
             plan.refusal = None
 
     @staticmethod
@@ -340,7 +340,7 @@ class Quota:
         for reply in await self._send_owed(link):
             raise_refused(reply)
         if self._unreported or self._unreported_settlements:
-            self._send_owed(link)  # of calls that came meanwhile; it arrives before whatever comes next
+            self._send_owed(link)  # reports calls that arrived meanwhile, before any later command
         self._local.on_redis_recovered()
 
     def _send_owed(self, link: Sender) -> asyncio.Future[list[Reply]]:

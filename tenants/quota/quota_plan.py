@@ -93,7 +93,7 @@ class Reservation:
         self.micro_neurons = micro_neurons
         self.window_statuses: Sequence[WindowStatus] = ()
         self.is_counted = True  # by Redis; or here, to be told to it
-        self.is_begun = False  # it has output
+        self.is_begun = False  # True once the call has output
         self.since_s = 0.0
 
     def enter_bytes(self, epoch: str, lease_ms: int, how: int) -> bytes:

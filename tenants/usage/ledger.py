@@ -54,7 +54,7 @@ class UsageLedger:
         self._database = database
         self._moving = asyncio.Lock()
         self._something_to_move = asyncio.Event()
-        self._something_to_move.set()  # what a former process left
+        self._something_to_move.set()  # a previous process may have left entries
         self._is_closed = False
         self._confirmed: SpoolPosition | None = None
         self._is_compared = False
@@ -114,7 +114,7 @@ class UsageLedger:
                     self._is_compared = False
                 except BaseException:
                     self._something_to_move.set()
-                    self._is_compared = False  # who answers next may be another copy
+                    self._is_compared = False  # the next database connection may reach an older copy
                     raise
                 else:
                     if is_all:

@@ -135,7 +135,7 @@ async def _fold_one(database: Database, period: Literal["minute", "hour"], start
     longer: Period = "hour" if period == "minute" else "day"
     are_these = (usage_sums.c.period == period) & (usage_sums.c.starts_at == starts_at)
     async with database.transaction() as connection:
-        if database.dialect == "postgresql":  # what is deleted is what is added, whoever writes meanwhile
+        if database.dialect == "postgresql":  # adds exactly the deleted rows, even with concurrent writers
             gone = delete(usage_sums).where(are_these).returning(*usage_sums.c).cte("gone")
             result = await connection.execute(_insert_longer(database.dialect, gone, longer))
             return result.rowcount

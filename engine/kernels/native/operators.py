@@ -183,7 +183,7 @@ class NativeAttention:
         windows, window_of = shape.distinct_windows(pool.num_layers)
         calls = [AttentionCall(window=window.size or 0, chunk=window.chunk or 0, **constants) for window in windows]
         self._distinct_calls = calls
-        self._calls = [(calls[index], ctypes.byref(calls[index])) for index in window_of]  # of each layer
+        self._calls = [(calls[index], ctypes.byref(calls[index])) for index in window_of]  # one call per layer
         self._owners: tuple[object, ...] = ()  # own the step's memory that the calls point to
 
     def begin(self, step: AttentionStep) -> None:

@@ -20,7 +20,7 @@ from engine.protocol.sampling import Sampling, read_sampling
 from engine.protocol.tasks.task import CHARACTERS_PER_TOKEN, ModelLimits, Task
 from engine.protocol.tools import Tool, ToolCall, ToolChoice, read_tool_options
 
-_OPENING_TOKENS = 64  # of a prompt given as token ids
+_OPENING_TOKENS = 64  # length of the opening of a prompt given as token ids
 _OPENING_MESSAGES = 4
 _CHARACTERS_PER_TOOL = 200  # estimate for name and parameters
 
