@@ -41,7 +41,7 @@ class Target:
 
     @classmethod
     def find(cls, data: Path | None) -> Target:
-        """Return the platform of the environment or of a data directory. Raises CommandFailed if there is none."""
+        """Return the platform of the environment or of a data directory. Raises CommandFailed if neither exists."""
         if data is None and os.environ.get("DATABASE_URL"):
             return cls(dict(os.environ), None)
         data_dir = DataDir(data or DEFAULT_DATA)

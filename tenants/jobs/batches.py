@@ -323,7 +323,7 @@ async def release(database: Database, owner: str, keys: Iterable[ChunkKey], free
 async def find(
     database: Database, account_id: str, batch_id: str, now: datetime, kind: Kind = "run"
 ) -> BatchState | None:
-    """Return the status of the account's batch, or None if there is none. Raises StoreUnavailable."""
+    """Return the status of the account's batch, or None if the account has no such batch. Raises StoreUnavailable."""
     batch = batches.c
     query = select(batches).where(batch.batch_id == batch_id, batch.account_id == account_id, batch.kind == kind)
     query = query.where(or_(batch.expires_at.is_(None), batch.expires_at > now))

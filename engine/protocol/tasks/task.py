@@ -41,7 +41,7 @@ class Task(Struct, frozen=True):
 
     @property
     def opening_text(self) -> str:
-        """How the input begins: calls that could share cached blocks have equal openings, and go to the same node."""
+        """The start of the input. Calls that could share cached blocks have equal openings and go to the same node."""
         return ""
 
     @property

@@ -1,4 +1,4 @@
-"""Frames are reassembled from any split of the bytes; an incomplete frame is None."""
+"""Frames are reassembled from any split of the bytes; reading an incomplete frame returns None."""
 
 from __future__ import annotations
 
