@@ -7,6 +7,7 @@ body.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
@@ -35,6 +36,7 @@ class _Parser(MultiPartParser):
         self.is_complete = True
 
 
+@contextlib.asynccontextmanager
 async def read_form(
     chunks: AsyncIterator[bytes],
     content_type: str,
@@ -43,8 +45,9 @@ async def read_form(
     stall_timeout_s: float | None = None,
     repeatable: Collection[str] = (),
     max_parts: int = MAX_PARTS,
-) -> FormData:
-    """Read a form from the chunks of a body. Large files are on disk until the form is closed.
+) -> AsyncIterator[FormData]:
+    """Read a form from the chunks of a body, for `async with`, which closes its files at the end.
+
 
     `repeatable` are the file fields that may occur more than once; if there are any, no other field may have a file.
     Raises Refusal if the form is invalid, larger than `max_bytes`, or if no data arrives for `stall_timeout_s` seconds.
@@ -67,10 +70,9 @@ async def read_form(
         if not parser.is_complete:
             raise _invalid("the form is incomplete")
         _check_fields(form, repeatable)
-    except Refusal:
+        yield form
+    finally:
         await form.close()
-        raise
-    return form
 
 
 def _check_fields(form: FormData, repeatable: Collection[str]) -> None:

@@ -55,14 +55,11 @@ async def _form_fields(raw: bytes, content_type: str) -> dict[str, Any]:
     async def chunks() -> AsyncIterator[bytes]:
         yield raw
 
-    form = await read_form(chunks(), content_type, max_bytes=len(raw))
-    try:
+    async with read_form(chunks(), content_type, max_bytes=len(raw)) as form:
         return {
             name: value if isinstance(value, str) else base64.b64encode(await value.read()).decode("ascii")
             for name, value in form.items()
         }
-    finally:
-        await form.close()
 
 
 def _parse(card: ModelCard, body: dict[str, Any]) -> ParsedRequest:

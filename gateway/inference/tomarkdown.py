@@ -47,18 +47,15 @@ async def convert(services: Services, request: Request) -> Response:
         announced = request.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > limit + _FORM_OVERHEAD_BYTES:
             raise Refusal(Reason.BODY_TOO_LARGE, str(limit))
-        form = await multipart.read_form(
+        async with multipart.read_form(
             multipart.body_chunks(request.receive),
             request.headers.get("content-type", ""),
             max_bytes=limit + _FORM_OVERHEAD_BYTES,
             stall_timeout_s=services.settings.body_timeout_s,
             repeatable=_FILE_FIELDS,
             max_parts=MAX_FILES + 2,
-        )
-        try:
+        ) as form:
             return await _read_form(form)
-        finally:
-            await form.close()
 
     return await _convert(services, request, read)
 

@@ -154,18 +154,15 @@ async def _upload(services: Services, request: Request) -> Response:
 async def _store_file(services: Services, request: Request, finetune: Finetune, folder: Path, max_bytes: int) -> None:
     """Read the form into `folder`, then check and store its file. Raises Refusal and FinetuneError."""
     store = services.finetunes
-    form = await multipart.read_form(
+    async with multipart.read_form(
         multipart.body_chunks(request.receive),
         request.headers.get("content-type", ""),
         max_bytes=max_bytes,
         stall_timeout_s=services.settings.body_timeout_s,
-    )
-    try:
+    ) as form:
         file_name, upload = _file_in(form)
         path = folder / file_name
         await asyncio.to_thread(_copy, upload, path)
-    finally:
-        await form.close()
     await finetunes.put_file(
         store.database,
         store.objects,

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from starlette.datastructures import FormData, UploadFile
 
 from gateway.errors import Refusal
 from gateway.http.multipart import read_form
@@ -30,8 +29,8 @@ TYPE = f"multipart/form-data; boundary={BOUNDARY}"
 
 async def read(
     body: bytes, sizes: list[int] | None = None, content_type: str = TYPE, repeatable: frozenset[str] = frozenset()
-) -> FormData:
-    """Parse a body that arrives in chunks of the given sizes."""
+) -> list[tuple[str, str | None, bytes | str]]:
+    """Parse a body that arrives in chunks of the given sizes; return field, file name and content of each part."""
 
     async def chunks() -> AsyncIterator[bytes]:
         unsent = body
@@ -40,33 +39,28 @@ async def read(
             unsent = unsent[size:]
         yield unsent
 
-    return await read_form(chunks(), content_type, max_bytes=100_000, stall_timeout_s=1, repeatable=repeatable)
-
-
-async def contents(form: FormData) -> list[tuple[str, str | None, bytes]]:
-    """Return field, file name and content of each file of the form."""
-    return [
-        (field, file.filename, await file.read()) for field, file in form.multi_items() if isinstance(file, UploadFile)
-    ]
+    async with read_form(chunks(), content_type, max_bytes=100_000, stall_timeout_s=1, repeatable=repeatable) as form:
+        return [
+            (field, None, value) if isinstance(value, str) else (field, value.filename, await value.read())
+            for field, value in form.multi_items()
+        ]
 
 
 @given(st.lists(st.integers(0, 40), max_size=30), st.sampled_from([TYPE, "multipart/form-data"]))
 async def test_every_split_of_the_body_gives_the_same_form(sizes: list[int], content_type: str):
-    form = await read(FORM + END, sizes, content_type)
-    assert form["file_name"] == "ü.json"
-    assert await contents(form) == [("file", "a.bin", CONTENT)]
+    parts = await read(FORM + END, sizes, content_type)
+    assert parts == [("file", "a.bin", CONTENT), ("file_name", None, "ü.json")]
 
 
 @pytest.mark.parametrize("content_type", ["multipart/form-data", f'Multipart/Form-Data; boundary="{BOUNDARY}"'])
 async def test_missing_boundary_is_taken_from_the_first_line(content_type: str):
-    form = await read(FORM + END + b"epilogue", [3, 5], content_type)
-    assert form["file_name"] == "ü.json"
+    assert len(await read(FORM + END + b"epilogue", [3, 5], content_type)) == 2
 
 
 async def test_files_of_repeatable_fields_are_returned_in_order():
     files = [part("many", content, f'; filename="{content.decode()}"') for content in (b"1", "ü".encode())]
-    form = await read(b"".join(files) + END, repeatable=frozenset({"many"}))
-    assert await contents(form) == [("many", "1", b"1"), ("many", "ü", "ü".encode())]
+    parts = await read(b"".join(files) + END, repeatable=frozenset({"many"}))
+    assert parts == [("many", "1", b"1"), ("many", "ü", "ü".encode())]
 
 
 @pytest.mark.parametrize(

@@ -403,7 +403,7 @@ async def test_whoever_is_let_in_while_redis_is_told_of_others_is_told_too(
     def send_owed(link: Sender) -> asyncio.Future[list[Reply]]:
         told = send(link)
         if not meanwhile:
-            meanwhile.append(asyncio.create_task(enter(quota, plan, "2")))
+            meanwhile.append(asyncio.create_task(reserve(quota, plan, "2")))
         return told
 
     monkeypatch.setattr(quota, "_send_owed", send_owed)
