@@ -286,5 +286,4 @@ class _App:
             cookie = operators.session_cookie_in(exchange.headers)
             if cookie:
                 return await operators.authenticate(method, exchange.headers, cookie)
-        address = self._services.client_address(exchange.peer)
-        return await authentication.authenticate(self._services.verifier, exchange.headers, address)
+        return await authentication.authenticate(self._services, exchange.headers, exchange.peer)
