@@ -2,7 +2,7 @@
 
 Matrices of attention, feed-forward and head are quantized; embeddings, norms, biases, routers and experts stay as
 stored, except that 32-bit matrices become bfloat16. A tied head becomes a separate matrix, so that it can use fewer
-bits than the embedding. The same folder and recipe give the same bytes. Knows no catalog.
+bits than the embedding. The same folder and recipe give the same bytes.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def _yarn(rope: RopeConfig, wavelengths: torch.Tensor, head_dim: int) -> torch.T
     """Scale like `_llama3`, with a blend that is linear in the index of the frequency."""
 
     def index_of(num_rotations: float) -> float:
-        turns = rope.original_max_positions / (num_rotations * 2 * math.pi)
-        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+        wavelength = rope.original_max_positions / (num_rotations * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
 
     low, high = index_of(rope.beta_fast), index_of(rope.beta_slow)
     if rope.is_truncated:

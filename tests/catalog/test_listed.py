@@ -19,7 +19,7 @@ from catalog.model_folder import facts_as_listed
 from catalog.pricing import usd_per_million
 from catalog.registry import Registry
 from catalog.schemas import schema_document
-from catalog.search import search_row
+from catalog.search import SearchQuery, search_row
 from tests.catalog.cards import chat_card, chat_facts, embedder_facts
 
 TODAY = date(2026, 11, 22)
@@ -81,14 +81,14 @@ def test_published_card_replaces_the_listed_model() -> None:
     name = "@cf/meta/llama-3.2-1b-instruct"
     card = chat_card(name, description="Pulled.")
     registry = Registry(None, builtin_cards=[card], listed=listed_models())
-    assert [row["description"] for row in registry.search(search="llama-3.2-1b").rows] == ["Pulled."]
+    assert [row["description"] for row in registry.search(SearchQuery(search="llama-3.2-1b")).rows] == ["Pulled."]
     assert registry.find_listed(name) is None
     assert registry.find("@cf/meta/llama-3.2-3b-instruct") is None
     assert registry.find_listed("@cf/meta/llama-3.2-3b-instruct") is not None
     assert [model.name for model in registry.all()] == [name]
     hidden = {model.name for model in listed_models().values() if model.is_hidden}
     assert hidden
-    assert not hidden & {row["name"] for row in registry.search(include_deprecated=True).rows}
+    assert not hidden & {row["name"] for row in registry.search(SearchQuery(include_deprecated=True)).rows}
 
 
 def test_pulled_model_gets_the_facts_of_the_listed_model() -> None:

@@ -191,7 +191,7 @@ def test_header_that_does_not_match_the_file_is_rejected(tmp_path: Path, data: b
         read_header(file_of(tmp_path / "x", data))
 
 
-@given(st.integers(0, 400), st.integers(1, 255))
+@given(position=st.integers(0, 400), change=st.integers(1, 255))
 def test_changed_byte_is_rejected_or_leaves_the_header_consistent(position: int, change: int, folder: Path) -> None:
     data = bytearray(safetensors(GOOD))
     data[position % len(data)] ^= change
