@@ -133,7 +133,7 @@ def _read(source: Source, files: Files, dtype: torch.dtype) -> torch.Tensor:
 
 def _quantize(name: str, weight: torch.Tensor, group_size: int | None) -> dict[str, torch.Tensor]:
     """Return the tensors of a quantized matrix. Rounding in pieces limits the temporary memory."""
-    pieces = weight.split(max(_PIECE_ELEMENTS // weight.shape[1], 1))
+    pieces = torch.split(weight, max(_PIECE_ELEMENTS // weight.shape[1], 1))
     if group_size is None:
         rounded = [round_by_output(piece) for piece in pieces]
         return {

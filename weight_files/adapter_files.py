@@ -246,7 +246,7 @@ def _change(
         raise AdapterError(f"{WEIGHTS_FILE}: {module!r} has rank {rank}; at most {max_rank} is supported")
     if settings is not None and rank != settings.rank_of(module):
         raise AdapterError(
-            f"{WEIGHTS_FILE}: {module!r} has rank {rank}, but {settings.rank_of(module)} in {CONFIG_FILE}"
+            f"{WEIGHTS_FILE}: {module!r} has rank {rank}, but {CONFIG_FILE} has rank {settings.rank_of(module)}"
         )
     scale = math.nan if settings is None else settings.scale_of(module, rank)
     return Change(rank, scale, a.shape[1], b.shape[0], a, b, pair["A"], pair["B"])
