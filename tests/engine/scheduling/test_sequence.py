@@ -26,8 +26,8 @@ def test_fill_sets_every_column_of_a_slot():
     assert table.sequence_id[1] == 5
     assert (table.length[1], table.num_computed[1], table.num_prompt[1], table.max_total_len[1]) == (40, 16, 40, 60)
     assert (table.num_registered[1], table.num_blocks[1], table.tenant[1]) == (1, 0, 3)
-    assert (table.temperature[1], table.top_k[1], table.num_logprobs[1]) == (0.5, 7, 2)
-    assert table.seed[1] == 2**64 - 1
+    assert (table.sampling.temperature[1], table.sampling.top_k[1], table.sampling.num_logprobs[1]) == (0.5, 7, 2)
+    assert table.sampling.seeds[1] == 2**64 - 1
     assert table.block_table.shape == (3, 7)
 
 
