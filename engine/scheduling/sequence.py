@@ -10,6 +10,7 @@ import secrets
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.arrays import Floats, Ints, ceil_div
@@ -21,8 +22,7 @@ _SEED_MASK = (1 << 64) - 1
 _MAX_BIAS = 1e4  # bound of a logit bias
 
 
-@dataclass(frozen=True, eq=False)
-class SequenceRequest:
+class SequenceRequest(Struct, frozen=True, eq=False, array_like=True):
     """One sequence to generate.
 
     `sequence_id` is unique in an engine's life. `prompt` is int32 [P]. Sequences with equal `namespace` (1 to 64 bytes,

@@ -8,7 +8,6 @@ devices, other models or callers.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Protocol
@@ -220,7 +219,7 @@ class TextGenerator:
         """Return the sequence request of another choice; `request` is the first choice's."""
         if not choice:
             return request
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             request,
             sequence_id=next(self._sequence_ids),
             sampling=msgspec.structs.replace(of_choice(request.sampling, choice), wants_prompt_logprobs=False),
