@@ -62,7 +62,7 @@ def test_stop_token_columns_grow_with_the_largest_request_and_are_reset():
     ],
 )
 def test_sampling_parameters_are_clipped(name: str, given: float, kept: float):
-    assert getattr(filled(sequence_of(**{name: given})), name)[1] == np.float32(kept)
+    assert getattr(filled(sequence_of(**{name: given})).sampling, name)[1] == np.float32(kept)
 
 
 def test_seed_is_reduced_to_64_bits_and_random_if_missing():
