@@ -25,7 +25,8 @@ from engine.protocol.status import ReplicaState, ReplicaStatus
 from engine.report import EngineStatus
 from engine.serving.disk_cache import CacheFull
 from engine.serving.model_store import FindsModels, LocalModel, ModelUnavailable
-from engine.tasks.work import ModelLoadError, Refused, TaskModel
+from engine.tasks.loading import ModelLoadError
+from engine.tasks.work import Refused, TaskModel
 from storage.errors import StoreError
 from telemetry import metrics
 from telemetry.clock import SYSTEM_CLOCK, Clock
