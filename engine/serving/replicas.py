@@ -154,7 +154,7 @@ class Replicas:
                 failure = replica.failure  # a new exception: a shared one would collect the tracebacks of all calls
                 raise Refused(failure.reason, failure.message, is_retryable=failure.is_retryable)
             if task and replica.task != task:
-                raise Refused("invalid_input", f"{model} does {replica.task}, not {task}")
+                raise Refused("invalid_input", f"{model} is a model for {replica.task}, not for {task}")
         except BaseException:
             replica.num_calls -= 1
             raise
