@@ -31,7 +31,7 @@ class Events(Protocol):
     async def take(self, not_before_s: float = 0.0) -> list[Event]: ...
 
 
-class OwnErrorFrame(ABC):
+class OwnErrorFrame(Renderer, ABC):
     """A renderer of a format whose clients expect an error frame of their own."""
 
     @abstractmethod
