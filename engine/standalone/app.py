@@ -15,7 +15,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -36,6 +36,7 @@ from engine.protocol.rendering import Renderer
 from engine.protocol.sampling import MAX_CHOICES
 from engine.protocol.tasks.registry import TaskInput
 from engine.protocol.tasks.text_embeddings import TextEmbeddings
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.tools import uses_legacy_functions
 from engine.protocol.vllm_fields import reject_unsupported
 from engine.serving.asgi import BodyTooLarge, ClientDisconnected, has_bearer_token, read_body
@@ -79,6 +80,17 @@ def create_app(model: ServedModel, *, api_key: str, version: str) -> Starlette:
     )
     app.router.redirect_slashes = False
     return app
+
+
+def read_chat(body: Mapping[str, Any], *, context_window: int) -> TextGeneration:
+    """Read a chat completion body. Without `max_tokens` a response may use all of the context that its prompt leaves.
+
+    Raises BadInput.
+    """
+    reject_unsupported(body, "chat")
+    return read_chat_request(
+        body, default_max_tokens=context_window, context_window=context_window, max_choices=MAX_CHOICES
+    )
 
 
 class _RequestMiddleware:
@@ -147,14 +159,8 @@ class _Endpoints:
 
     async def chat(self, request: Request) -> Response:
         body = await self._read(request)
-        context_window = (await self._model.generator()).info.max_model_len
-        reject_unsupported(body, "chat")
-        task = read_chat_request(
-            self._model.filled(body),
-            default_max_tokens=context_window,  # a response may use all of the context that its prompt leaves
-            context_window=context_window,
-            max_choices=MAX_CHOICES,
-        )
+        generator = await self._model.generator()
+        task = read_chat(self._model.filled(body), context_window=generator.info.max_model_len)
         renderer = ChatRenderer(
             f"chatcmpl-{request.state.request_id}",
             int(time.time()),
