@@ -150,15 +150,12 @@ async def _export(target: Target, filter_: Filter, span: tuple[datetime, datetim
     from tenants.usage import usage_export
 
     format: usage_export.Format = "csv" if file.suffix == ".csv" else "parquet"
-    num_bytes = 0
     try:
         async with _open(target, filter_) as database:
-            pieces = usage_export.export(database, filter_, *span, format)
             with file.open("wb") as out:
-                async for piece in pieces:
-                    num_bytes += out.write(piece)
+                pieces = usage_export.export(database, filter_, *span, format)
+                return sum([out.write(piece) async for piece in pieces])
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}") from error
     except usage_export.ParquetUnavailable as error:
         raise CommandFailed(str(error)) from error
-    return num_bytes

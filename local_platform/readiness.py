@@ -28,22 +28,11 @@ async def http_get(
 
     Returns None if no valid response arrives within two seconds.
     """
+    lines = [f"GET {path} HTTP/1.0", "Host: localhost", "Connection: close"]
+    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
     try:
         async with asyncio.timeout(_HTTP_TIMEOUT_S):
-            if isinstance(address, str):
-                reader, writer = await asyncio.open_unix_connection(address)
-            else:
-                reader, writer = await asyncio.open_connection(*address)
-            try:
-                lines = [f"GET {path} HTTP/1.0", "Host: localhost", "Connection: close"]
-                lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-                writer.write("\r\n".join([*lines, "", ""]).encode())
-                await writer.drain()
-                response = await reader.read(_MAX_RESPONSE_BYTES)
-                while not reader.at_eof() and len(response) < _MAX_RESPONSE_BYTES:
-                    response += await reader.read(_MAX_RESPONSE_BYTES)
-            finally:
-                writer.close()
+            response = await _exchange(address, "\r\n".join([*lines, "", ""]).encode())
     except (OSError, TimeoutError):
         return None
     head, _, body = response.partition(b"\r\n\r\n")
@@ -51,6 +40,21 @@ async def http_get(
     if len(parts) < 2 or not parts[1].isdigit():
         return None
     return int(parts[1]), body
+
+
+async def _exchange(address: str | tuple[str, int], request: bytes) -> bytes:
+    """Send a request and return what the server sends until it closes the connection. Raises OSError."""
+    is_unix = isinstance(address, str)
+    reader, writer = await (asyncio.open_unix_connection(address) if is_unix else asyncio.open_connection(*address))
+    try:
+        writer.write(request)
+        await writer.drain()
+        response = b""
+        while not reader.at_eof() and len(response) < _MAX_RESPONSE_BYTES:
+            response += await reader.read(_MAX_RESPONSE_BYTES)
+        return response
+    finally:
+        writer.close()
 
 
 async def is_gateway_ready(host: str, port: int) -> bool:
