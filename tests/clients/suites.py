@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 
 from scripts.fetch_node_clients import PACKAGES
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 from worker_runtime.node_js import Node
 
 TIMEOUT_S = 180

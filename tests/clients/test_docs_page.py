@@ -12,7 +12,7 @@ import pytest
 
 from tests.clients.browser import Browser, find_chromium
 from tests.clients.conftest import ROOT
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
 

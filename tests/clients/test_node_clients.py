@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.clients.suites import Counts, run_suite
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 from worker_runtime.node_js import Node
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 FOLDER = Path(__file__).parent / "python"
 CLIENTS = sorted(path.stem.removeprefix("client_") for path in FOLDER.glob("client_*.py"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.fetch_node_clients import FOLDER
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 READY_TIMEOUT_S = 120
 _MAX_WORDS = 4000  # of the Worker's and of the platform's, in a failure

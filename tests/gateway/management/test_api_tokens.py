@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-from cloudflare import AsyncCloudflare, Cloudflare
 
 from gateway.management.api_token_bodies import render_token
 from tenants.credentials.api_tokens import ApiToken
@@ -389,52 +388,3 @@ def test_a_trusted_proxy_tells_the_address(running: Running, second: Running):
         ("", 10001),
     ):
         assert runs(second, secret, **{"x-forwarded-for": forwarded}) == expected, forwarded
-
-
-def test_the_official_client_keeps_tokens_and_accounts(running: Running):
-    account_id = running.tenants.account_id
-    url, key = running.gateway.base_url, running.tenants.secrets["global key"]
-    with Cloudflare(base_url=url, api_email=USER_EMAIL, api_key=key, _strict_response_validation=True) as client:
-        policies: Any = [policy(AI_READ)]
-        made = client.user.tokens.create(name="sdk", policies=policies, expires_on="2099-01-01T00:00:00Z")
-        assert made is not None
-        assert made.id is not None
-        assert made.value is not None
-        with Cloudflare(base_url=url, api_token=made.value, _strict_response_validation=True) as holder:
-            verified = holder.user.tokens.verify()
-            assert verified is not None
-            assert (verified.id, verified.status) == (made.id, "active")
-        assert made.id in {token.id for token in client.user.tokens.list(per_page=5)}
-        assert client.user.tokens.get(made.id).name == "sdk"  # type: ignore[union-attr]
-        assert client.user.tokens.update(made.id, name="sdk 2", policies=policies).name == "sdk 2"  # type: ignore[union-attr]
-        assert client.user.tokens.value.update(made.id).startswith("cfut_")
-        assert client.user.tokens.delete(made.id).id == made.id  # type: ignore[union-attr]
-        tokens = client.accounts.tokens
-        of_account = tokens.create(account_id=account_id, name="sdk", policies=policies)
-        assert of_account is not None
-        assert of_account.id is not None
-        assert tokens.get(of_account.id, account_id=account_id).id == of_account.id  # type: ignore[union-attr]
-        assert of_account.id in {token.id for token in tokens.list(account_id=account_id, per_page=5)}
-        assert tokens.value.update(of_account.id, account_id=account_id).startswith("cfat_")
-        assert tokens.delete(of_account.id, account_id=account_id).id == of_account.id  # type: ignore[union-attr]
-        assert AI_READ in {group.id for group in client.user.tokens.permission_groups.list()}
-        assert AI_READ in {group.id for group in tokens.permission_groups.list(account_id=account_id)}
-        assert account_id in {account.id for account in client.accounts.list(per_page=1)}
-        assert client.accounts.get(account_id=account_id).name == "main"  # type: ignore[union-attr]
-        assert account_id in {row.account.id for row in client.memberships.list(per_page=1) if row.account}
-        assert client.user.get().email == USER_EMAIL  # type: ignore[union-attr]
-
-
-async def test_the_official_client_keeps_accounts_async(running: Running):
-    url, key = running.gateway.base_url, running.tenants.secrets["global key"]
-    client = AsyncCloudflare(base_url=url, api_email=USER_EMAIL, api_key=key, _strict_response_validation=True)
-    async with client:
-        made = await client.accounts.create(name="SDK", type="standard")
-        assert made is not None
-        changed = await client.accounts.update(account_id=made.id, id=made.id, name="SDK 2", type="standard")
-        assert changed is not None
-        assert changed.name == "SDK 2"
-        assert made.id in [account.id async for account in client.accounts.list(per_page=2)]
-        gone = await client.accounts.delete(account_id=made.id)
-        assert gone is not None
-        assert gone.id == made.id

@@ -13,7 +13,6 @@ from typing import Any
 
 import httpx
 import pytest
-from cloudflare import Cloudflare
 
 from catalog.manifest import blob_key, decode_manifest, manifest_key
 from engine.protocol.tasks.text_generation import Adapter
@@ -75,23 +74,6 @@ def adapter_asked(running: Running, client: httpx.Client, lora: str, **body: Any
     adapter = running.site.execute_of(answer).task.adapter
     assert adapter is not None
     return adapter
-
-
-def test_the_official_client_creates_brings_and_lists(running: Running):
-    account_id = running.tenants.account_id
-    with Cloudflare(base_url=running.gateway.base_url, api_token=running.tenants.secrets["write"]) as cloudflare:
-        finetunes = cloudflare.ai.finetunes
-        made = finetunes.create(account_id=account_id, model=HANDY, name="sdk", description="by the client")
-        assert (made.name, made.model, made.public, made.description) == ("sdk", HANDY, False, "by the client")
-        for name, content in (("adapter_config.json", config_bytes()), ("adapter_model.safetensors", weights_bytes())):
-            done = finetunes.assets.create(made.id, account_id=account_id, file=(name, content), file_name=name)
-            assert done.success
-        assert made.id in [row.id for row in finetunes.list(account_id=account_id)]
-        listed = list(finetunes.public.list(account_id=account_id, limit=0, order_by="orderBy"))
-        assert [row.name for row in listed] == LISTED
-        assert all(row.public and row.model.startswith("@cf/mistral/") for row in listed)
-        result = cloudflare.ai.run(HANDY, account_id=account_id, prompt="x", lora="sdk")
-        assert result["response"]
 
 
 def test_a_call_reaches_the_node_with_the_adapter_by_name_by_id_and_in_every_shape(

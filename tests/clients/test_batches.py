@@ -9,8 +9,8 @@ import pytest
 from cloudflare import Cloudflare
 from openai import OpenAI
 
-from tests.end_to_end.platform import Platform, wait_for
 from tests.faults.test_platform_faults import num_held_blocks, num_running
+from tests.platform import Platform, wait_for
 
 pytestmark = pytest.mark.full
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.end_to_end.platform import Platform, wait_for
+from tests.platform import Platform, wait_for
 
 WORDS = "river stone lamp green seven cloud paper iron quiet window bread north copper little garden".split()
 

@@ -12,7 +12,7 @@ from cloudflare import APIStatusError, Cloudflare
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from pydantic import BaseModel
 
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 PERSON: dict[str, Any] = {
     "type": "object",

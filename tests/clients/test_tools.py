@@ -14,7 +14,7 @@ from cloudflare import AsyncCloudflare, Cloudflare
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageToolCall
 
-from tests.end_to_end.platform import Platform, wait_for
+from tests.platform import Platform, wait_for
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "Get the weather in a city", "parameters": CITY}

@@ -8,7 +8,7 @@ import pytest
 from cloudflare import AsyncCloudflare, Cloudflare
 from openai import AsyncOpenAI, OpenAI
 
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 GREETING = [{"role": "user", "content": "Hello"}]
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from catalog import finetunes
 from cli.stores import stores
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 QUESTION = [{"role": "user", "content": "Hello"}]
 

@@ -6,7 +6,7 @@ import json
 
 from openai import AsyncOpenAI, OpenAI
 
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 GREETING = "Hello"
 WEATHER = {
