@@ -19,12 +19,10 @@ from catalog.errors import InvalidModelId, PublishError
 from catalog.listed import ListedModel
 from weight_files.safetensors_header import HeaderError, read_header
 
-_MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
+_MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
 _CODE = (".py", ".pyc", ".so", ".dll", ".dylib")
 _MAX_CONFIG_BYTES = 1024 * 1024
-# In the order in which the engine looks for them.
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
 _INDEX = "model.safetensors.index.json"
 
 
@@ -61,8 +59,8 @@ def inspect_folder(path: Path) -> ModelFolder:
     files = tuple(file for file in found if is_model_file(file))
     if "config.json" not in files:
         raise PublishError("config.json is missing")
-    if not any(file in files for file in _TOKENIZERS):
-        raise PublishError("tokenizer.json is missing, and there is no SentencePiece model (tokenizer.model) instead")
+    if "tokenizer.json" not in files:
+        raise PublishError("tokenizer.json is missing: save the tokenizer with transformers, which writes it")
     for file in files:
         _check_for_code(path, file)
     _check_weights(path, files)
