@@ -1,4 +1,4 @@
-"""Batches, keys and clients that leave, by the official clients against the whole platform."""
+"""Batches, idempotency keys and disconnects with the official clients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.full
 
 
 def post(cloudflare: Cloudflare, platform: Platform, body: dict, model: str, **options: Any) -> Any:
-    """As the client posts to `ai/run`."""
+    """Send an `ai/run` request as the SDK does."""
     path = f"/accounts/{platform.account_id}/ai/run/{model}"
     return cloudflare.post(path, cast_to=object, body=body, options={"params": {"queueRequest": "true"}, **options})
 

@@ -1,4 +1,4 @@
-"""Responses, Messages and text completions through a whole Hearth on its built-in model: each says what chat says."""
+"""Responses, Messages and text completions give the same output as chat completions."""
 
 from __future__ import annotations
 

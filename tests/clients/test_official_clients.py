@@ -1,4 +1,4 @@
-"""The official clients, unmodified but for their base URL, against a whole Hearth on its built-in models."""
+"""The official SDKs with only their base URL changed, on a platform with the built-in models."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`hearth worker dev`: the examples, the tutorials' scripts as they are, a Worker on packages and local stores."""
+"""`hearth worker dev` with the examples, unmodified tutorials, and a Worker with npm packages and local stores."""
 
 from __future__ import annotations
 
