@@ -161,7 +161,7 @@ _OPENAI_PATH = re.compile(rb"/client/v4/accounts/[^/]+/ai/v1(?:/(messages)?|$)")
 
 
 def build_app(services: Services) -> App:
-    """The whole ASGI app."""
+    """Return the ASGI app with its middleware."""
     app: App = _App(services)
     origins = _listed(services.settings.cors_origins)
     if origins:
