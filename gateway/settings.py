@@ -152,14 +152,10 @@ class GatewaySettings(ProcessSettings):
         check=at_least(1),
     )
     allowed_hosts: str = setting(
-        "HEARTH_ALLOWED_HOSTS",
-        "Comma-separated values allowed in the Host header. Empty allows any.",
-        default="",
+        "HEARTH_ALLOWED_HOSTS", "Comma-separated values allowed in the Host header. Empty allows any.", default=""
     )
     cors_origins: str = setting(
-        "HEARTH_CORS_ORIGINS",
-        "Comma-separated origins allowed by CORS. * allows any, empty none.",
-        default="*",
+        "HEARTH_CORS_ORIGINS", "Comma-separated origins allowed by CORS. * allows any, empty none.", default="*"
     )
     rate_limits: str = setting(
         "HEARTH_RATE_LIMITS",
