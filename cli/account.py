@@ -100,16 +100,13 @@ async def _set_terms(data: Path | None, account_id: str, plan: str | None, limit
     if plan is None and limits is None:
         raise CommandFailed("pass --plan, --limits or both", exit_code=2)
     target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         try:
-            await accounts.set_terms(database, account_id, plan=plan, limits=limits, who="cli", ephemeral=ephemeral)
+            return record(await accounts.set_terms(database, account_id, plan=plan, limits=limits, context=context))
         except Missing:
             raise CommandFailed(f"there is no account {account_id}") from None
         except ValueError as error:
             raise CommandFailed(str(error), exit_code=2) from None
-        found = await accounts.find(database, account_id)
-        assert found is not None
-        return record(found)
 
 
 async def _create(data: Path | None, name: str, account_id: str | None, plan: str) -> dict[str, Any]:
@@ -137,14 +134,11 @@ async def _set_blocked(data: Path | None, account_id: str, is_blocked: bool) -> 
     from tenants import accounts
 
     target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         try:
-            await (accounts.block if is_blocked else accounts.unblock)(database, account_id, ephemeral=ephemeral)
+            return record(await accounts.set_blocked(database, account_id, is_blocked, context=context))
         except Missing:
             raise CommandFailed(f"there is no account {account_id}") from None
-        found = await accounts.find(database, account_id)
-        assert found is not None
-        return record(found)
 
 
 async def _set_residency(
@@ -155,20 +149,16 @@ async def _set_residency(
     from tenants.residency import parse_rule
 
     target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         try:
             if region:
                 rule = None if region == "anywhere" else parse_rule(region)
-                await accounts.set_region(database, account_id, rule, who="cli", ephemeral=ephemeral)
-            else:
-                await accounts.set_retention(database, account_id, retention, who="cli", ephemeral=ephemeral)
+                return record(await accounts.set_region(database, account_id, rule, context=context))
+            return record(await accounts.set_retention(database, account_id, retention, context=context))
         except ValueError as error:
             raise CommandFailed(str(error), exit_code=2) from None
         except Missing:
             raise CommandFailed(f"there is no account {account_id}") from None
-        found = await accounts.find(database, account_id)
-        assert found is not None
-        return record(found)
 
 
 def record(account: Account) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def add(
     from service_identity import key_ring as service_ring
 
     try:
-        row = service_ring.public_key(public, subject, start_s=time.time(), life_days=days, place=pop)
+        row = service_ring.public_key(public, subject, start_s=time.time(), life_days=days, pop=pop)
     except ValueError as error:
         raise CommandFailed(str(error), 2) from None
     path = ring_path(ring, data)
@@ -126,7 +126,7 @@ def rotate(
     known = [key for key in _read(path).keys if key.subject == subject]
     if not known:
         raise CommandFailed(f"{path} has no key of {subject}")
-    pop = service_ring.newest_key(known).place
+    pop = service_ring.newest_key(known).pop
     private, row = _create_key(path, subject, pop, days, start_s=time.time() + _seconds("starts", starts))
     overlap_s = _seconds("overlap", overlap)
     rotated: Callable[[Ring], Ring] = lambda old: service_ring.rotated(old, row, overlap_s=overlap_s)  # noqa: E731
@@ -253,7 +253,7 @@ def _create_key(ring: Path, subject: str, pop: str, days: int, *, start_s: float
     try:
         private = service_ring.generate()
         public = service_ring.public_half(private)
-        row = service_ring.public_key(public, subject, start_s=start_s, life_days=days, place=pop)
+        row = service_ring.public_key(public, subject, start_s=start_s, life_days=days, pop=pop)
         if ring.exists() and subject in _read(ring).revoked_subjects:
             raise ValueError(f"{subject} is revoked: run `hearth service reinstate {subject}` first")
         return service_ring.write_private_key(service_ring.folder_of(keys_path(ring), subject), private), row
@@ -316,7 +316,7 @@ def _shown(key: PublicKey) -> dict[str, Any]:
         return datetime.fromtimestamp(at_s, UTC).isoformat()
 
     times = {"not_before": shown_time(key.not_before), "not_after": shown_time(key.not_after)}
-    return {"kid": key.kid, "subject": key.subject, "pop": key.place, **times, "public": key.public}
+    return {"kid": key.kid, "subject": key.subject, "pop": key.pop, **times, "public": key.public}
 
 
 def _seconds(option: str, text: str) -> int:

@@ -126,16 +126,16 @@ async def _change_membership(
     from tenants.credentials.roles import parse_role
 
     target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         user = await _find(database, email)
         member = (database, user.user_id, account_id)
         try:
             if change is _Change.join:
-                await users.join(*member, role=parse_role(role.value), ephemeral=ephemeral)
+                await users.join(*member, role=parse_role(role.value), context=context)
             elif change is _Change.role:
-                await users.set_role(*member, parse_role(role.value), ephemeral=ephemeral)
+                await users.set_role(*member, parse_role(role.value), context=context)
             else:
-                await users.leave(*member, ephemeral=ephemeral)
+                await users.leave(*member, context=context)
         except Missing as error:
             raise CommandFailed(f"there is no {error}") from None
         except Conflict:
@@ -147,9 +147,9 @@ async def _roll(data: Path | None, email: str) -> dict[str, Any]:
     from tenants import users
 
     target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         user = await _find(database, email)
-        key = await users.roll_global_key(database, target.pepper(), user.user_id, ephemeral=ephemeral)
+        key = await users.roll_global_key(database, target.pepper(), user.user_id, context=context)
         return await record(database, user) | {"global_key": key}
 
 

@@ -22,11 +22,11 @@ def keys_path(ring: Path) -> Path:
 
 
 def ensure_key(
-    ring: Path, subject: str, place: str, change: Callable[[str, Callable[[Ring], Ring]], None] | None = None
+    ring: Path, subject: str, pop: str, change: Callable[[str, Callable[[Ring], Ring]], None] | None = None
 ) -> Path:
     """Return the folder of a service's private keys, with at least one key that is valid for another 30 days.
 
-    `subject` is `gateway/NAME` or `node/NODE_ID`; `place` is the node's PoP, or empty. If a new key is needed, the ring
+    `subject` is `gateway/NAME` or `node/NODE_ID`; `pop` is the node's PoP, or empty. If a new key is needed, the ring
     file is changed directly, or through `change(key_id, change_of_ring)` if given.
 
     Raises PlatformError if the service is revoked or its files cannot be read or written.
@@ -42,11 +42,11 @@ def ensure_key(
                 raise PlatformError(f"{subject} is revoked: run `hearth service reinstate {subject}` to allow it again")
             private_keys = service_ring.read_private_keys(folder) if folder.exists() else {}
             found = [key for kid in private_keys if (key := known.find(kid)) is not None and key.subject == subject]
-            if any(key.is_usable(now_s + _RENEW_BEFORE_S) and key.place == place for key in found):
+            if any(key.is_usable(now_s + _RENEW_BEFORE_S) and key.pop == pop for key in found):
                 return folder
         private = service_ring.generate()
         row = service_ring.public_key(
-            service_ring.public_half(private), subject, start_s=now_s, life_days=LIFE_DAYS, place=place
+            service_ring.public_half(private), subject, start_s=now_s, life_days=LIFE_DAYS, pop=pop
         )
         service_ring.write_private_key(folder, private)
         rotated: Callable[[Ring], Ring] = lambda old: service_ring.rotated(old, row, overlap_s=0)  # noqa: E731

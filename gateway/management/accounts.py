@@ -95,9 +95,7 @@ async def create(services: Services, request: Request, body: AccountBody) -> Res
         region=_parse_region(settings),
         retention=settings.retention or "standard",
     )
-    await users.create_account(
-        services.database, principal.user_id, account, who=principal.api_token_id, ephemeral=services.ephemeral
-    )
+    await users.create_account(services.database, principal.user_id, account, context=change_context(services, request))
     return respond(render_account(account))
 
 
@@ -114,20 +112,19 @@ async def update(services: Services, request: Request, body: AccountBody) -> Res
     name, settings = _checked_name(body), body.settings or AccountSettingsBody()
     region = account.region if settings.region is UNSET else _parse_region(settings)
     retention = settings.retention or account.retention
-    by = change_context(services, request)
+    context = change_context(services, request)
     with unknown_if_missing():
         changed = await accounts.change(
             services.database,
             account.account_id,
             name,
             None if body.settings is None else _account_settings(settings),
-            who=by["who"],
-            clock=by["clock"],
+            context=context,
         )
         if region != account.region:
-            await accounts.set_region(services.database, account.account_id, region, **by)
+            await accounts.set_region(services.database, account.account_id, region, context=context)
         if retention != account.retention:
-            await accounts.set_retention(services.database, account.account_id, retention, **by)
+            await accounts.set_retention(services.database, account.account_id, retention, context=context)
     return respond(render_account(replace(changed, region=region, retention=retention)))
 
 
@@ -135,7 +132,7 @@ async def delete(services: Services, request: Request) -> Response:
     """Delete an account and its API tokens."""
     account_id = request.path_params["account_id"]
     with unknown_if_missing():
-        await accounts.delete(services.database, account_id, **change_context(services, request))
+        await accounts.delete(services.database, account_id, context=change_context(services, request))
     return respond({"id": account_id})
 
 

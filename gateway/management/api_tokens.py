@@ -67,15 +67,13 @@ async def create(services: Services, request: Request, body: TokenBody) -> Respo
     """Create a token. The response has its secret as `value`."""
     holder = _holder(request)
     spec, account_id = await _read_spec(services, holder, body)
-    by = change_context(services, request)
     try:
         created = await user_tokens.create(
             services.database,
             services.settings.token_pepper,
             TokenOwner(holder.kind, account_id, holder.user_id),
             spec,
-            who=by["who"],
-            clock=by["clock"],
+            context=change_context(services, request),
         )
     except (ValueError, TooManyTokens) as error:
         raise invalid(str(error)) from None
@@ -95,10 +93,10 @@ async def update(services: Services, request: Request, body: TokenBody) -> Respo
     """Replace everything of a token except its secret."""
     holder = _holder(request)
     spec, _ = await _read_spec(services, holder, body)
-    by = change_context(services, request)
+    context = change_context(services, request)
     try:
         with unknown_if_missing():
-            changed = await user_tokens.replace(services.database, holder, _token_id(request), spec, **by)
+            changed = await user_tokens.replace(services.database, holder, _token_id(request), spec, context=context)
     except ValueError as error:
         raise invalid(str(error)) from None
     return respond(render_token(changed))
@@ -108,16 +106,18 @@ async def delete(services: Services, request: Request) -> Response:
     """Revoke and delete a token."""
     with unknown_if_missing():
         await user_tokens.delete(
-            services.database, _holder(request), _token_id(request), **change_context(services, request)
+            services.database, _holder(request), _token_id(request), context=change_context(services, request)
         )
     return respond({"id": _token_id(request)})
 
 
 async def roll(services: Services, request: Request) -> Response:
     """Replace the secret of a token. The result is the new secret."""
-    pepper, by = services.settings.token_pepper, change_context(services, request)
+    pepper, context = services.settings.token_pepper, change_context(services, request)
     with unknown_if_missing():
-        secret = await user_tokens.roll(services.database, pepper, _holder(request), _token_id(request), **by)
+        secret = await user_tokens.roll(
+            services.database, pepper, _holder(request), _token_id(request), context=context
+        )
     return respond(secret)
 
 

@@ -21,10 +21,10 @@ from gateway.errors import Reason, Refusal
 from gateway.inference.run import RUN
 from gateway.management.endpoint import (
     Count,
+    change_context,
     format_time,
     invalid,
     invalid_query,
-    principal_of,
     read_object,
     respond,
     takes_body,
@@ -247,7 +247,7 @@ async def put_budget(services: Services, request: Request, body: BudgetBody) -> 
             services.database, budget.account_id, budget.api_token_id
         ):
             raise invalid("api_token_id must be the id of an API token of this account")
-        await budgets.put(services.database, budget, who=principal_of(request).api_token_id, clock=services.clock)
+        await budgets.put(services.database, budget, context=change_context(services, request))
     except (ValueError, Conflict) as error:
         raise invalid(str(error)) from None
     await services.allowance.refresh()
@@ -258,8 +258,8 @@ async def put_budget(services: Services, request: Request, body: BudgetBody) -> 
 async def remove_budget(services: Services, request: Request, query: BudgetQuery) -> Response:
     """Delete the budget that the query names."""
     account_id, token_id = request.path_params["account_id"], query.api_token_id or budgets.WHOLE_ACCOUNT
-    actor = principal_of(request).api_token_id
-    if not await budgets.remove(services.database, account_id, token_id, query.unit, who=actor, clock=services.clock):
+    context = change_context(services, request)
+    if not await budgets.remove(services.database, account_id, token_id, query.unit, context=context):
         raise Refusal(Reason.OBJECT_UNKNOWN)
     await services.allowance.refresh()
     return respond({"api_token_id": token_id or None, "unit": query.unit})

@@ -99,7 +99,6 @@ async def update(services: Services, request: Request, body: UserBody) -> Respon
             raise invalid(f"{name} must contain only printable characters")
     first_name = fields.pop("first_name")
     profile = structs.replace(user.profile, **{name: value or None for name, value in fields.items()})
-    by = change_context(services, request)
     try:
         with unknown_if_missing():
             await users.change(
@@ -107,8 +106,7 @@ async def update(services: Services, request: Request, body: UserBody) -> Respon
                 user.user_id,
                 user.name if first_name is None else first_name,
                 profile,
-                who=by["who"],
-                clock=by["clock"],
+                context=change_context(services, request),
             )
     except ValueError as error:
         raise invalid(f"first_name: {error}") from None
@@ -155,7 +153,7 @@ async def _end(services: Services, request: Request, membership: dict[str, Any])
             services.database,
             principal.user_id,
             membership["account"]["id"],
-            **change_context(services, request),
+            context=change_context(services, request),
         )
 
 

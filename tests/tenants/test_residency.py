@@ -91,12 +91,12 @@ async def test_a_principal_is_held_to_its_accounts_rules_and_its_tokens(database
     created = await api_tokens.create(database, PEPPER, account_id, "t", ["Workers AI Read"])
     policy = Policy("p", "allow", ("a92d2450e05d4e7bb7d0a64968f83d11",), (f"com.cloudflare.api.account.{account_id}",))
     spec = TokenSpec("narrow", (policy,), region=parse_rule("DE"))
-    narrow = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), spec, who="me")
+    narrow = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), spec)
     assert narrow.token.region == parse_rule("DE")
-    await accounts.set_region(database, account_id, parse_rule("eu"), who="me")
-    await accounts.set_retention(database, account_id, "zero", who="me")
+    await accounts.set_region(database, account_id, parse_rule("eu"))
+    await accounts.set_retention(database, account_id, "zero")
     with pytest.raises(ValueError, match="standard, zero"):
-        await accounts.set_retention(database, account_id, "none", who="me")
+        await accounts.set_retention(database, account_id, "none")
     for secret, rules in ((created.secret, (parse_rule("eu"),)), (narrow.secret, (parse_rule("eu"), parse_rule("DE")))):
         principal = await verifier.verify(secret)
         assert isinstance(principal, Principal)

@@ -75,10 +75,10 @@ def runs(running: Running, secret: str, account_id: str = "", **headers: str) ->
 
 
 @pytest.mark.parametrize("kind", ["user", "account"])
-@pytest.mark.parametrize("who", ["keeper", "global key"])
-def test_the_life_of_a_token(running: Running, api: Callable[[str], Api], kind: str, who: str):
+@pytest.mark.parametrize("actor", ["keeper", "global key"])
+def test_the_life_of_a_token(running: Running, api: Callable[[str], Api], kind: str, actor: str):
     """Made, listed, found, changed, rolled and deleted; its secret is told once, and opens what it should meanwhile."""
-    keeper = api(who)
+    keeper = api(actor)
     account_id = running.tenants.account_id
     base = "/user/tokens" if kind == "user" else f"/accounts/{account_id}/tokens"
     on = f"com.cloudflare.api.account.{account_id}"

@@ -141,9 +141,9 @@ async def test_an_operator_manages_every_account_and_runs_nothing(house: House):
         ("operator.sign_out", "administrator"),
         ("operator.sign_in", "administrator"),
     ]
-    assert entries[0].who.startswith("operator:")
+    assert entries[0].actor.startswith("operator:")
     (renamed, *_) = await audit.list_recent(house.services.database, made.account_id)
-    assert renamed.who == entries[0].who
+    assert renamed.actor == entries[0].actor
 
 
 async def test_cookies_are_out_of_reach_of_scripts_and_of_other_sites(house: House):

@@ -169,7 +169,7 @@ def test_a_token_s_budget_refuses_it_and_no_other(running: Running, keeper: http
 def test_a_free_account_s_day_ends_with_what_the_contract_says(running: Running):
     async def be_free() -> None:
         database = Database.connect(running.site.database_url)
-        await accounts.set_terms(database, running.tenants.other_account_id, plan="free", who="test")
+        await accounts.set_terms(database, running.tenants.other_account_id, plan="free")
         await database.close()
 
     asyncio.run(be_free())

@@ -29,7 +29,7 @@ async def write(database: Database, *subjects: str) -> None:
     for subject in subjects:
         async with database.transaction() as connection:
             ids = {"account_id": "a" * 32, "subject_id": subject}
-            await audit.append(connection, at=NOON, who="cli", action="account.update", **ids)
+            await audit.append(connection, at=NOON, actor="cli", action="account.update", **ids)
 
 
 async def tamper(database: Database, *statements: str) -> None:
@@ -47,7 +47,7 @@ async def tamper(database: Database, *statements: str) -> None:
 async def test_a_chain_that_nobody_touched_is_whole(database: Database):
     assert (await audit_heads.verify(database)).problems == []
     account = await accounts.create(database, "Ada")
-    await accounts.block(database, account.account_id)
+    await accounts.set_blocked(database, account.account_id, True)
     found = await audit_heads.verify(database)
     assert (found.num_entries, found.problems) == (2, [])
     assert found.head == await audit.read_head(database)
@@ -125,7 +125,7 @@ async def test_a_head_is_believed_only_under_the_platforms_key(database: Databas
 
 async def test_the_database_refuses_to_change_or_forget_an_entry(database: Database):
     await write(database, "one")
-    statements = ["UPDATE audit_entries SET who = 'me'", "DELETE FROM audit_entries"]
+    statements = ["UPDATE audit_entries SET actor = 'me'", "DELETE FROM audit_entries"]
     if database.dialect == "postgresql":
         statements.append("TRUNCATE audit_entries")
     for statement in statements:
@@ -138,7 +138,7 @@ async def test_an_entry_whose_transaction_fails_leaves_no_gap(database: Database
     async def fail() -> None:
         async with database.transaction() as connection:
             ids = {"account_id": "a", "subject_id": "b"}
-            await audit.append(connection, at=NOON, who="cli", action="x", **ids)
+            await audit.append(connection, at=NOON, actor="cli", action="x", **ids)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):

@@ -22,6 +22,7 @@ from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from telemetry.steady_clock import ACCEPT_JUMP_AFTER_S, SteadyClock
 from tenants import accounts, users
+from tenants.change_context import ChangeContext
 from tenants.credentials import api_tokens, credential_rows, token_verifier
 from tenants.credentials.api_token_text import mint
 from tenants.credentials.principal import Principal, Refused
@@ -30,6 +31,7 @@ from tenants.credentials.token_verifier import FRESH_S, STALE_S, TokenVerifier
 from tests.tenants.conftest import PEPPER
 from tests.tenants.hand_clock import HandClock
 from tests.tenants.switchable_database import SwitchableDatabase
+from tests.tenants.token_status import set_disabled
 from tests.waiting import PATIENCE_S, wait_until
 
 TRIES = 3  # at what takes seconds and no more: a machine may stand still for as long
@@ -42,7 +44,9 @@ def verifier(switchable: SwitchableDatabase, clock: HandClock) -> TokenVerifier:
 
 @pytest.fixture
 async def created(database: Database, account_id: str, clock: HandClock) -> api_tokens.CreatedToken:
-    return await api_tokens.create(database, PEPPER, account_id, "one", WORKERS_AI_GROUPS, clock=clock)
+    return await api_tokens.create(
+        database, PEPPER, account_id, "one", WORKERS_AI_GROUPS, context=ChangeContext(clock=clock)
+    )
 
 
 async def test_a_good_secret_proves_its_principal(
@@ -148,7 +152,7 @@ async def test_an_expiry_counts_at_once_though_the_secret_is_remembered(
 ) -> None:
     expires_at = clock.now() + timedelta(seconds=10)
     created = await api_tokens.create(
-        database, PEPPER, account_id, "x", WORKERS_AI_GROUPS, expires_at, "account", clock=clock
+        database, PEPPER, account_id, "x", WORKERS_AI_GROUPS, expires_at, "account", context=ChangeContext(clock=clock)
     )
     verdict = await verifier.verify(created.secret)
     assert isinstance(verdict, Principal)
@@ -166,7 +170,7 @@ async def test_a_clock_that_jumps_ends_no_token_early_and_none_late(
     account_id = (await accounts.create(sqlite_database, "Ada")).account_id
     verifier, expires_at = TokenVerifier(sqlite_database, PEPPER, clock), clock.now() + timedelta(seconds=600)
     created = await api_tokens.create(
-        sqlite_database, PEPPER, account_id, "x", WORKERS_AI_GROUPS, expires_at, clock=clock
+        sqlite_database, PEPPER, account_id, "x", WORKERS_AI_GROUPS, expires_at, context=ChangeContext(clock=clock)
     )
     for jump_s in (3600, -3600, 86_400, -86_400):
         clock.jump_wall(jump_s)
@@ -192,13 +196,13 @@ async def test_each_kind_of_change_is_seen_at_the_next_poll_and_by_its_own_name(
         await verifier.poll()
         return await verifier.verify(created.secret)
 
-    await api_tokens.set_disabled(database, *ids, True)
+    await set_disabled(database, *ids, True)
     assert await after_poll() == Refused("disabled", ids[1], ids[0], "user")
-    await api_tokens.set_disabled(database, *ids, False)
+    await set_disabled(database, *ids, False)
     assert isinstance(await after_poll(), Principal)
-    await accounts.block(database, account_id)
+    await accounts.set_blocked(database, account_id, True)
     assert (await after_poll()).is_account_blocked
-    await accounts.unblock(database, account_id)
+    await accounts.set_blocked(database, account_id, False)
     assert not (await after_poll()).is_account_blocked
     await api_tokens.revoke(database, *ids)
     assert await after_poll() == Refused("revoked", ids[1], ids[0], "user")
@@ -222,22 +226,22 @@ async def test_a_change_by_this_very_process_is_seen_at_once_though_no_news_pass
         return await verifier.verify(created.secret)
 
     assert isinstance(await verdict(), Principal)
-    await accounts.block(database, account_id, ephemeral=away)
+    await accounts.set_blocked(database, account_id, True, context=ChangeContext(ephemeral=away))
     assert (await verdict()).is_account_blocked
-    await accounts.unblock(database, account_id, ephemeral=away)
+    await accounts.set_blocked(database, account_id, False, context=ChangeContext(ephemeral=away))
     assert not (await verdict()).is_account_blocked
-    await api_tokens.set_disabled(database, *ids, True, ephemeral=away)
+    await set_disabled(database, *ids, True, context=ChangeContext(ephemeral=away))
     assert await verdict() == Refused("disabled", ids[1], ids[0], "user")
-    await api_tokens.set_disabled(database, *ids, False, ephemeral=away)
+    await set_disabled(database, *ids, False, context=ChangeContext(ephemeral=away))
     assert isinstance(await verdict(), Principal)
     made = await users.create(database, PEPPER, "ada@example.com", [account_id])
     key = made.user.email, made.global_key
     assert set((await verifier.verify_global_key(*key)).elsewhere) == {account_id}  # type: ignore[union-attr]
     other = accounts.Account("b" * 32, "other", "active", "paid", clock.now())
-    await users.create_account(database, made.user.user_id, other, who="ops", ephemeral=away)
+    await users.create_account(database, made.user.user_id, other, context=ChangeContext("ops", ephemeral=away))
     held = (await verifier.verify_global_key(*key)).elsewhere  # type: ignore[union-attr]
     assert set(held) == {account_id, other.account_id}
-    await api_tokens.revoke(database, *ids, ephemeral=away)
+    await api_tokens.revoke(database, *ids, context=ChangeContext(ephemeral=away))
     assert await verdict() == Refused("revoked", ids[1], ids[0], "user")
 
 
@@ -263,7 +267,7 @@ async def test_what_was_read_before_a_change_answers_nobody_who_asks_after_it(
     monkeypatch.setattr(credential_rows, "judge_token", slowly)
     before = asyncio.create_task(verifier.verify(created.secret))
     await has_read.wait()
-    await api_tokens.revoke(database, account_id, created.token.api_token_id, ephemeral=away)
+    await api_tokens.revoke(database, account_id, created.token.api_token_id, context=ChangeContext(ephemeral=away))
     after = asyncio.create_task(verifier.verify(created.secret))
     assert isinstance(await after, Refused), "it shared no query that had begun before"
     may_go_on.set()
@@ -381,7 +385,9 @@ async def test_a_reading_that_comes_too_late_takes_no_older_decision_with_it(
     clock: HandClock,
 ) -> None:
     """While a known token is confirmed again, another one changes; then the database goes away."""
-    other = await api_tokens.create(database, PEPPER, account_id, "another", WORKERS_AI_GROUPS, clock=clock)
+    other = await api_tokens.create(
+        database, PEPPER, account_id, "another", WORKERS_AI_GROUPS, context=ChangeContext(clock=clock)
+    )
     await verifier.poll()
     await verifier.verify(created.secret)
     clock.pass_time(FRESH_S)
@@ -444,7 +450,9 @@ async def test_a_hint_over_redis_makes_it_immediate(
     for verifier in verifiers:
         assert isinstance(await verifier.verify(created.secret), Principal)
     await wait_until(lambda: _num_listeners(ephemeral, 2))
-    await api_tokens.revoke(database, account_id, created.token.api_token_id, ephemeral=ephemeral)
+    await api_tokens.revoke(
+        database, account_id, created.token.api_token_id, context=ChangeContext(ephemeral=ephemeral)
+    )
     for verifier in verifiers:
         await _seconds_until_refused(verifier, created.secret)
     for watch in watches:

@@ -170,7 +170,7 @@ async def test_what_was_given_back_is_not_charged(database: Database):
 
 async def test_blocked_and_deleted_accounts_are_told_apart(database: Database, account_id: str):
     await queue(database, account_id)
-    await accounts.block(database, account_id)
+    await accounts.set_blocked(database, account_id, True)
     assert (await take(database)).is_account_blocked
 
 

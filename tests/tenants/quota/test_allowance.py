@@ -84,9 +84,9 @@ def test_a_free_account_has_so_much_a_day_and_a_paid_one_as_much_as_it_likes() -
 async def test_what_is_used_is_the_ledgers_word_and_counts_are_raised_to_it(database: Database) -> None:
     clock = Clock()
     allowance = allowance_of(database, clock)
-    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "neurons", 500), who="test")
-    await budgets.put(database, MonthlyBudget(ACCOUNT, "", "usd", 11_000), who="test")
-    await budgets.put(database, MonthlyBudget(ACCOUNT, "", "neurons", 5, refuses=False), who="test")
+    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "neurons", 500))
+    await budgets.put(database, MonthlyBudget(ACCOUNT, "", "usd", 11_000))
+    await budgets.put(database, MonthlyBudget(ACCOUNT, "", "neurons", 5, refuses=False))
     await allowance.refresh()
     held = {budget.name: budget for budget in allowance.of(Caller())}
     assert held.keys() == {"allowance", "account budget", "token budget"}
@@ -115,7 +115,7 @@ async def test_what_is_used_is_the_ledgers_word_and_counts_are_raised_to_it(data
 async def test_each_share_of_a_budget_that_is_passed_warns_once(database: Database) -> None:
     clock = Clock()
     allowance = allowance_of(database, clock)
-    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "neurons", 200, alert_percents=(50, 100)), who="test")
+    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "neurons", 200, alert_percents=(50, 100)))
     await allowance.refresh()
     await usage.write(database, [entry("r1", micro_neurons=100)])
     for _ in range(2):
@@ -130,11 +130,11 @@ async def test_each_share_of_a_budget_that_is_passed_warns_once(database: Databa
 
 async def test_a_budget_is_set_changed_listed_and_removed(database: Database) -> None:
     budget = MonthlyBudget(ACCOUNT, TOKEN, "usd", 5_000_000, refuses=False, alert_percents=())
-    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "usd", 1), who="test")
-    await budgets.put(database, budget, who="test")
+    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "usd", 1))
+    await budgets.put(database, budget)
     assert await budgets.list_all(database, ACCOUNT) == [budget]
-    assert await budgets.remove(database, ACCOUNT, TOKEN, "usd", who="test")
-    assert not await budgets.remove(database, ACCOUNT, TOKEN, "usd", who="test")
+    assert await budgets.remove(database, ACCOUNT, TOKEN, "usd")
+    assert not await budgets.remove(database, ACCOUNT, TOKEN, "usd")
     assert await budgets.list_all(database) == []
 
 
