@@ -1,7 +1,8 @@
 """The key ring file and the private key files beside it: create, read, change, rotate and revoke service keys.
 
 The ring holds public keys only, but a user who can write the ring can add a trusted service. A ring that other users
-can write, or a private key that they can read, is rejected. Private keys are PEM files, in one folder per service, named by key id.
+can write, or a private key that they can read, is rejected. Private keys are PEM files named by key id, in one folder
+per service.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
-from storage.redis_link import CommandRefused, RedisLink, Reply, Sender, command, raise_refused
+from storage.redis_link import CommandRefused, RedisLink, Reply, Sender, command, raise_if_refused
 from telemetry import metrics
 from tenants.quota import quota_script as script
 from tenants.quota.limits import Item
@@ -335,10 +335,10 @@ class Quota:
     async def _on_redis_recovered(self, link: Sender) -> None:
         """Prepare a new connection: load scripts, restore lost data, report what is unreported."""
         await self._load_scripts(link)
-        known = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
+        known = raise_if_refused(await link.send(command("GET", script.EPOCH_KEY)))
         await self._adopt_epoch(link, self._epoch, known.decode() if isinstance(known, bytes) else "")
         for reply in await self._send_owed(link):
-            raise_refused(reply)
+            raise_if_refused(reply)
         if self._unreported or self._unreported_settlements:
             self._send_owed(link)  # reports calls that arrived meanwhile, before any later command
         self._local.on_redis_recovered()
@@ -390,7 +390,7 @@ class Quota:
     async def _load_scripts(self, link: Sender) -> None:
         try:
             for text in script.SCRIPTS.values():
-                raise_refused(await link.send(command("SCRIPT", "LOAD", text)))
+                raise_if_refused(await link.send(command("SCRIPT", "LOAD", text)))
         except CommandRefused as error:
             link.drop(error.code)
             raise StoreUnavailable(f"redis: {error.code}") from None
@@ -407,9 +407,9 @@ class Quota:
                 key, sha = seen.item.key, script.SHA["restore"]
                 replies.append(link.send(command("EVALSHA", sha, 1, key, seen.taken, left_ms, seen.item.span_ms)))
             for reply in replies:
-                raise_refused(await reply)
+                raise_if_refused(await reply)
             await link.send(command("SET", script.EPOCH_KEY, uuid.uuid4().hex, "NX"))
-            found = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
+            found = raise_if_refused(await link.send(command("GET", script.EPOCH_KEY)))
             epoch = found.decode() if isinstance(found, bytes) else ""
             under_way = [entered for entered in self._running.values() if entered.is_counted]
             for budget in dict.fromkeys(budget for entered in under_way for budget in entered.plan.budgets):
@@ -420,7 +420,7 @@ class Quota:
                 replies.append(link.send(entered.enter_bytes(epoch, self._lease_ms, script.AGAIN)))
                 replies += [link.send(begun) for begun in entered.begun_bytes()]
             for reply in replies:
-                raise_refused(await reply)
+                raise_if_refused(await reply)
             if self._epoch:
                 log.warning("redis had forgotten its counts: given back", extra={"calls": len(self._running)})
             self._epoch = epoch
@@ -438,7 +438,7 @@ class Quota:
         if self._budgets is None:
             raise StoreUnavailable("no source of budgets")
         used, ttl_ms = await self._budgets.used(budget), max(1, round(budget.ttl_s * 1000))
-        raise_refused(await link.send(command("EVALSHA", script.SHA["seed"], 1, budget.key, used, ttl_ms)))
+        raise_if_refused(await link.send(command("EVALSHA", script.SHA["seed"], 1, budget.key, used, ttl_ms)))
 
     async def _be_present(self) -> None:
         """Announce this gateway, and count the running gateways: they share limits if Redis is unavailable."""

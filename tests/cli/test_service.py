@@ -119,7 +119,7 @@ def test_no_command_prints_a_private_key(service: Hearth, ring: Path, capsys: An
     ("arguments", "says"),
     [
         (["make", "n1"], "node/NAME"),
-        (["make", "gateway/g", "--pop", "fra"], "only a node"),
+        (["make", "gateway/g", "--pop", "fra"], "only the key of a node"),
         (["make", "node/../../x"], "node/NAME"),
         (["add", "node/n1", "abc"], "64 hexadecimal"),
         (["add", "node/n1", "zz" * 32], "64 hexadecimal"),
