@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
-from engine.inputs import SamplingInputs, StepInputs
+from engine.inputs import NO_SAMPLING, StepInputs
 from engine.loop import Engine
 from engine.protocol.sampling import Sampling
 from engine.runner import Runner
@@ -146,12 +146,5 @@ def _inputs(window: NDArray[np.int64]) -> StepInputs:
         block_tables=np.arange(-(-num_tokens // _BLOCK_SIZE), dtype=np.int32).reshape(1, -1),
         sequence_ids=np.array([0], np.int64),
         num_decode_rows=0,
-        sampling=_no_sampling(),
-    )
-
-
-def _no_sampling() -> SamplingInputs:
-    reals, ints = np.empty(0, np.float32), np.empty(0, np.int32)
-    return SamplingInputs(
-        reals, ints, reals, reals, reals, reals, reals, np.empty(0, np.uint64), np.empty(0, np.int64), ints, ()
+        sampling=NO_SAMPLING,
     )

@@ -45,7 +45,7 @@ class JumpForward:
             matcher = self._find(sequence_id)
             if matcher is None or not matcher.jump_forward:
                 continue
-            if codes[row] == RUNNING and table.num_logprobs[slots[row]] < 0:
+            if codes[row] == RUNNING and table.sampling.num_logprobs[slots[row]] < 0:
                 token_ids, code = self._write(int(slots[row]), matcher)
                 if token_ids:
                     found.append((row, token_ids, code))
