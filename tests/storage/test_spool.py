@@ -318,7 +318,7 @@ async def test_full_spool_rejects_records_until_some_are_acknowledged(tmp_path: 
 async def test_oversized_record_is_rejected(tmp_path: Path) -> None:
     spool = Spool(tmp_path, segment_bytes=4096)
     for record in (b"", b"x" * 4096):
-        with pytest.raises(ValueError, match="does not fit"):
+        with pytest.raises(ValueError, match="must have 1 to"):
             await spool.append(record)
     await spool.close()
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -15,9 +16,11 @@ from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from storage.redis_link import Reply, Sender
 from tenants.quota import quota_script as script
+from tenants.quota.gateway_presence import PRESENCE_INTERVAL_S
 from tenants.quota.limits import Item, in_force, items_of, parse_rules
 from tenants.quota.quota import Quota
 from tenants.quota.quota_plan import Plan, QuotaExceeded, Reservation
+from tenants.quota.unreported_calls import UnreportedCalls
 from tests.waiting import wait_until
 
 LEASE_S = 60.0
@@ -66,6 +69,18 @@ async def reserve(
         return await quota.reserve(plan, op, tokens=tokens, micro_neurons=micro_neurons)
     except QuotaExceeded as error:
         return error
+
+
+async def both_are_counted(redis: Redis) -> None:
+    """Wait until both gateways have announced themselves and counted each other."""
+    await wait_until(lambda: redis.zcard("presence:gateways") == 2)
+    await asyncio.sleep(PRESENCE_INTERVAL_S + 0.5)
+
+
+async def disconnect(quota: Quota, redis: Redis) -> None:
+    """Close all connections to Redis; they are reopened in the background."""
+    redis.client_kill_filter(_type="normal", skipme=True)
+    await wait_until(lambda: not quota.is_available, interval_s=0.001)
 
 
 async def admitted(quotas: list[Quota], plan_of: Callable[[Quota], Plan], count: int, **cost: int) -> list[Reservation]:
@@ -252,9 +267,9 @@ async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
     gateways: list[Quota], redis: Redis, own_redis_server: EmbeddedRedis
 ):
     one, two = gateways
-    await wait_until(lambda: [quota._local.num_gateways for quota in gateways] == [2, 2])
+    await both_are_counted(redis)
     text, plain = items("chat=50/3600"), items("chat=8/3600", "b")
-    before = [await reserve(quota, quota.plan("a", text), f"{i}{quota._id}") for i in range(5) for quota in gateways]
+    before = [await reserve(quota, quota.plan("a", text), f"{i}{id(quota)}") for i in range(5) for quota in gateways]
     assert all(isinstance(found, Reservation) for found in before)
     own_redis_server.stop()
     seen = await admitted(gateways, lambda quota: quota.plan("a", text), 200)
@@ -262,10 +277,11 @@ async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
     unseen = await admitted(gateways, lambda quota: quota.plan("b", plain), 30)
     assert len(unseen) == 8
     for reservation in seen[:7]:
-        (one if reservation.op in one._running else two).settle(reservation)
+        one.settle(reservation)  # has no effect for reservations of the other gateway
+        two.settle(reservation)
     own_redis_server.start()
     own_redis_server.wait_ready()
-    await wait_until(lambda: all(quota._link.is_open for quota in gateways))
+    await wait_until(lambda: all(quota.is_available for quota in gateways))
     # Redis, which kept nothing, is told what was seen, what was let in meanwhile, and who is still there.
     # Whoever comes back first gives back what it saw last, which may be one call less.
     assert 9 + len(seen) <= int(redis.hget("quota:r:chat:a", "n") or 0) <= 10 + len(seen)
@@ -318,14 +334,13 @@ async def test_a_call_waits_until_it_has_output_and_is_under_way_until_it_leaves
     one.settle(first)
     one.settle(second)
     await wait_until(lambda: redis.zrange("quota:w:account:a", 0, -1) == [b"4"])
-    assert one._local._calls == {"quota:c:account:a": 1, "quota:w:account:a": 1}
 
 
 async def test_while_redis_is_away_whoever_has_output_makes_room_for_another(
     gateways: list[Quota], redis: Redis, own_redis_server: EmbeddedRedis
 ):
     one = gateways[0]
-    await wait_until(lambda: one._local.num_gateways == 2)
+    await both_are_counted(redis)
     plan = one.plan("a", items("account.waiting=2"))
     before = await reserve(one, plan, "before")
     assert isinstance(before, Reservation)
@@ -337,7 +352,7 @@ async def test_while_redis_is_away_whoever_has_output_makes_room_for_another(
     one.release_waiting(found)
     own_redis_server.start()
     own_redis_server.wait_ready()
-    await wait_until(lambda: one._link.is_open)
+    await wait_until(lambda: one.is_available)
     await wait_until(lambda: redis.zcard("quota:open:a") == 2)
     assert redis.zcard("quota:w:account:a") == 0
 
@@ -385,7 +400,7 @@ async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
     monkeypatch.setattr(quota, "_load_scripts", slowly)
     redis.flushall()
     redis.script_flush()
-    quota._link.drop("by the test")
+    await disconnect(quota, redis)
     found = await reserve(quota, plan, "2")
     assert isinstance(found, Reservation)
     assert not found.is_counted
@@ -396,47 +411,40 @@ async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
 async def test_whoever_is_let_in_while_redis_is_told_of_others_is_told_too(
     gateways: list[Quota], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ):
-    quota = gateways[0]
-    plan, send = quota.plan("a", items("chat=9/3600")), quota._send_owed
+    quota, send = gateways[0], UnreportedCalls.send
+    plan = quota.plan("a", items("chat=9/3600"))
     meanwhile: list[asyncio.Task[Reservation | QuotaExceeded]] = []
 
-    def send_owed(link: Sender) -> asyncio.Future[list[Reply]]:
-        told = send(link)
-        if not meanwhile:
+    def send_slowly(self: UnreportedCalls, link: Sender, **fields: Any) -> asyncio.Future[list[Reply]]:
+        replies = send(self, link, **fields)
+        if fields["running"] and not meanwhile:
             meanwhile.append(asyncio.create_task(reserve(quota, plan, "2")))
-        return told
+        return replies
 
-    monkeypatch.setattr(quota, "_send_owed", send_owed)
-    quota._link.drop("by the test")
+    monkeypatch.setattr(UnreportedCalls, "send", send_slowly)
+    await disconnect(quota, redis)
     alone = await reserve(quota, plan, "1")
     assert isinstance(alone, Reservation)
-    await wait_until(lambda: quota._link.is_open)
+    await wait_until(lambda: quota.is_available)
     assert isinstance(await meanwhile[0], Reservation)
     assert isinstance(await reserve(quota, plan, "3"), Reservation)
     assert redis.hget("quota:r:chat:a", "n") == b"3"
-    assert not quota._unreported
 
 
-async def test_what_was_owed_and_did_not_arrive_is_still_owed(gateways: list[Quota], redis: Redis):
-    quota = gateways[0]
-    plan = quota.plan("a", items("chat=9/3600"))
-    quota._link.drop("by the test")
-    reservation = await reserve(quota, plan, "1")
-    assert isinstance(reservation, Reservation)
-
+async def test_unreported_calls_are_kept_if_they_do_not_arrive():
     class Broken:
         def send(self, _data: bytes, _num_replies: int = 1) -> asyncio.Future[Reply]:
-            answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            answer.set_exception(StoreUnavailable("by the test"))
-            return answer
+            reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            reply.set_exception(StoreUnavailable("by the test"))
+            return reply
 
+        def drop(self, reason: str) -> None: ...
+
+    unreported = UnreportedCalls()
+    unreported.add_reservation(Reservation(Plan("a", items("chat=9/3600")), "1", 0, 0), 0.0)
     with pytest.raises(StoreUnavailable):
-        await quota._send_owed(Broken())
-    await asyncio.sleep(
-        0
-    )  # from Python 3.12 on, what has failed already is raised before those who look at it are told
-    assert [each for each, _ in quota._unreported] == [reservation]
-    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1")
+        await unreported.send(Broken(), epoch="e", lease_ms=1000, running={}, now_s=1.0)
+    await wait_until(lambda: bool(unreported))  # callbacks of the failed replies run after the exception is raised
 
 
 async def test_scripts_that_redis_forgets_between_two_of_them_are_told_again(gateways: list[Quota], redis: Redis):
@@ -445,7 +453,7 @@ async def test_scripts_that_redis_forgets_between_two_of_them_are_told_again(gat
     assert isinstance(await reserve(quota, plan, "1"), Reservation)
     redis.flushall()
     redis.script_flush()
-    redis.script_load(script.SCRIPTS["enter"])  # the one that is asked first, and not what it leads to
+    redis.script_load(script.SCRIPTS["reserve"])  # the one that is asked first, and not what it leads to
     found = await reserve(quota, plan, "2")
     assert isinstance(found, Reservation)
     assert found.is_counted
