@@ -57,8 +57,7 @@ def encoded(value: bytes | str | dict[str, Any]) -> str:
 def make_token(
     header: Any = HEADER, claims: Any = CLAIMS, sign: Callable[[bytes], bytes] = PRIVATE.sign, **changed: Any
 ) -> str:
-    """Return a correctly signed token with this header and these claims; `changed` replaces claims, None removes one.
-    """
+    """Return a correctly signed token with this header and these claims. `changed` replaces claims; None removes one."""
     if changed:
         claims = {name: value for name, value in {**claims, **changed}.items() if value is not None}
     text = f"{encoded(header)}.{encoded(claims)}"
@@ -143,7 +142,10 @@ FORGED = {
     "a key of its own in jwk": (make_token(header_with(jwk=JWK), sign=STRANGER.sign), "header"),
     "jwk beside the right signature": (make_token(header_with(jwk=JWK)), "header"),
     "a key's address in jku": (make_token(header_with(jku="https://example.com/keys"), sign=STRANGER.sign), "header"),
-    "certificates' address in x5u": (make_token(header_with(x5u="https://example.com/c"), sign=STRANGER.sign), "header"),
+    "certificates' address in x5u": (
+        make_token(header_with(x5u="https://example.com/c"), sign=STRANGER.sign),
+        "header",
+    ),
     "certificates in x5c": (make_token(header_with(x5c=["AA=="])), "header"),
     "crit": (make_token(header_with(crit=["exp"])), "header"),
     "b64 false": (make_token(header_with(b64=False, crit=["b64"])), "header"),
@@ -257,7 +259,9 @@ def test_revoked_key_subject_or_token_is_rejected_and_ends_verified_services():
         service_ring.with_key(revoked, row(STRANGER, "node/n1"))
     back = service_ring.with_key(service_ring.with_subject_reinstated(revoked, "node/n1"), row(STRANGER, "node/n1"))
     assert verify(GOOD, back) == Forged("key")
-    assert isinstance(verify(make_token(header_with(kid=service_ring.key_id(STRANGER)), sign=STRANGER.sign), back), Service)
+    assert isinstance(
+        verify(make_token(header_with(kid=service_ring.key_id(STRANGER)), sign=STRANGER.sign), back), Service
+    )
 
 
 def test_inconsistent_ring_is_rejected():
