@@ -57,7 +57,7 @@ def encoded(value: bytes | str | dict[str, Any]) -> str:
 def make_token(
     header: Any = HEADER, claims: Any = CLAIMS, sign: Callable[[bytes], bytes] = PRIVATE.sign, **changed: Any
 ) -> str:
-    """Return a correctly signed token with this header and these claims. `changed` replaces claims; None removes one."""
+    """Return a correctly signed token with this header and claims. `changed` replaces claims; None removes one."""
     if changed:
         claims = {name: value for name, value in {**claims, **changed}.items() if value is not None}
     text = f"{encoded(header)}.{encoded(claims)}"
