@@ -12,7 +12,7 @@ from tenants.change_context import ChangeContext
 from tests.tenants.hand_clock import HandClock
 
 
-async def test_a_new_account_has_a_hex_id_and_can_be_found_and_listed(database: Database, clock: HandClock) -> None:
+async def test_new_account_is_found_and_listed(database: Database, clock: HandClock) -> None:
     first = await accounts.create(database, "  Zoë's lab ", context=ChangeContext(clock=clock))
     clock.pass_time(1)
     second = await accounts.create(database, "two", "0123456789abcdef" * 2, context=ChangeContext(clock=clock))
@@ -25,25 +25,25 @@ async def test_a_new_account_has_a_hex_id_and_can_be_found_and_listed(database: 
 
 
 @pytest.mark.parametrize("account_id", ["A" * 32, "a" * 31, "a" * 33, "", "g" * 32, "a" * 32 + "\n"])
-async def test_an_id_that_is_not_32_hex_digits_is_refused(sqlite_database: Database, account_id: str) -> None:
+async def test_invalid_account_id_is_rejected(sqlite_database: Database, account_id: str) -> None:
     with pytest.raises(ValueError, match="32 lowercase"):
         await accounts.create(sqlite_database, "x", account_id)
 
 
 @pytest.mark.parametrize("name", ["", "  ", "a\0b", "a\nb", "x" * 257, "\u202e"])
-async def test_a_name_that_people_cannot_read_is_refused(sqlite_database: Database, name: str) -> None:
+async def test_invalid_name_is_rejected(sqlite_database: Database, name: str) -> None:
     with pytest.raises(ValueError, match="printable"):
         await accounts.create(sqlite_database, name)
 
 
-async def test_an_id_is_given_once(database: Database) -> None:
+async def test_account_id_is_unique(database: Database) -> None:
     account = await accounts.create(database, "one")
     with pytest.raises(Conflict):
         await accounts.create(database, "two", account.account_id)
     assert [found.name for found in await accounts.list_all(database)] == ["one"]
 
 
-async def test_blocking_shows_and_can_be_undone_and_every_act_is_in_the_audit(database: Database) -> None:
+async def test_account_is_blocked_and_unblocked_with_audit_entries(database: Database) -> None:
     account_id = (await accounts.create(database, "one", context=ChangeContext("setup"))).account_id
     await accounts.set_blocked(database, account_id, True, context=ChangeContext("ops"))
     blocked = await accounts.find(database, account_id)
@@ -60,7 +60,7 @@ async def test_blocking_shows_and_can_be_undone_and_every_act_is_in_the_audit(da
     ]
 
 
-async def test_an_account_that_is_not_there_cannot_be_blocked(database: Database) -> None:
+async def test_unknown_account_cannot_be_blocked(database: Database) -> None:
     with pytest.raises(Missing):
         await accounts.set_blocked(database, "f" * 32, True)
     assert await audit.list_recent(database, "f" * 32) == []

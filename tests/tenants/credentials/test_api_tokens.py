@@ -23,7 +23,7 @@ from tests.tenants.hand_clock import HandClock
 from tests.tenants.token_status import set_disabled
 
 
-async def test_a_created_token_is_found_and_listed_by_its_account_only(database: Database, account_id: str) -> None:
+async def test_token_is_found_and_listed_by_its_account_only(database: Database, account_id: str) -> None:
     other = (await accounts.create(database, "Bob")).account_id
     one = (await api_tokens.create(database, PEPPER, account_id, "one", WORKERS_AI_GROUPS)).token
     two = (await api_tokens.create(database, PEPPER, account_id, "two", ["Workers AI Read"], kind="account")).token
@@ -36,7 +36,7 @@ async def test_a_created_token_is_found_and_listed_by_its_account_only(database:
         await api_tokens.revoke(database, other, one.api_token_id)
 
 
-async def test_a_revoked_token_stays_revoked(database: Database, account_id: str, clock: HandClock) -> None:
+async def test_revoked_token_stays_revoked(database: Database, account_id: str, clock: HandClock) -> None:
     token = (await api_tokens.create(database, PEPPER, account_id, "one", WORKERS_AI_GROUPS)).token
     await api_tokens.revoke(database, account_id, token.api_token_id, context=ChangeContext(clock=clock))
     revoked_at = clock.now()
@@ -49,7 +49,7 @@ async def test_a_revoked_token_stays_revoked(database: Database, account_id: str
     assert (found.status, found.revoked_at) == ("revoked", revoked_at)
 
 
-async def test_every_act_on_a_token_is_in_the_audit_once(database: Database, account_id: str) -> None:
+async def test_every_change_of_a_token_has_one_audit_entry(database: Database, account_id: str) -> None:
     token = (
         await api_tokens.create(database, PEPPER, account_id, "one", WORKERS_AI_GROUPS, context=ChangeContext("ops"))
     ).token
@@ -63,9 +63,7 @@ async def test_every_act_on_a_token_is_in_the_audit_once(database: Database, acc
     assert entries[-2].actor == "ops"
 
 
-async def test_a_token_past_its_expiry_is_listed_as_expired(
-    database: Database, account_id: str, clock: HandClock
-) -> None:
+async def test_expired_token_is_listed_as_expired(database: Database, account_id: str, clock: HandClock) -> None:
     expires_at = clock.now() + timedelta(hours=1)
     await api_tokens.create(
         database, PEPPER, account_id, "one", WORKERS_AI_GROUPS, expires_at, context=ChangeContext(clock=clock)
@@ -77,7 +75,7 @@ async def test_a_token_past_its_expiry_is_listed_as_expired(
     assert statuses == ["active", "expired"]
 
 
-async def test_a_token_needs_an_account_a_name_a_known_group_and_a_time_zone(
+async def test_token_without_account_name_group_or_time_zone_is_rejected(
     sqlite_database: Database,
 ) -> None:
     account_id = (await accounts.create(sqlite_database, "Ada")).account_id
@@ -94,7 +92,7 @@ async def test_a_token_needs_an_account_a_name_a_known_group_and_a_time_zone(
     assert await api_tokens.list_all(sqlite_database, account_id) == []
 
 
-async def test_no_store_log_or_memory_holds_a_usable_secret(
+async def test_no_store_log_or_cache_contains_a_usable_secret(
     database: Database,
     account_id: str,
     redis_url: str,

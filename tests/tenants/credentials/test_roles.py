@@ -19,7 +19,7 @@ from tests.tenants.conftest import PEPPER
 READING = frozenset(scope for scope in ALL_SCOPES if scope.endswith(":read"))
 
 
-def test_a_role_bounds_what_there_is_and_adds_nothing():
+def test_role_limits_scopes_and_adds_none():
     assert bounded(ALL_SCOPES, "administrator") == ALL_SCOPES
     assert bounded(ALL_SCOPES, "viewer") == READING
     assert bounded(ALL_SCOPES, "developer") == READING | {"ai:run", "ai:write", "api_token:write"}
@@ -42,7 +42,7 @@ async def verified(database: Database, secret: str) -> Principal:
     return found
 
 
-async def test_whatever_a_member_holds_is_bounded_by_the_role(database: Database, account_id: str):
+async def test_every_credential_of_a_member_is_limited_by_the_role(database: Database, account_id: str):
     other = (await accounts.create(database, "Bea")).account_id
     created = await users.create(database, PEPPER, "ada@example.com", (account_id,))
     user_id = created.user.user_id
@@ -63,7 +63,7 @@ async def test_whatever_a_member_holds_is_bounded_by_the_role(database: Database
         await users.set_role(database, user_id, "0" * 32, "viewer")
 
 
-async def test_a_verifier_hears_of_another_role_and_of_other_terms(database: Database, account_id: str):
+async def test_verifier_sees_a_changed_role_and_changed_terms(database: Database, account_id: str):
     created = await users.create(database, PEPPER, "ada@example.com", (account_id,))
     verifier = TokenVerifier(database, PEPPER)
     await verifier.poll()
@@ -88,7 +88,7 @@ async def test_a_verifier_hears_of_another_role_and_of_other_terms(database: Dat
         await accounts.set_terms(database, "0" * 32, plan="free")
 
 
-async def test_a_token_keeps_its_models_and_limits(database: Database, account_id: str):
+async def test_token_has_its_models_and_limits(database: Database, account_id: str):
     holder = TokenOwner("account", account_id)
     models = ("@cf/x/y", "@cf/x/z")
     created = await user_tokens.create(database, PEPPER, holder, spec(account_id, models=models, limits="token=3/60"))

@@ -44,7 +44,7 @@ def verifier(database: Database, clock: HandClock) -> TokenVerifier:
 
 
 @pytest.mark.parametrize("kind", ["user", "account"])
-async def test_a_token_lives_through_a_restart_until_it_is_deleted(
+async def test_token_survives_a_restart_until_it_is_deleted(
     database: Database, database_url: str, account_id: str, kind: TokenKind
 ) -> None:
     holder = TokenOwner(kind, account_id)
@@ -69,7 +69,7 @@ async def test_a_token_lives_through_a_restart_until_it_is_deleted(
     assert acts[:2] == ["api_token.revoke", "api_token.create"]
 
 
-async def test_what_a_verifier_remembers_keeps_up_with_every_change(
+async def test_verifier_sees_every_change_of_a_token(
     database: Database, account_id: str, verifier: TokenVerifier, clock: HandClock
 ) -> None:
     holder = TokenOwner("account", account_id)
@@ -96,7 +96,7 @@ async def test_what_a_verifier_remembers_keeps_up_with_every_change(
     assert verdict.reason == "revoked"
 
 
-async def test_times_go_by_the_clock_though_the_rest_is_remembered(
+async def test_start_and_expiry_follow_the_clock_for_cached_tokens(
     database: Database, account_id: str, verifier: TokenVerifier, clock: HandClock
 ) -> None:
     starts_at, ends_at = clock.now() + timedelta(seconds=5), clock.now() + timedelta(seconds=10)
@@ -112,7 +112,7 @@ async def test_times_go_by_the_clock_though_the_rest_is_remembered(
     assert told == ["not_yet", "good", "expired"]
 
 
-async def test_a_users_token_opens_the_accounts_that_the_user_has_now(
+async def test_user_token_gives_access_to_the_user_s_current_accounts(
     database: Database, account_id: str, verifier: TokenVerifier
 ) -> None:
     user_id = (await users.create(database, PEPPER, "ada@example.com", (account_id,))).user.user_id
@@ -141,7 +141,7 @@ async def test_a_users_token_opens_the_accounts_that_the_user_has_now(
         await users.leave(database, user_id, second)
 
 
-async def test_a_global_key_opens_everything_of_its_user_and_nothing_else(
+async def test_global_key_gives_access_to_its_user_s_accounts_only(
     database: Database, account_id: str, verifier: TokenVerifier
 ) -> None:
     made = await users.create(database, PEPPER, "Ada@example.com", (account_id,))
@@ -162,7 +162,7 @@ async def test_a_global_key_opens_everything_of_its_user_and_nothing_else(
         await users.create(database, PEPPER, "ada@example.com")
 
 
-async def test_a_deleted_account_is_gone_with_its_tokens_and_its_record_stays(
+async def test_deleting_an_account_revokes_its_tokens_and_keeps_its_records(
     database: Database, account_id: str, verifier: TokenVerifier
 ) -> None:
     secrets = [
@@ -186,7 +186,9 @@ async def test_a_deleted_account_is_gone_with_its_tokens_and_its_record_stays(
     assert acts[:2] == ["account.delete", "account.update"]
 
 
-async def test_a_holder_has_only_so_many_tokens(sqlite_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_tokens_per_owner_is_limited(
+    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     account_id = (await accounts.create(sqlite_database, "Ada")).account_id
     monkeypatch.setitem(user_tokens.MAX_TOKENS, "user", 2)
     holder = TokenOwner("user", account_id)
@@ -208,7 +210,7 @@ async def test_a_holder_has_only_so_many_tokens(sqlite_database: Database, monke
         ([], [], ["10.0.0.1", None, "nonsense"], []),
     ],
 )
-def test_an_address_is_let_in_or_kept_out(
+def test_address_condition_admits_or_rejects_an_address(
     within: list[str], not_within: list[str], admitted: list[str | None], kept_out: list[str | None]
 ) -> None:
     condition = AddressCondition(tuple(within), tuple(not_within))

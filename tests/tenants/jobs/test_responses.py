@@ -16,7 +16,7 @@ ID, OTHER_ID = "resp_" + "0" * 32, "resp_" + "1" * 32
 OWN, OTHER = "a" * 32, "b" * 32
 
 
-async def test_a_response_is_its_account_s_until_it_is_over_or_removed(database: Database) -> None:
+async def test_response_is_visible_to_its_account_until_it_expires_or_is_deleted(database: Database) -> None:
     queued = Kept(ID, OWN, NOW + MINUTE, b"queued", None)
     done = Kept(ID, OWN, NOW + MINUTE, b"done", b"turns")
     await responses.keep(database, [queued, Kept(OTHER_ID, OWN, NOW + 2 * MINUTE, b"later", b"")])
@@ -32,7 +32,7 @@ async def test_a_response_is_its_account_s_until_it_is_over_or_removed(database:
     assert await responses.find(database, OWN, OTHER_ID, NOW) is None
 
 
-async def test_a_key_that_is_replaced_signs_on_for_a_while_and_every_change_is_audited(database: Database) -> None:
+async def test_replaced_webhook_key_keeps_signing_for_the_overlap_and_changes_are_audited(database: Database) -> None:
     account_id = (await accounts.create(database, "main")).account_id
     first = await webhook_keys.replace(database, account_id, NOW, overlap_s=60, actor="w")
     second = await webhook_keys.replace(database, account_id, NOW, overlap_s=60, actor="w")

@@ -5,7 +5,7 @@ import pytest
 from tenants.quota.pace import MAX_WAIT_S, MIN_WAIT_S, ReleasePace
 
 
-def test_a_place_becomes_free_sooner_the_more_there_are():
+def test_wait_is_shorter_with_more_slots():
     pace = ReleasePace()
     assert pace.next_s("a", 4) == MIN_WAIT_S
     pace.record("a", 40.0)
@@ -17,7 +17,7 @@ def test_a_place_becomes_free_sooner_the_more_there_are():
     assert pace.next_s("b", 1) == MAX_WAIT_S
 
 
-def test_newer_ones_count_more():
+def test_newer_durations_weigh_more():
     pace = ReleasePace()
     pace.record("a", 2.0)
     for _ in range(40):

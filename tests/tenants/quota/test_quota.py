@@ -89,14 +89,14 @@ async def admitted(quotas: list[Quota], plan_of: Callable[[Quota], Plan], count:
     return [found for found in await asyncio.gather(*jobs) if isinstance(found, Reservation)]
 
 
-async def test_exactly_as_many_as_there_is_room_for_whoever_asks(gateways: list[Quota]):
+async def test_limit_is_exact_across_gateways(gateways: list[Quota]):
     text = items("chat=50/3600")
     assert len(await admitted(gateways, lambda quota: quota.plan("a", text), 200)) == 50
     other = items("chat=50/3600", "b")
     assert len(await admitted(gateways, lambda quota: quota.plan("b", other), 60)) == 50
 
 
-async def test_a_refusal_counts_nowhere_and_names_the_longest_wait(gateways: list[Quota]):
+async def test_rejected_call_is_counted_nowhere_and_waits_for_the_slowest_window(gateways: list[Quota]):
     quota = gateways[0]
     plan = quota.plan("a", items("account=5/3600, token=2/60, chat=1/600"))
     first = await reserve(quota, plan, "1")
@@ -112,7 +112,7 @@ async def test_a_refusal_counts_nowhere_and_names_the_longest_wait(gateways: lis
     assert [s.remaining for s in second.window_statuses] == [3, 0, 7]
 
 
-async def test_a_window_begins_with_what_it_counts_first_and_ends_by_redis_s_clock(gateways: list[Quota], redis: Redis):
+async def test_window_starts_with_its_first_call_and_ends_by_the_redis_clock(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("chat=1/2"))
     assert isinstance(await reserve(quota, plan, "1"), Reservation)
@@ -128,7 +128,7 @@ async def test_a_window_begins_with_what_it_counts_first_and_ends_by_redis_s_clo
     assert refused.retry_after_s <= 2
 
 
-async def test_calls_at_once_are_counted_until_they_leave_or_their_lease_ends(gateways: list[Quota], redis: Redis):
+async def test_concurrent_calls_are_counted_until_settled_or_expired(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("account.calls=3, token.calls=2")
     reservations = [await reserve(one, one.plan("a", text), str(i)) for i in range(3)]
@@ -144,7 +144,7 @@ async def test_calls_at_once_are_counted_until_they_leave_or_their_lease_ends(ga
     assert isinstance(await reserve(two, two.plan("a", text), "5"), Reservation)
 
 
-async def test_whoever_asks_one_call_after_the_other_is_not_refused_for_the_one_before(gateways: list[Quota]):
+async def test_sequential_calls_are_not_rejected_because_of_each_other(gateways: list[Quota]):
     quota = gateways[0]
     plan = quota.plan("a", items("account.calls=2"))
     other = await quota.reserve(plan, "beside")
@@ -155,7 +155,7 @@ async def test_whoever_asks_one_call_after_the_other_is_not_refused_for_the_one_
     quota.settle(other)
 
 
-async def test_tokens_are_taken_by_a_guess_and_put_right_when_the_call_leaves(gateways: list[Quota], redis: Redis):
+async def test_estimated_tokens_are_corrected_when_the_call_is_settled(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("account.tokens=100/3600"))
     first = await reserve(quota, plan, "1", tokens=80)
@@ -171,7 +171,7 @@ async def test_tokens_are_taken_by_a_guess_and_put_right_when_the_call_leaves(ga
     await wait_until(lambda: redis.hget("quota:t:account:a", "n") == b"150")
 
 
-async def test_a_script_that_runs_twice_counts_once(gateways: list[Quota], redis: Redis):
+async def test_repeated_script_counts_once(gateways: list[Quota], redis: Redis):
     text = items("chat=5/3600, account.tokens=100/3600, account.calls=9")
     found = [await reserve(quota, quota.plan("a", text), "same", tokens=10) for quota in gateways]
     assert all(isinstance(reservation, Reservation) for reservation in found)
@@ -216,9 +216,7 @@ async def spender(own_redis_server: EmbeddedRedis, redis: Redis) -> AsyncIterato
     await asyncio.sleep(0)  # for the transport to be closed
 
 
-async def test_a_budget_is_reserved_before_and_settled_after_from_the_ledger_s_word_on(
-    spender: tuple[Quota, Ledger], redis: Redis
-):
+async def test_budget_is_seeded_from_the_ledger_then_reserved_and_settled(spender: tuple[Quota, Ledger], redis: Redis):
     quota, ledger = spender
     ledger.sums["day"] = 40
     plan = quota.plan("a", (), (Purse("day", 100),))
@@ -234,9 +232,7 @@ async def test_a_budget_is_reserved_before_and_settled_after_from_the_ledger_s_w
     assert (redis.hget("day", "u"), redis.exists("unknown")) == (b"97", 0)
 
 
-async def test_what_a_dead_gateway_reserved_is_given_back_when_its_lease_ends(
-    spender: tuple[Quota, Ledger], redis: Redis
-):
+async def test_expired_lease_of_a_dead_gateway_releases_its_reservation(spender: tuple[Quota, Ledger], redis: Redis):
     quota, _ = spender
     plan = quota.plan("a", (), (Purse("day", 100), Purse("month", 1000)))
     assert isinstance(await reserve(quota, plan, "dead", micro_neurons=90), Reservation)
@@ -246,7 +242,7 @@ async def test_what_a_dead_gateway_reserved_is_given_back_when_its_lease_ends(
     assert [redis.hget(key, "r") for key in ("day", "month")] == [b"50", b"50"]
 
 
-async def test_after_a_flush_nothing_begins_anew(gateways: list[Quota], redis: Redis):
+async def test_windows_and_calls_are_restored_after_redis_is_flushed(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("chat=10/3600, account.calls=4")
     reservations = [await reserve(one, one.plan("a", text), str(i)) for i in range(4)]
@@ -263,7 +259,7 @@ async def test_after_a_flush_nothing_begins_anew(gateways: list[Quota], redis: R
     assert refused.item.name == "account.calls"
 
 
-async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
+async def test_each_gateway_enforces_its_share_of_the_rest_while_redis_is_unavailable(
     gateways: list[Quota], redis: Redis, own_redis_server: EmbeddedRedis
 ):
     one, two = gateways
@@ -289,7 +285,7 @@ async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
     assert isinstance(await reserve(two, two.plan("b", plain), "late"), QuotaExceeded)
 
 
-async def test_a_closed_budget_lets_nobody_in_while_redis_is_away(
+async def test_calls_with_a_budget_are_rejected_while_redis_is_unavailable(
     spender: tuple[Quota, Ledger], own_redis_server: EmbeddedRedis
 ):
     quota, _ = spender
@@ -300,7 +296,7 @@ async def test_a_closed_budget_lets_nobody_in_while_redis_is_away(
     assert isinstance(await quota.reserve(open_one, "2", micro_neurons=1), Reservation)
 
 
-async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], redis: Redis):
+async def test_redis_that_rejects_writes_counts_as_unavailable(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("chat=4/3600"))
     redis.config_set("maxmemory", 1)
@@ -313,7 +309,7 @@ async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], 
     await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1")
 
 
-async def test_a_call_waits_until_it_has_output_and_is_under_way_until_it_leaves(gateways: list[Quota], redis: Redis):
+async def test_waiting_slot_is_held_until_output_and_call_slot_until_the_end(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("account.calls=4, account.waiting=2")
     first, second, third = [await reserve(one, one.plan("a", text), str(i)) for i in range(3)]
@@ -336,7 +332,7 @@ async def test_a_call_waits_until_it_has_output_and_is_under_way_until_it_leaves
     await wait_until(lambda: redis.zrange("quota:w:account:a", 0, -1) == [b"4"])
 
 
-async def test_while_redis_is_away_whoever_has_output_makes_room_for_another(
+async def test_first_output_releases_a_waiting_slot_while_redis_is_unavailable(
     gateways: list[Quota], redis: Redis, own_redis_server: EmbeddedRedis
 ):
     one = gateways[0]
@@ -357,7 +353,7 @@ async def test_while_redis_is_away_whoever_has_output_makes_room_for_another(
     assert redis.zcard("quota:w:account:a") == 0
 
 
-async def test_who_finds_all_places_taken_is_told_how_long_one_is_held(
+async def test_retry_after_is_estimated_from_how_long_slots_are_held(
     gateways: list[Quota], monkeypatch: pytest.MonkeyPatch
 ):
     quota, now_s = gateways[0], 1000.0
@@ -384,7 +380,7 @@ class Clockwork:
     def call_later(self, *_: object) -> None: ...
 
 
-async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
+async def test_new_connection_is_used_only_after_its_preparation(
     gateways: list[Quota], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ):
     """A call that came while Redis was coming back found one script there and the next one not."""
@@ -408,7 +404,7 @@ async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
     await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"2")
 
 
-async def test_whoever_is_let_in_while_redis_is_told_of_others_is_told_too(
+async def test_calls_admitted_during_recovery_are_reported_too(
     gateways: list[Quota], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ):
     quota, send = gateways[0], UnreportedCalls.send
@@ -447,7 +443,7 @@ async def test_unreported_calls_are_kept_if_they_do_not_arrive():
     await wait_until(lambda: bool(unreported))  # callbacks of the failed replies run after the exception is raised
 
 
-async def test_scripts_that_redis_forgets_between_two_of_them_are_told_again(gateways: list[Quota], redis: Redis):
+async def test_scripts_are_loaded_again_when_redis_loses_some(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("chat=9/3600"))
     assert isinstance(await reserve(quota, plan, "1"), Reservation)
