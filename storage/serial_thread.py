@@ -12,6 +12,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from storage.waiters import complete
+
 T = TypeVar("T")
 
 
@@ -56,15 +58,5 @@ class SerialThread:
                 error = raised
             if future is not None:
                 with contextlib.suppress(RuntimeError):  # raised if the loop was closed: nothing waits for the result
-                    future.get_loop().call_soon_threadsafe(_complete, future, result, error)
+                    future.get_loop().call_soon_threadsafe(complete, future, result, error)
             del work, future, function, result, error  # releases references while waiting
-
-
-def _complete(future: asyncio.Future[T], result: T, error: BaseException | None) -> None:
-    """Set the error if there is one, else the result, unless the future was cancelled."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(result)
-    else:
-        future.set_exception(error)

@@ -27,6 +27,7 @@ from gateway.call import ParsedRequest, StoredRecord
 from gateway.jobs.sealed_content import Sealer
 from storage.database import Database
 from storage.errors import StoreError, StoreUnavailable
+from storage.waiters import complete
 from telemetry.clock import Clock
 from tenants.jobs import responses
 from tenants.jobs.responses import Kept
@@ -195,12 +196,7 @@ class StoredResponses:
                 log.exception("responses were not stored")
                 error = StoreUnavailable(type(failed).__name__)
             for _, done in rows:
-                if done.done():  # cancelled
-                    continue
-                if error is None:
-                    done.set_result(None)
-                else:
-                    done.set_exception(error)
+                complete(done, None, error)
         self._writing = None
 
 

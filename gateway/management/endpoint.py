@@ -115,13 +115,22 @@ def change_context(services: Services, request: Request) -> ChangeContext:
     return ChangeContext(principal_of(request).api_token_id, services.clock, services.ephemeral)
 
 
+def existing(found: _Row | None) -> _Row:
+    """Return the object that was found; respond with 404 if there is none."""
+    if found is None:
+        raise Refusal(Reason.OBJECT_UNKNOWN)
+    return found
+
+
 @contextmanager
-def unknown_if_missing() -> Iterator[None]:
-    """Respond with 404 if the object of a change does not exist."""
+def change_errors(field: str = "") -> Iterator[None]:
+    """Respond with 404 if the object of a change does not exist, and with 400 if the value of `field` is invalid."""
     try:
         yield
     except Missing:
         raise Refusal(Reason.OBJECT_UNKNOWN) from None
+    except ValueError as error:
+        raise invalid(f"{field}: {error}" if field else str(error)) from None
 
 
 def invalid(message: str) -> Refusal:

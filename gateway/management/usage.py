@@ -22,6 +22,7 @@ from gateway.inference.run import RUN
 from gateway.management.endpoint import (
     Count,
     change_context,
+    existing,
     format_time,
     invalid,
     invalid_query,
@@ -259,8 +260,7 @@ async def remove_budget(services: Services, request: Request, query: BudgetQuery
     """Delete the budget that the query names."""
     account_id, token_id = request.path_params["account_id"], query.api_token_id or budgets.WHOLE_ACCOUNT
     context = change_context(services, request)
-    if not await budgets.remove(services.database, account_id, token_id, query.unit, context=context):
-        raise Refusal(Reason.OBJECT_UNKNOWN)
+    existing(await budgets.remove(services.database, account_id, token_id, query.unit, context=context) or None)
     await services.allowance.refresh()
     return respond({"api_token_id": token_id or None, "unit": query.unit})
 
