@@ -37,7 +37,7 @@ from gateway.services import Services
 from storage.errors import Conflict
 from tenants.credentials import api_tokens
 from tenants.quota import budgets
-from tenants.quota.allowance import forecast as forecast_of
+from tenants.quota.allowance import read_forecast
 from tenants.quota.budgets import MAX_MICRO_AMOUNT, MonthlyBudget, Unit
 from tenants.usage import usage_entries as usage
 from tenants.usage import usage_export, usage_sums
@@ -191,13 +191,9 @@ async def _started(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 async def forecast(services: Services, request: Request) -> Response:
     """Forecast the usage of this month from the last seven days. `beyond_free` amounts exclude the daily free
     neurons."""
-    now = services.clock.now()
-    first, _ = usage_sums.month_of(now)
     account = Filter(request.path_params["account_id"])
-    since, until = min(first, now - timedelta(days=7)), now + timedelta(days=1)
-    totals = await usage_sums.total(services.database, account, since, until, "day")
     free = services.settings.free_neurons_per_day * 1_000_000
-    found = forecast_of({total.key: total.micro_neurons for total in totals}, now, free)
+    found = await read_forecast(services.database, account, services.clock.now(), free)
     amounts = {
         name: _render_amount(getattr(found, name))
         for name in ("used", "used_beyond_free", "expected", "expected_beyond_free")
