@@ -445,7 +445,7 @@ async def test_scripts_that_redis_forgets_between_two_of_them_are_told_again(gat
     assert isinstance(await reserve(quota, plan, "1"), Reservation)
     redis.flushall()
     redis.script_flush()
-    redis.script_load(script.SCRIPTS["enter"])  # the one that is asked first, and not what it leads to
+    redis.script_load(script.SCRIPTS["reserve"])  # the one that is asked first, and not what it leads to
     found = await reserve(quota, plan, "2")
     assert isinstance(found, Reservation)
     assert found.is_counted
