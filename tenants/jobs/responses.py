@@ -11,7 +11,7 @@ from sqlalchemy import delete, insert, select
 from storage.database import Database
 from tenants.tables import responses
 
-MAX_EXPIRED = 200  # let go of in one transaction
+MAX_EXPIRED = 200  # responses deleted in one transaction
 
 
 @dataclass(frozen=True)

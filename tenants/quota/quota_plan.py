@@ -75,7 +75,7 @@ class Plan:
     )
 
     def __init__(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> None:
-        self.budgets = budgets  # in the order of the items that they are, the last ones
+        self.budgets = budgets  # in the order of the last items
         self.items = items = items + tuple(map(_item_of, budgets))
         self.has_calls = any(item.kind == "c" for item in items)
         self.waiting = tuple(item for item in items if item.ends_at_first_output)

@@ -83,7 +83,7 @@ class LedgerRolledBack(Exception):
     it does not know the spool."""
 
     def __init__(self, known: SpoolPosition | None) -> None:
-        super().__init__("the ledger is older than what it confirmed")
+        super().__init__("the database is behind the position that it confirmed")
         self.known = known
 
 
@@ -109,7 +109,7 @@ _LENGTHS = tuple(
 )
 _ledger_rows = ManyRows(usage_entries, _FIELDS, key="request_id")
 _counted = itemgetter(*map(_FIELDS.index, usage_sums.COUNTED))
-_AT_A_TIME = 32  # entries that are made rows of without a pause: a tenth of a millisecond
+_YIELD_EVERY = 32  # items, which take a tenth of a millisecond
 PERCENTILES = (50, 95, 99)
 _MAX_MEASURED_CALLS = 20_000
 _NUMBERS = (
@@ -121,7 +121,7 @@ _NUMBERS = (
 def encode(entry: UsageEntry) -> bytes:
     """Encode an entry as a spool record. Raises ValueError if its time has no time zone."""
     if entry.started_at.tzinfo is None:
-        raise ValueError("a usage entry's time must carry its zone")
+        raise ValueError("started_at must have a time zone")
     return _encoder.encode(entry)
 
 
@@ -133,20 +133,19 @@ def decode(record: bytes) -> UsageEntry:
 async def write(
     database: Database,
     entries: Sequence[UsageEntry],
-    place: SpoolPosition | None = None,
+    position: SpoolPosition | None = None,
     *,
     confirmed: SpoolPosition | None = None,
 ) -> int:
-    """Put entries into the ledger, and into its sums; returns how many were new. All of them, or none when it raises
-    StoreUnavailable.
+    """Write entries and their sums in one transaction; return how many were new. Raises StoreUnavailable.
 
-    `place` is the spool position after these entries and is stored with them. Raises LedgerRolledBack, and writes
-    nothing, if the stored position is before `confirmed`, the `place` of an earlier call.
+    `position` is the spool position after these entries and is stored with them. Raises LedgerRolledBack, and writes
+    nothing, if the stored position is before `confirmed`, the `position` of an earlier call.
     """
     ready = await map_yielding(_ready, entries)
     async with database.transaction() as connection:
-        if place is not None:
-            await _move_place(connection, database.dialect, place, confirmed)
+        if position is not None:
+            await _store_position(connection, database.dialect, position, confirmed)
         return await _put(connection, ready)
 
 
@@ -159,10 +158,10 @@ async def write_within(connection: AsyncConnection, entries: Sequence[UsageEntry
 async def map_yielding(make: Callable[[T], R], given: Sequence[T]) -> list[R]:
     """Apply `make` to each item, and yield to the event loop regularly so that calls are not delayed."""
     made: list[R] = []
-    for start in range(0, len(given), _AT_A_TIME):
+    for start in range(0, len(given), _YIELD_EVERY):
         if start:
             await asyncio.sleep(0)
-        made += map(make, given[start : start + _AT_A_TIME])
+        made += map(make, given[start : start + _YIELD_EVERY])
     return made
 
 
@@ -186,18 +185,18 @@ async def _put(connection: AsyncConnection, ready: Sequence[_Ready]) -> int:
     return len(new)
 
 
-async def _move_place(
-    connection: AsyncConnection, dialect: str, place: SpoolPosition, confirmed: SpoolPosition | None
+async def _store_position(
+    connection: AsyncConnection, dialect: str, position: SpoolPosition, confirmed: SpoolPosition | None
 ) -> None:
     """Store the spool position, if the stored one is not before `confirmed`. Raises LedgerRolledBack."""
     if confirmed is not None:
         query = select(usage_spools.c.segment, usage_spools.c.offset)
-        row = (await connection.execute(query.where(usage_spools.c.spool_id == place.spool_id))).one_or_none()
-        known = None if row is None else SpoolPosition(place.spool_id, row.segment, row.offset)
+        row = (await connection.execute(query.where(usage_spools.c.spool_id == position.spool_id))).one_or_none()
+        known = None if row is None else SpoolPosition(position.spool_id, row.segment, row.offset)
         if known is None or (known.segment, known.offset) < (confirmed.segment, confirmed.offset):
             raise LedgerRolledBack(known)
     now = datetime.now(UTC)
-    values = {"spool_id": place.spool_id, "segment": place.segment, "offset": place.offset, "moved_at": now}
+    values = {"spool_id": position.spool_id, "segment": position.segment, "offset": position.offset, "moved_at": now}
     await connection.execute(insert_replacing(usage_spools, dialect), [values])
 
 

@@ -46,7 +46,7 @@ class UsageMaintenance:
             try:
                 await self.turn()
             except StoreUnavailable as error:
-                _log.warning("usage is not folded now", extra={"reason": str(error)})
+                _log.warning("usage maintenance failed", extra={"reason": str(error)})
             await asyncio.sleep(INTERVAL_S * random.uniform(0.75, 1.25))  # noqa: S311 - spreads gateways
 
     async def turn(self) -> None:

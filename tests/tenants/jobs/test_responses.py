@@ -1,4 +1,4 @@
-"""Responses that are kept, and the keys that webhooks are signed with: rows of their account, on both databases."""
+"""Stored responses and webhook signing keys, on both databases."""
 
 from __future__ import annotations
 

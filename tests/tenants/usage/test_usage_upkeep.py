@@ -1,4 +1,4 @@
-"""tenants/usage/usage_upkeep.py: what is kept for so long is let go after it, and not because a clock was wrong."""
+"""tenants/usage/usage_upkeep.py: old entries are deleted, but not because of a wrong clock."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MINE = Filter("a" * 32)
 
 
 class ClockOfToday(HandClock):
-    """Moved by hand, from now on."""
+    """A clock that is advanced by hand and starts at the current time."""
 
     def __init__(self) -> None:
         super().__init__()
