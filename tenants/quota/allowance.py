@@ -19,9 +19,11 @@ from storage.database import Database
 from storage.errors import StoreUnavailable
 from telemetry import metrics
 from telemetry.clock import Clock
+from tenants.credentials.principal import Principal
 from tenants.quota import budgets
 from tenants.quota.budgets import WHOLE_ACCOUNT, Alert, MonthlyBudget
 from tenants.quota.quota_days import QuotaCalendar
+from tenants.quota.quota_plan import Budget
 from tenants.usage import usage_sums
 
 _log = logging.getLogger(__name__)
@@ -36,33 +38,6 @@ _CACHE_S = 1.0
 _ACCOUNTS_AT_A_TIME = 200
 _DAY_TTL_S = 2 * 86_400.0
 _MONTH_TTL_S = 33 * 86_400.0
-
-
-class Caller(Protocol):
-    """The properties of a principal that budgets depend on."""
-
-    @property
-    def account_id(self) -> str: ...
-    @property
-    def api_token_id(self) -> str: ...
-    @property
-    def plan(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """`limit` micro-neurons for an account or one of its API tokens, from `since` until before `until`. Counted under
-    `key`; calls are rejected while it cannot be counted."""
-
-    key: str
-    name: str
-    limit: int
-    account_id: str
-    api_token_id: str
-    since: datetime
-    until: datetime
-    ttl_s: float
-    requires_redis: bool = True
 
 
 class Counts(Protocol):
@@ -99,7 +74,7 @@ class Allowance:
         # Expiry and budgets, by account and API token.
         self._cache: dict[tuple[str, str], tuple[float, tuple[Budget, ...]]] = {}
 
-    def of(self, caller: Caller) -> tuple[Budget, ...]:
+    def of(self, caller: Principal) -> tuple[Budget, ...]:
         """Return the budgets that apply to a caller's call, from memory."""
         is_free = caller.plan == FREE_PLAN
         if not is_free and not self._budgets:
@@ -118,7 +93,7 @@ class Allowance:
         self._cache[owner] = (now_s + _CACHE_S, budgets)
         return budgets
 
-    def _find(self, caller: Caller, *, is_free: bool) -> tuple[Budget, ...]:
+    def _find(self, caller: Principal, *, is_free: bool) -> tuple[Budget, ...]:
         day = self._days.day()
         found = [self._free_day(caller.account_id, day)] if is_free else []
         month = None

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, cast
 
+from telemetry.bounded_cache import BoundedCache
 from tenants.credentials.principal import Principal
 
 Unit = Literal["requests", "tokens", "calls", "waiting"]
@@ -153,7 +154,7 @@ class Limits:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._items: dict[tuple[str, ...], tuple[Item, ...]] = {}
+        self._items: BoundedCache[tuple[str, ...], tuple[Item, ...]] = BoundedCache(_MAX_CACHED)
 
     def items(self, principal: Principal, task: str = "", model: str = "") -> tuple[Item, ...]:
         """Return the items that apply to a principal's call; without a task, to a request that runs no model."""
@@ -164,8 +165,7 @@ class Limits:
         key = (*owners, account.plan, account.limits, principal.limits)
         found = self._items.get(key)
         if found is None:
-            if len(self._items) >= _MAX_CACHED:
-                self._items.clear()
             rules = in_force(self._rules, account.plan, parse_own(account.limits), parse_own(principal.limits))
-            found = self._items[key] = items_of(rules, *owners)
+            found = items_of(rules, *owners)
+            self._items.put(key, found)
         return found

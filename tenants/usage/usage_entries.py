@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import Struct, structs
-from sqlalchemy import String, insert, select, tuple_
+from sqlalchemy import String, select, tuple_
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -79,12 +79,7 @@ class SpoolPosition:
 
 
 class LedgerRolledBack(Exception):
-    """The database is behind the position it confirmed: an older copy took over. `known` is its position, or None if
-    it does not know the spool."""
-
-    def __init__(self, known: SpoolPosition | None) -> None:
-        super().__init__("the database is behind the position that it confirmed")
-        self.known = known
+    """The database is behind the position that it confirmed: it was replaced by an older copy."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +107,6 @@ _counted = itemgetter(*map(_FIELDS.index, usage_sums.COUNTED))
 _YIELD_EVERY = 32  # items, which take a tenth of a millisecond
 PERCENTILES = (50, 95, 99)
 _MAX_MEASURED_CALLS = 20_000
-_NUMBERS = (
-    "prompt_tokens", "cached_tokens", "completion_tokens", "micro_neurons", "duration_ms", "attempts", "device_us",
-    "bytes_in", "bytes_out", "num_tool_calls", "num_steps", "audio_ms", "num_image_tiles", "num_retried",
-)  # fmt: skip
 
 
 def encode(entry: UsageEntry) -> bytes:
@@ -190,37 +181,38 @@ async def _store_position(
 ) -> None:
     """Store the spool position, if the stored one is not before `confirmed`. Raises LedgerRolledBack."""
     if confirmed is not None:
-        query = select(usage_spools.c.segment, usage_spools.c.offset)
-        row = (await connection.execute(query.where(usage_spools.c.spool_id == position.spool_id))).one_or_none()
-        known = None if row is None else SpoolPosition(position.spool_id, row.segment, row.offset)
+        known = await _read_position(connection, position.spool_id)
         if known is None or (known.segment, known.offset) < (confirmed.segment, confirmed.offset):
-            raise LedgerRolledBack(known)
-    now = datetime.now(UTC)
-    values = {"spool_id": position.spool_id, "segment": position.segment, "offset": position.offset, "moved_at": now}
+            raise LedgerRolledBack
+    values = vars(position) | {"moved_at": datetime.now(UTC)}
     await connection.execute(insert_replacing(usage_spools, dialect), [values])
 
 
 async def find_position(database: Database, spool_id: str) -> SpoolPosition | None:
     """Return the database's position in a spool, or None if it does not know the spool."""
-    query = select(usage_spools.c.segment, usage_spools.c.offset).where(usage_spools.c.spool_id == spool_id)
     async with database.connection() as connection:
-        row = (await connection.execute(query)).one_or_none()
+        return await _read_position(connection, spool_id)
+
+
+async def _read_position(connection: AsyncConnection, spool_id: str) -> SpoolPosition | None:
+    query = select(usage_spools.c.segment, usage_spools.c.offset).where(usage_spools.c.spool_id == spool_id)
+    row = (await connection.execute(query)).one_or_none()
     return None if row is None else SpoolPosition(spool_id, row.segment, row.offset)
 
 
 async def accepts_rows(database: Database) -> bool:
     """Return True if the database accepts a plain entry (inserted and rolled back): then an entry that it rejects is
     itself invalid. Raises StoreUnavailable."""
-    text = dict.fromkeys(("account_id", "api_token_id", "model", "revision", "task", "pop", "node_id", "status"), "")
-    numbers = dict.fromkeys(_NUMBERS, 0)
-    plain = {"request_id": uuid7(), "started_at": datetime.now(UTC), "ttft_ms": None}
-    flags = dict.fromkeys(("is_stream", "is_useful", "is_batch"), False)
-    row = {**text, **numbers, **plain, **flags}
+    texts: Any = dict.fromkeys(
+        ("account_id", "api_token_id", "model", "revision", "task", "pop", "node_id", "status"), ""
+    )
+    tokens: Any = dict.fromkeys(("prompt_tokens", "cached_tokens", "completion_tokens", "micro_neurons", "attempts"), 0)
+    times: Any = {"started_at": datetime.now(UTC), "ttft_ms": None, "duration_ms": 0.0}
     try:
         async with database.transaction() as connection:
-            await connection.execute(insert(usage_entries).values(**row))
-            share = usage_sums.share_of(itemgetter(*usage_sums.COUNTED)(row))
-            await usage_sums.add(connection, database.dialect, [share])
+            await _put(
+                connection, [_ready(UsageEntry(request_id=uuid7(), is_stream=False, **texts, **tokens, **times))]
+            )
             await connection.rollback()
     except SQLAlchemyError:
         return False

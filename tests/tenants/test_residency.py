@@ -61,7 +61,7 @@ def test_additional_rule_only_narrows(first: RegionRule, second: RegionRule, pla
 
 @pytest.mark.parametrize("text", ["", ",", "de", "DEU", "D E", "-x", "EU!", "eu,Fr", ",".join(["DE"] * 3 + ["a" * 33])])
 def test_invalid_region_is_rejected(text: str):
-    with pytest.raises(ValueError, match="region|countries|jurisdictions"):
+    with pytest.raises(ValueError, match=r"region|countries|jurisdictions"):
         parse_rule(text) if text != "de" else make_rule(["de"])
 
 
@@ -69,7 +69,7 @@ def test_invalid_region_is_rejected(text: str):
     "value", [[], {"countries": "DE"}, {"countries": [1]}, {"places": ["DE"]}, {}, {"countries": []}]
 )
 def test_api_rule_is_an_object_of_lists(value: Any):
-    with pytest.raises(ValueError, match="region|countries|jurisdictions"):
+    with pytest.raises(ValueError, match=r"region|countries|jurisdictions"):
         read_rule(value)
 
 

@@ -59,14 +59,14 @@ async def test_untouched_chain_is_valid(database: Database):
 @pytest.mark.parametrize(
     ("statements", "says"),
     [
-        (["UPDATE audit_entries SET subject_id = 'other' WHERE sequence = 2"], "entry 2 (account.update) is not what"),
-        (["UPDATE audit_entries SET detail = 'x' WHERE sequence = 4"], "entry 4 (account.update) is not what"),
+        (["UPDATE audit_entries SET subject_id = 'other' WHERE sequence = 2"], "entry 2 (account.update) was changed"),
+        (["UPDATE audit_entries SET detail = 'x' WHERE sequence = 4"], "entry 4 (account.update) was changed"),
         (["DELETE FROM audit_entries WHERE sequence = 2"], "entries 2 to 2 are missing"),
         (["DELETE FROM audit_entries WHERE sequence = 1"], "entries 1 to 1 are missing"),
         (["UPDATE audit_entries SET sequence = 9 WHERE sequence = 2",
           "UPDATE audit_entries SET sequence = 2 WHERE sequence = 3",
-          "UPDATE audit_entries SET sequence = 3 WHERE sequence = 9"], "entry 2 (account.update) is not what"),
-        (["DELETE FROM audit_entries WHERE sequence >= 3"], "entry 4 is missing, but is named by the head in the database"),
+          "UPDATE audit_entries SET sequence = 3 WHERE sequence = 9"], "entry 2 (account.update) was changed"),
+        (["DELETE FROM audit_entries WHERE sequence >= 3"], "entry 4 is missing, but is named by the head"),
         (["DELETE FROM audit_entries"], "entry 4 is missing"),
         (["UPDATE audit_head SET sequence = 3"], "entry 3 does not match the head in the database"),
     ],

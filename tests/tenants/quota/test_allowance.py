@@ -11,9 +11,10 @@ from catalog.pricing import micro_neurons_for
 from storage.database import Database
 from telemetry.steady_clock import ACCEPT_JUMP_AFTER_S
 from tenants.quota import budgets
-from tenants.quota.allowance import Allowance, Budget, forecast
+from tenants.quota.allowance import Allowance, forecast
 from tenants.quota.budgets import MonthlyBudget
 from tenants.quota.quota_days import QuotaCalendar
+from tenants.quota.quota_plan import Budget
 from tenants.usage import usage_entries as usage
 from tests.tenants.usage.made_entries import entry
 
