@@ -32,19 +32,19 @@ class RegionRule(Struct, frozen=True, omit_defaults=True):
     countries: tuple[str, ...] = ()
     jurisdictions: tuple[str, ...] = ()
 
-    def admits(self, place: Place) -> bool:
-        return place.country in self.countries or not place.jurisdictions.isdisjoint(self.jurisdictions)
+    def admits(self, location: Location) -> bool:
+        return location.country in self.countries or not location.jurisdictions.isdisjoint(self.jurisdictions)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """The location of a PoP or store. A location without a country is unknown, so no residency rule admits it."""
 
     country: str = ""
     jurisdictions: frozenset[str] = frozenset()
 
 
-NOWHERE = Place()
+UNKNOWN_LOCATION = Location()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class Residency:
     rules: tuple[RegionRule, ...] = ()
     is_zero_retention: bool = False
 
-    def admits(self, place: Place) -> bool:
-        return not self.rules or all(rule.admits(place) for rule in self.rules)
+    def admits(self, location: Location) -> bool:
+        return not self.rules or all(rule.admits(location) for rule in self.rules)
 
     def narrowed(self, rule: RegionRule | None) -> Residency:
         return self if rule is None else replace(self, rules=(*self.rules, rule))
 
-    def may_keep(self, store: Place) -> bool:
+    def may_keep(self, store: Location) -> bool:
         """Return True if content may be written to a store at this location for later retrieval."""
         return not self.is_zero_retention and self.admits(store)
 
@@ -142,18 +142,18 @@ def decode_rule(text: str | None) -> RegionRule | None:
         return RegionRule()
 
 
-def parse_places(text: str) -> dict[str, Place]:
+def parse_locations(text: str) -> dict[str, Location]:
     """Parse locations by name, such as `fra=DE, iad=US:fedramp+hipaa`. Raises ValueError."""
-    places: dict[str, Place] = {}
+    locations: dict[str, Location] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, where = (word.strip() for word in part.partition("="))
-        if not name or name in places:
+        if not name or name in locations:
             raise ValueError("each location must have a unique name, as in fra=DE")
-        places[name] = parse_place(where)
-    return places
+        locations[name] = parse_location(where)
+    return locations
 
 
-def parse_place(text: str) -> Place:
+def parse_location(text: str) -> Location:
     """Parse a location such as `DE` or `US:fedramp+hipaa`. Raises ValueError."""
     country, _, rest = text.partition(":")
     named = [name for name in rest.split("+") if name]
@@ -164,4 +164,4 @@ def parse_place(text: str) -> Place:
     if wrong := sorted(name for name in named if name in _COUNTRIES_OF and country not in _COUNTRIES_OF[name]):
         raise ValueError(f"{country} is not in {wrong[0]}")
     given = {name for name, countries in _COUNTRIES_OF.items() if country in countries}
-    return Place(country, frozenset(given.union(named)))
+    return Location(country, frozenset(given.union(named)))

@@ -38,8 +38,8 @@ class Claimed:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The request was answered before; `answer` is the stored response."""
+class Completed:
+    """The request has a stored response, `answer`."""
 
     answer: bytes
 
@@ -53,7 +53,7 @@ class InUse:
 
 async def take(
     database: Database, keyed: Keyed, owner: str, request_id: str, now: datetime, *, lease_s: float, ttl_s: float
-) -> Claimed | Kept | InUse:
+) -> Claimed | Completed | InUse:
     """Lease a key, or return why that is not possible. Raises StoreUnavailable."""
     fresh = {
         "fingerprint": keyed.fingerprint,
@@ -77,7 +77,7 @@ async def take(
             if row["fingerprint"] != keyed.fingerprint:
                 return InUse(is_other=True)
             if row["answer"] is not None:
-                return Kept(row["answer"])
+                return Completed(row["answer"])
             if row["leased_until"] > now:
                 return InUse(is_other=False)
             fresh["request_id"] = row["request_id"]

@@ -18,7 +18,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule, r
 
 from storage.database import Database, new_id_hex
 from tenants.jobs import idempotency
-from tenants.jobs.idempotency import Claimed, InUse, Kept, Keyed
+from tenants.jobs.idempotency import Claimed, Completed, InUse, Keyed
 
 LEASE_S, TTL_S = 10.0, 100.0
 OWNERS = itertools.count()
@@ -52,7 +52,7 @@ class Keys(RuleBasedStateMachine):
         times = {"lease_s": LEASE_S, "ttl_s": TTL_S}
         found = self._run(idempotency.take(self.database, keyed, owner, f"id-{owner}", self.now, **times))
         is_known = key in self.fingerprint
-        if isinstance(found, Kept):
+        if isinstance(found, Completed):
             assert found.answer == self.answer[key]
             assert body == self.fingerprint[key]
         elif isinstance(found, InUse):
