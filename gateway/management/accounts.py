@@ -94,9 +94,7 @@ async def create(services: Services, request: ManagementRequest, body: AccountBo
         region=_parse_region(settings),
         retention=settings.retention or "standard",
     )
-    await users.create_account(
-        services.database, principal.user_id, account, who=principal.api_token_id, ephemeral=services.ephemeral
-    )
+    await users.create_account(services.database, principal.user_id, account, context=request.change_context)
     return respond(render_account(account))
 
 
@@ -114,13 +112,13 @@ async def update(services: Services, request: ManagementRequest, body: AccountBo
     region = account.region if settings.region is UNSET else _parse_region(settings)
     retention = settings.retention or account.retention
     changed_settings = None if body.settings is None else _account_settings(settings)
-    database, account_id, by = services.database, account.account_id, request.change_arguments
+    database, account_id, context = services.database, account.account_id, request.change_context
     with change_errors():
-        changed = await accounts.change(database, account_id, name, changed_settings, **request.audit_arguments)
+        changed = await accounts.change(database, account_id, name, changed_settings, context=context)
         if region != account.region:
-            await accounts.set_region(database, account_id, region, **by)
+            await accounts.set_region(database, account_id, region, context=context)
         if retention != account.retention:
-            await accounts.set_retention(database, account_id, retention, **by)
+            await accounts.set_retention(database, account_id, retention, context=context)
     return respond(render_account(replace(changed, region=region, retention=retention)))
 
 
@@ -128,7 +126,7 @@ async def delete(services: Services, request: ManagementRequest) -> Response:
     """Delete an account and its API tokens."""
     account_id = request.account_id
     with change_errors():
-        await accounts.delete(services.database, account_id, **request.change_arguments)
+        await accounts.delete(services.database, account_id, context=request.change_context)
     return respond({"id": account_id})
 
 

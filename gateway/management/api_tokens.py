@@ -67,10 +67,10 @@ async def create(services: Services, request: ManagementRequest, body: TokenBody
     holder = _holder(request)
     spec, account_id = await _read_spec(services, holder, body)
     owner = TokenOwner(holder.kind, account_id, holder.user_id)
-    pepper, by = services.settings.token_pepper, request.audit_arguments
+    pepper, context = services.settings.token_pepper, request.change_context
     try:
         with change_errors():
-            created = await user_tokens.create(services.database, pepper, owner, spec, **by)
+            created = await user_tokens.create(services.database, pepper, owner, spec, context=context)
     except TooManyTokens as error:
         raise invalid(str(error)) from None
     return respond({**render_token(created.token), "value": created.secret})
@@ -87,25 +87,27 @@ async def update(services: Services, request: ManagementRequest, body: TokenBody
     """Replace everything of a token except its secret."""
     holder = _holder(request)
     spec, _ = await _read_spec(services, holder, body)
-    by = request.change_arguments
+    token_id, context = _token_id(request), request.change_context
     with change_errors():
-        changed = await user_tokens.replace(services.database, holder, _token_id(request), spec, **by)
+        changed = await user_tokens.replace(services.database, holder, token_id, spec, context=context)
     return respond(render_token(changed))
 
 
 async def delete(services: Services, request: ManagementRequest) -> Response:
     """Revoke and delete a token."""
-    by = request.change_arguments
+    token_id = _token_id(request)
     with change_errors():
-        await user_tokens.delete(services.database, _holder(request), _token_id(request), **by)
-    return respond({"id": _token_id(request)})
+        await user_tokens.delete(services.database, _holder(request), token_id, context=request.change_context)
+    return respond({"id": token_id})
 
 
 async def roll(services: Services, request: ManagementRequest) -> Response:
     """Replace the secret of a token. The result is the new secret."""
-    pepper, by = services.settings.token_pepper, request.change_arguments
+    holder, token_id, context = _holder(request), _token_id(request), request.change_context
     with change_errors():
-        secret = await user_tokens.roll(services.database, pepper, _holder(request), _token_id(request), **by)
+        secret = await user_tokens.roll(
+            services.database, services.settings.token_pepper, holder, token_id, context=context
+        )
     return respond(secret)
 
 

@@ -23,6 +23,7 @@ from gateway.http.exchange import Exchange, Receive, Scope
 from gateway.openapi.operation import describe
 from gateway.services import Services
 from storage.errors import Missing
+from tenants.change_context import ChangeContext
 from tenants.credentials.principal import Principal
 
 MAX_BODY_BYTES = 128 * 1024
@@ -59,14 +60,9 @@ class ManagementRequest(Request):
         return exchange
 
     @property
-    def audit_arguments(self) -> dict[str, Any]:
-        """The arguments of a change that is recorded in the audit log: the actor and the clock."""
-        return {"who": self.principal.api_token_id, "clock": self._services.clock}
-
-    @property
-    def change_arguments(self) -> dict[str, Any]:
-        """The arguments of a change that other gateways must notice: also Redis."""
-        return {**self.audit_arguments, "ephemeral": self._services.ephemeral}
+    def change_context(self) -> ChangeContext:
+        """The context of a change by the caller."""
+        return ChangeContext(self.principal.api_token_id, self._services.clock, self._services.ephemeral)
 
 
 Endpoint = Callable[[Services, ManagementRequest], Awaitable[Response]]

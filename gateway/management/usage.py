@@ -243,7 +243,7 @@ async def put_budget(services: Services, request: ManagementRequest, body: Budge
             services.database, budget.account_id, budget.api_token_id
         ):
             raise invalid("api_token_id must be the id of an API token of this account")
-        await budgets.put(services.database, budget, **request.audit_arguments)
+        await budgets.put(services.database, budget, context=request.change_context)
     except (ValueError, Conflict) as error:
         raise invalid(str(error)) from None
     await services.allowance.refresh()
@@ -254,8 +254,8 @@ async def put_budget(services: Services, request: ManagementRequest, body: Budge
 async def remove_budget(services: Services, request: ManagementRequest, query: BudgetQuery) -> Response:
     """Delete the budget that the query names."""
     account_id, token_id = request.account_id, query.api_token_id or budgets.WHOLE_ACCOUNT
-    by = request.audit_arguments
-    existing(await budgets.remove(services.database, account_id, token_id, query.unit, **by) or None)
+    context = request.change_context
+    existing(await budgets.remove(services.database, account_id, token_id, query.unit, context=context) or None)
     await services.allowance.refresh()
     return respond({"api_token_id": token_id or None, "unit": query.unit})
 

@@ -98,7 +98,7 @@ async def update(services: Services, request: ManagementRequest, body: UserBody)
     profile = structs.replace(user.profile, **{name: value or None for name, value in fields.items()})
     name = user.name if first_name is None else first_name
     with change_errors("first_name"):
-        await users.change(services.database, user.user_id, name, profile, **request.audit_arguments)
+        await users.change(services.database, user.user_id, name, profile, context=request.change_context)
     return await get(services, request)
 
 
@@ -139,7 +139,7 @@ async def _end(services: Services, request: ManagementRequest, membership: dict[
     _check_has_global_key(principal)
     account_id = membership["account"]["id"]
     with change_errors():
-        await users.leave(services.database, principal.user_id, account_id, **request.change_arguments)
+        await users.leave(services.database, principal.user_id, account_id, context=request.change_context)
 
 
 async def _find(services: Services, request: ManagementRequest) -> dict[str, Any]:

@@ -39,7 +39,7 @@ async def replace(services: Services, request: ManagementRequest, body: WebhookK
         request.account_id,
         services.clock.now(),
         overlap_s=body.overlap_s,
-        who=request.principal.api_token_id,
+        actor=request.principal.api_token_id,
     )
     secret = secret_text(key.secret(services.settings.cache_secret))
     return respond(_render_key(key, []) | {"secret": secret})
@@ -48,7 +48,7 @@ async def replace(services: Services, request: ManagementRequest, body: WebhookK
 async def remove(services: Services, request: ManagementRequest) -> Response:
     """Delete the key. Webhooks are no longer signed."""
     account_id, actor = request.account_id, request.principal.api_token_id
-    if not await webhook_keys.remove(services.database, account_id, services.clock.now(), who=actor):
+    if not await webhook_keys.remove(services.database, account_id, services.clock.now(), actor=actor):
         raise Refusal(Reason.OBJECT_UNKNOWN)
     return respond(None)
 
