@@ -63,7 +63,7 @@ class RetryTracker:
         """Start to look up whether a call retries a remembered one; pass the result to `num_retried` at its end."""
         if not call.is_retry or self._quota is None or not self._may_share(call):
             return None
-        return self._quota.ask(command("GETDEL", _key(call)))
+        return self._quota.send(command("GETDEL", _key(call)))
 
     async def num_retried(self, call: Call, lookup: Lookup | None) -> int:
         """Return 1 if this call retries a remembered one, else 0. Each is reported once."""

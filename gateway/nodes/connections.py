@@ -110,9 +110,9 @@ class _Connection(asyncio.Protocol):
         service = self._identity.verify_token(hello.token, {"node"}, (hello.nonce, self._nonce))
         if service is None or service.name != self._node_id:
             raise wire.WireError("the node sent no valid service token of its own")
-        if service.place not in ("", self._pop):
+        if service.pop not in ("", self._pop):
             raise wire.WireError(
-                f"the node's service key is bound to PoP {service.place}, its presence names {self._pop}"
+                f"the node's service key is bound to PoP {service.pop}, its presence names {self._pop}"
             )
         self.service = service
 
@@ -186,7 +186,7 @@ class NodeLink:
     def proven_pop(self) -> str:
         """The PoP that the node's service key is bound to, or "" if it is bound to none or the link is closed."""
         service = self._connection.service if self._connection is not None else None
-        return service.place if service is not None else ""
+        return service.pop if service is not None else ""
 
     def execute(self, make_execute: Callable[[int], wire.Execute], inbox: Inbox) -> int:
         """Send a call; its events go to `inbox`. Return the call's id on this link. Raises NodeLost."""
