@@ -55,7 +55,7 @@ async def serve(
             path_model = endpoint.find_model_name(exchange)
         model = await find_model(services.registry, path_model) if path_model is not None else None
         raw = await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s)
-        body = endpoint.decode_body(exchange, raw)
+        body = await endpoint.decode_body(exchange, raw)
         if model is None:
             model = await find_model(services.registry, model_in(body))
         authentication.require_model(principal, model.requested_name, model.card.name)

@@ -27,6 +27,7 @@ from engine.protocol.embeddings import EmbeddingsRenderer, read_embeddings_reque
 from engine.protocol.fields import BadInput, boolean
 from engine.protocol.rendering import Renderer
 from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
 from engine.serving.asgi import (
     BodyTooLarge,
     ClientDisconnected,
@@ -183,7 +184,7 @@ class OpenAIDoor:
 
     async def _embeddings(self, request: Request) -> None:
         body = await self._read(request)
-        await self._model.embedder()
+        await self._model.load(TextEmbeddings.slug)
         if body.get("dimensions") is not None:
             raise BadInput("'/dimensions' is not supported: vectors are as long as the model makes them")
         task, encoding = read_embeddings_request(body)

@@ -19,20 +19,19 @@ _State = Literal["start", "opened", "begun", "reasoning", "closed", "answer"]
 @dataclass(frozen=True)
 class Reasoning:
     """The format `opening reasoning closing`, followed by the answer, which some models put between marks as well.
-    `words` is the part of the opening that belongs to no control token."""
+    `opening_mark` is the control token in `opening`, if this is only a part of the opening."""
 
     opening: str
     closing: str
     answer_opening: str = ""
     answer_closing: str = ""
-    words: str = ""
+    opening_mark: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Marks that may be control tokens of the model."""
-        opening = self.opening.removesuffix(self.words)
-        marks = (opening, self.closing, self.answer_opening, self.answer_closing)
-        return tuple(mark.strip() for mark in marks if mark)
+        marks = (self.opening_mark or self.opening, self.closing, self.answer_opening, self.answer_closing)
+        return tuple(filter(None, marks))
 
     def phase_after(self, prompt_end: str) -> Phase:
         """Return the phase in which the output begins after a prompt that ends with `prompt_end`."""
@@ -46,19 +45,9 @@ THINK = Reasoning("<think>", "</think>")
 GRANITE = Reasoning("<think>", "</think>", "<response>", "</response>")
 MISTRAL = Reasoning("[THINK]", "[/THINK]")
 COHERE = Reasoning("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
-SEED = Reasoning("<seed:think>", "</seed:think>")
 APERTUS = Reasoning("<|inner_prefix|>", "<|inner_suffix|>")
-GEMMA = Reasoning("<|channel>thought", "<channel|>", words="reasoning")
-HUNYUAN = Reasoning("<think>", "</think>", "<answer>", "</answer>")
-KIMI_VL = Reasoning("◁think▷", "◁/think▷")
-_STEPS = "Here are my reasoning steps:"
-APRIEL = Reasoning(_STEPS, "[BEGIN FINAL RESPONSE]", words=_STEPS)
-APRIEL_ENDED = Reasoning(_STEPS, "[BEGIN FINAL RESPONSE]", "", "[END FINAL RESPONSE]", words=_STEPS)  # 1.5
-_PROCESS = "Here is my thought process:"
-GRANITE_SPOKEN = Reasoning(_PROCESS, "Here is my response:", words=_PROCESS)  # 3.2
-REASONINGS = (
-    GRANITE, HUNYUAN, COHERE, MISTRAL, SEED, APERTUS, GEMMA, KIMI_VL, APRIEL_ENDED, APRIEL, GRANITE_SPOKEN, THINK
-)  # fmt: skip
+GEMMA = Reasoning("<|channel>thought", "<channel|>", opening_mark="<|channel>")
+REASONINGS = (GRANITE, COHERE, MISTRAL, APERTUS, GEMMA, THINK)
 
 
 def find_reasoning(words: Collection[str]) -> Reasoning | None:
@@ -66,7 +55,7 @@ def find_reasoning(words: Collection[str]) -> Reasoning | None:
     none."""
 
     def is_spelled(mark: str) -> bool:
-        return any(mark.strip() in word for word in words)
+        return any(mark in word for word in words)
 
     for reasoning in REASONINGS:
         if all(map(is_spelled, reasoning.marks)):

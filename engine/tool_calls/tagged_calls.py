@@ -6,7 +6,10 @@ tool's schema decides which of both a value is.
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,26 +26,22 @@ from engine.tool_calls.argument_types import (
     resolved,
     types_of,
 )
-from engine.tool_calls.family import NAME, Family, RuleWriter, Tools, UnsupportedSchema, quoted, schemas_of
+from engine.tool_calls.family import NAME, Family, RuleWriter, Tools, UnsupportedSchema, quoted
 from engine.tool_calls.free_text import text_until
-from engine.tool_calls.json_scanner import JsonScanner
-from engine.tool_calls.python_literals import PythonReader, json_of_python
 
 _MAX_KEY_CHARS = 256
 _MAX_KEY_END_CHARS = 64
 _KEY = r"/[A-Za-z0-9_.:-]{1,64}/"
-_UNSUPPORTED_KEYWORDS = (
-    "enum",
-    "const",
-    "pattern",
-    "format",
-    "minLength",
-    "maxLength",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
+_UNSUPPORTED_KEYWORDS = frozenset(
+    {"enum", "const", "pattern", "format", "minLength", "maxLength", "allOf", "anyOf", "oneOf", "not", "if"}
+)
+# A string in JSON or Python syntax, also one without an end. A quotation mark between letters is an apostrophe.
+_STRING = re.compile(
+    r"""
+      " (?: [^"\\] | \\. )* (?: " | \\?\Z )
+    | (?<= [\[({:,\s] ) ' (?: [^'\\] | \\. | '(?! \s* (?: [\])}:,] | \Z ) ) )* (?: ' | \\?\Z )
+    """,
+    re.DOTALL | re.VERBOSE,
 )
 
 ValueKind = Literal["schema", "text", "json"]
@@ -196,8 +195,7 @@ class TaggedReader(ArgumentReader):
             return 0
         if not self._enter(found[1]):
             return 0
-        schema = schemas_of(self._tools).get(self._name)
-        self._schema = schema if isinstance(schema, Mapping) else {}
+        self._schema = self._tools[self._name] if isinstance(self._tools, Mapping) else {}
         self._state = "between"
         return found.end()
 
@@ -265,7 +263,7 @@ class TaggedReader(ArgumentReader):
         if is_last:
             whole, is_json = "".join(self._value), self._kind == "json"
             types = None if is_json else types_of(self._part, self._schema)
-            self._arguments += json_value(whole, types, _choices(self._part), is_json=is_json)
+            self._arguments += _json_value(whole, types, _choices(self._part), is_json=is_json)
 
     @property
     def _is_text(self) -> bool:
@@ -280,15 +278,8 @@ def _choices(schema: Mapping[str, Any]) -> Collection[Any]:
 
 def _is_closed(value: str) -> bool:
     """Return True if `value` is not the beginning of an incomplete object or list, in JSON or Python syntax."""
-    if value[:1] not in ("{", "["):
-        return True
-    scanner = JsonScanner()
-    is_closed = scanner.scan(value) > 0 and scanner.is_closed
-    if "'" not in value:
-        return is_closed
-    reader = PythonReader()
-    reader.push(value + ",")
-    return reader.is_complete or (reader.is_rejected and is_closed)
+    signs = _STRING.sub("", value)
+    return value[:1] not in ("{", "[") or sum(map(signs.count, "{[(")) <= sum(map(signs.count, ")]}"))
 
 
 def _safe_size(text: str, end: str, *, keeps_line: bool) -> int:
@@ -301,9 +292,7 @@ def _safe_size(text: str, end: str, *, keeps_line: bool) -> int:
     return size - 1 if keeps_line and size and text[size - 1] == "\n" else size
 
 
-def json_value(
-    text: str, types: Collection[str] | None, choices: Collection[Any] = (), *, is_json: bool = False
-) -> str:
+def _json_value(text: str, types: Collection[str] | None, choices: Collection[Any], *, is_json: bool) -> str:
     """Return a value as JSON text: the value that `text` spells if its type is one of `types` (None: any), otherwise
     the text as a string. `is_json`: strings are in quotes."""
     if not is_json and text in choices:
@@ -312,13 +301,26 @@ def json_value(
     try:
         value = msgspec.json.decode(spelled)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        spelled = json_of_python(spelled) or ""
+        spelled = _json_of_python(spelled)
         if not spelled:
             return quoted(text)
         value = msgspec.json.decode(spelled)
     if isinstance(value, str) and not is_json:
         return quoted(text)
     return spelled if types is None or _type_of(value) & set(types) else quoted(text)
+
+
+def _json_of_python(text: str) -> str:
+    """Return the JSON text of a Python container or constant, which some models write instead of JSON; "" for other
+    text."""
+    if not text.startswith(("[", "{", "(", "True", "False", "None")):
+        return ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # unknown escapes in a model's output are not this program's
+            return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return ""
 
 
 def _type_of(value: Any) -> set[str]:

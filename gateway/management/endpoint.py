@@ -60,7 +60,7 @@ def takes_body(
             try:
                 body = struct_fields.convert(values, type_)
             except struct_fields.FieldError as error:
-                raise (_invalid_ai_input(error) if is_ai else invalid(str(error))) from None
+                raise (invalid_ai_input(error) if is_ai else invalid(str(error))) from None
             return await handler(services, request, body)
 
         return endpoint
@@ -180,7 +180,7 @@ def _has_body(request: Request) -> bool:
     return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
 
 
-def _invalid_ai_input(error: struct_fields.FieldError) -> Refusal:
+def invalid_ai_input(error: struct_fields.FieldError) -> Refusal:
     if error.is_missing:
         *parents, name = error.path.split("/")
         return Refusal(Reason.INPUT_INVALID, f"required properties at '/{'/'.join(parents)}' are '{name}'")

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -153,19 +154,15 @@ async def _upload(services: Services, request: Request) -> Response:
 async def _store_file(services: Services, request: Request, finetune: Finetune, folder: Path, max_bytes: int) -> None:
     """Read the form into `folder`, then check and store its file. Raises Refusal and FinetuneError."""
     store = services.finetunes
-    form = await multipart.read_form(
+    async with multipart.read_form(
         multipart.body_chunks(request.receive),
         request.headers.get("content-type", ""),
-        folder,
         max_bytes=max_bytes,
         stall_timeout_s=services.settings.body_timeout_s,
-    )
-    file_name, path = _file_in(form)
-    try:
-        finetunes.check_file_name(file_name)
-    except FinetuneError as error:
-        raise Refusal(Reason.INPUT_INVALID, str(error)) from None
-    path = await asyncio.to_thread(path.rename, folder / file_name)
+    ) as form:
+        file_name, upload = _file_in(form)
+        path = folder / file_name
+        await asyncio.to_thread(_copy, upload, path)
     await finetunes.put_file(
         store.database,
         store.objects,
@@ -210,13 +207,23 @@ def _audit_note(services: Services, request: Request, action: str, detail: str =
     return note
 
 
-def _file_in(form: multipart.Form) -> tuple[str, Path]:
-    """Return the file's name and its path. Raises Refusal."""
-    file_name, path = form.texts.get("file_name"), form.files.get("file")
-    if file_name is None or path is None:
-        missing = "file_name" if file_name is None else "file"
-        raise Refusal(Reason.INPUT_INVALID, f"required properties at '/' are '{missing}'")
-    return file_name, path
+def _file_in(form: FormData) -> tuple[str, UploadFile]:
+    """Return the file and the name under which it is stored. Raises Refusal."""
+    file_name, upload = form.get("file_name"), form.get("file")
+    if not isinstance(file_name, str):
+        raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'file_name'")
+    if not isinstance(upload, UploadFile):
+        raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'file'")
+    try:
+        finetunes.check_file_name(file_name)
+    except FinetuneError as error:
+        raise Refusal(Reason.INPUT_INVALID, str(error)) from None
+    return file_name, upload
+
+
+def _copy(upload: UploadFile, path: Path) -> None:
+    with path.open("xb") as file:
+        shutil.copyfileobj(upload.file, file, 1 << 20)
 
 
 def _render(finetune: Finetune) -> dict[str, Any]:

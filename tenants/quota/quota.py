@@ -98,61 +98,61 @@ class Quota:
             found = self._plans[key] = Plan(account_id, items, budgets)
         return found
 
-    async def enter(self, plan: Plan, op: str, *, tokens: int = 0, micro_neurons: int = 0) -> Reservation:
+    async def reserve(self, plan: Plan, op: str, *, tokens: int = 0, micro_neurons: int = 0) -> Reservation:
         """Reserve quota for a call in every window, concurrency limit and budget that applies to it.
 
         Raises QuotaExceeded, or StoreUnavailable if Redis is unavailable and a budget requires Redis.
         """
-        entered = Reservation(plan, op, tokens, micro_neurons)
+        reservation = Reservation(plan, op, tokens, micro_neurons)
         if not plan.items:
-            return entered
+            return reservation
         self._raise_cached_refusal(plan)
-        untold = self._settling
+        unreported = self._settling
         try:
-            numbers = await self._evaluate(entered, script.AS_ANYBODY)
-            if untold and self._is_refused_for_what_was_left(plan, numbers, untold):
+            numbers = await self._evaluate(reservation, script.AS_ANYBODY)
+            if unreported and self._is_refused_for_unreported(plan, numbers, unreported):
                 self._flush()
-                numbers = await self._evaluate(entered, script.AS_ANYBODY)
+                numbers = await self._evaluate(reservation, script.AS_ANYBODY)
         except StoreUnavailable:
-            self._reserve_locally(entered)
+            self._reserve_locally(reservation)
         else:
-            self._record(entered, numbers)
-        self._running[op] = entered
+            self._record(reservation, numbers)
+        self._running[op] = reservation
         if plan.has_calls:
-            entered.since_s = self._loop.time()
+            reservation.since_s = self._loop.time()
             self._local.begin_call(plan.items)
-        return entered
+        return reservation
 
     async def count_request(self, plan: Plan, op: str) -> Reservation:
         """Count a request that holds no reservation after it is counted. Raises QuotaExceeded."""
-        entered = Reservation(plan, op, 0, 0)
+        reservation = Reservation(plan, op, 0, 0)
         if not plan.items:
-            return entered
+            return reservation
         self._raise_cached_refusal(plan)
         try:
-            numbers = await self._evaluate(entered, script.IN_PASSING)
+            numbers = await self._evaluate(reservation, script.IN_PASSING)
         except StoreUnavailable:
-            self._reserve_locally(entered)
+            self._reserve_locally(reservation)
         else:
-            self._record(entered, numbers)
-        return entered
+            self._record(reservation, numbers)
+        return reservation
 
-    def begun(self, entered: Reservation) -> None:
+    def release_waiting(self, reservation: Reservation) -> None:
         """Release the slots that a call holds only until its first output. Reported to Redis within FLUSH_S."""
-        waiting = entered.plan.waiting
-        if waiting and not entered.is_begun and entered.op in self._running:
-            self._release(entered, waiting)
-            entered.is_begun = True
-            self.pipeline(*entered.begun_bytes())
+        waiting = reservation.plan.waiting
+        if waiting and not reservation.has_output and reservation.op in self._running:
+            self._release(reservation, waiting)
+            reservation.has_output = True
+            self.pipeline(*reservation.release_waiting_commands())
 
-    def leave(self, entered: Reservation, *, tokens: int = 0, micro_neurons: int = 0) -> None:
+    def settle(self, reservation: Reservation, *, tokens: int = 0, micro_neurons: int = 0) -> None:
         """Settle a reservation with the actual usage of the call. Reported to Redis within FLUSH_S."""
-        plan = entered.plan
-        if not plan.items or self._running.pop(entered.op, None) is None:
+        plan = reservation.plan
+        if not plan.items or self._running.pop(reservation.op, None) is None:
             return
         if plan.has_calls:
-            self._release(entered, plan.items)
-        self._settling.append((entered, tokens, micro_neurons))
+            self._release(reservation, plan.items)
+        self._settling.append((reservation, tokens, micro_neurons))
         self._flush_soon()
 
     def pipeline(self, *commands: bytes) -> None:
@@ -212,20 +212,20 @@ class Quota:
             plan.refusal = None
 
     @staticmethod
-    def _is_refused_for_what_was_left(plan: Plan, numbers: list[int], untold: Sequence[_Settlement]) -> bool:
+    def _is_refused_for_unreported(plan: Plan, numbers: list[int], unreported: Sequence[_Settlement]) -> bool:
         """Return True if Redis rejects a call because of quota that ended calls, not yet reported when Redis was
         asked, have released: sequential calls are not rejected because of each other."""
         if numbers[0] != script.REFUSED:
             return False
         item = plan.items[numbers[1] - 1]
-        return item.kind != "r" and any(item in left.plan.items for left, *_ in untold)
+        return item.kind != "r" and any(item in left.plan.items for left, *_ in unreported)
 
-    async def _evaluate(self, entered: Reservation, how: int) -> list[int]:
-        """Run the enter script and return its numbers. Raises StoreUnavailable."""
-        plan = entered.plan
+    async def _evaluate(self, reservation: Reservation, how: int) -> list[int]:
+        """Run the reserve script and return its numbers. Raises StoreUnavailable."""
+        plan = reservation.plan
         for _ in range(_MAX_TRIES):
             epoch = self._epoch
-            reply = await self._link.send(entered.enter_bytes(epoch, self._lease_ms, how))
+            reply = await self._link.send(reservation.reserve_command(epoch, self._lease_ms, how))
             if isinstance(reply, CommandRefused):
                 await self._reload_scripts(reply)
                 continue
@@ -250,11 +250,11 @@ class Quota:
             raise StoreUnavailable(f"redis: {refused.code}")
         await self._load_scripts(self._link)
 
-    def _record(self, entered: Reservation, numbers: list[int]) -> None:
+    def _record(self, reservation: Reservation, numbers: list[int]) -> None:
         """Store the reported state of all windows. Raises QuotaExceeded if the numbers say so."""
-        items = entered.plan.items
+        items = reservation.plan.items
         now_s = self._loop.time()
-        entered.window_statuses = window_statuses = []
+        reservation.window_statuses = window_statuses = []
         at = 3
         for item in items:
             if item.kind in "rt":
@@ -267,37 +267,39 @@ class Quota:
             item, wait_s = items[numbers[1] - 1], numbers[2] / 1000
             if item.kind == "c":
                 wait_s = self._pace.next_s(item.key, item.limit)
-            refusal = QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.window_statuses)
+            refusal = QuotaExceeded(item, max(1, math.ceil(wait_s)), reservation.window_statuses)
             if item.kind == "r":  # nothing is ever given back to it
-                entered.plan.refusal = refusal
-                entered.plan.refused_until_s = now_s + min(wait_s, MAX_REMEMBERED_S)
+                reservation.plan.refusal = refusal
+                reservation.plan.refused_until_s = now_s + min(wait_s, MAX_REMEMBERED_S)
             raise refusal
 
-    def _reserve_locally(self, entered: Reservation) -> None:
+    def _reserve_locally(self, reservation: Reservation) -> None:
         """Reserve from this gateway's own share. Raises QuotaExceeded, StoreUnavailable."""
-        items, now_s = entered.plan.items, self._loop.time()
+        items, now_s = reservation.plan.items, self._loop.time()
         if any(item.requires_redis for item in items):
             raise StoreUnavailable("redis: budgets cannot be read")
-        refused = self._local.take(items, entered.tokens, now_s)
+        refused = self._local.take(items, reservation.tokens, now_s)
         window_statuses = []
         for item in items:
             if item.kind in "rt":
                 taken, left_s = self._local.standing(item, now_s)
                 window_statuses.append(WindowStatus(item, max(0, item.limit - taken), max(1, math.ceil(left_s))))
-        entered.window_statuses = window_statuses
+        reservation.window_statuses = window_statuses
         if refused is not None:
             item, wait_s = refused
             if item.kind == "c":
                 wait_s = self._pace.next_s(item.key, item.limit)
-            raise QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.window_statuses)
+            raise QuotaExceeded(item, max(1, math.ceil(wait_s)), reservation.window_statuses)
         metrics.LOCAL_QUOTA_CALLS.inc()
-        entered.is_counted = False
-        self._unreported.append((entered, now_s))
+        reservation.is_counted = False
+        self._unreported.append((reservation, now_s))
 
-    def _release(self, entered: Reservation, items: Sequence[Item]) -> None:
+    def _release(self, reservation: Reservation, items: Sequence[Item]) -> None:
         """Release a call's concurrency slots, except those released at its first output."""
-        held_s = self._loop.time() - entered.since_s
-        held = [item for item in items if item.kind == "c" and not (entered.is_begun and item.ends_at_first_output)]
+        held_s = self._loop.time() - reservation.since_s
+        held = [
+            item for item in items if item.kind == "c" and not (reservation.has_output and item.ends_at_first_output)
+        ]
         self._local.end_call(held)
         for item in held:
             self._pace.saw(item.key, held_s)
@@ -310,15 +312,17 @@ class Quota:
         """Send all settlements since the last flush in one write."""
         self._flush_timer = None
         batch, self._settling = self._settling, []
-        riding, self._pipelined = self._pipelined, []
-        if not batch and not riding:
+        pipelined, self._pipelined = self._pipelined, []
+        if not batch and not pipelined:
             return
         if not self._link.is_open:
             self._unreported_settlements.extend(batch)
             return
-        data = b"".join([*riding, *(each.leave_bytes(self._lease_ms, tokens, spent) for each, tokens, spent in batch)])
+        data = b"".join(
+            [*pipelined, *(each.settle_command(self._lease_ms, tokens, spent) for each, tokens, spent in batch)]
+        )
         try:
-            future = self._link.send(data, len(riding) + len(batch))
+            future = self._link.send(data, len(pipelined) + len(batch))
         except StoreUnavailable:
             self._unreported_settlements.extend(batch)
             return
@@ -330,7 +334,7 @@ class Quota:
         if future.cancelled() or future.exception() is not None or isinstance(future.result(), Exception):
             self._unreported_settlements.extend(batch)
             if not future.cancelled() and future.exception() is None:
-                self._link.drop("leaving was refused")
+                self._link.drop("settling was refused")
 
     async def _on_redis_recovered(self, link: Sender) -> None:
         """Prepare a new connection: load scripts, restore lost data, report what is unreported."""
@@ -346,13 +350,13 @@ class Quota:
     def _send_owed(self, link: Sender) -> asyncio.Future[list[Reply]]:
         """Report everything that Redis has not received. Reporting twice counts nothing twice. Raises
         StoreUnavailable."""
-        owed, leaves = list(self._unreported), list(self._unreported_settlements)
+        owed, settlements = list(self._unreported), list(self._unreported_settlements)
         self._unreported.clear()
         self._unreported_settlements.clear()
 
         def owe_again() -> None:
             self._unreported.extendleft(reversed(owed))
-            self._unreported_settlements.extendleft(reversed(leaves))
+            self._unreported_settlements.extendleft(reversed(settlements))
 
         def look(done: asyncio.Future[list[Reply]]) -> None:
             is_lost = done.cancelled() or done.exception() is not None
@@ -364,11 +368,13 @@ class Quota:
         replies: list[asyncio.Future[Reply]] = []
         try:
             replies += [
-                link.send(each.enter_bytes(self._epoch, self._lease_ms, script.FORCED)) for each in self._due(owed)
+                link.send(each.reserve_command(self._epoch, self._lease_ms, script.FORCED)) for each in self._due(owed)
             ]
-            for entered in self._running.values():
-                replies += [link.send(begun) for begun in entered.begun_bytes()]
-            replies += [link.send(each.leave_bytes(self._lease_ms, tokens, spent)) for each, tokens, spent in leaves]
+            for reservation in self._running.values():
+                replies += [link.send(each) for each in reservation.release_waiting_commands()]
+            replies += [
+                link.send(each.settle_command(self._lease_ms, tokens, spent)) for each, tokens, spent in settlements
+            ]
         except StoreUnavailable:
             owe_again()
             raise
@@ -379,13 +385,13 @@ class Quota:
     def _due(self, owed: Sequence[tuple[Reservation, float]]) -> Iterator[Reservation]:
         """Return the reservations that still count, marked as counted."""
         now_s = self._loop.time()
-        for entered, since_s in owed:
-            is_over = all(now_s - since_s > item.span_ms / 1000 for item in entered.plan.items if item.kind in "rt")
-            is_left = entered.op not in self._running
-            if is_over and is_left and not any(item.kind == "b" for item in entered.plan.items):
+        for reservation, since_s in owed:
+            is_over = all(now_s - since_s > item.span_ms / 1000 for item in reservation.plan.items if item.kind in "rt")
+            is_left = reservation.op not in self._running
+            if is_over and is_left and not any(item.kind == "b" for item in reservation.plan.items):
                 continue
-            entered.is_counted = True
-            yield entered
+            reservation.is_counted = True
+            yield reservation
 
     async def _load_scripts(self, link: Sender) -> None:
         try:
@@ -411,14 +417,14 @@ class Quota:
             await link.send(command("SET", script.EPOCH_KEY, uuid.uuid4().hex, "NX"))
             found = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
             epoch = found.decode() if isinstance(found, bytes) else ""
-            under_way = [entered for entered in self._running.values() if entered.is_counted]
-            for budget in dict.fromkeys(budget for entered in under_way for budget in entered.plan.budgets):
+            under_way = [reservation for reservation in self._running.values() if reservation.is_counted]
+            for budget in dict.fromkeys(budget for reservation in under_way for budget in reservation.plan.budgets):
                 with contextlib.suppress(StoreUnavailable):  # a reservation needs a budget to be taken of
                     await self._seed_now(budget, link)
             replies = []
-            for entered in under_way:
-                replies.append(link.send(entered.enter_bytes(epoch, self._lease_ms, script.AGAIN)))
-                replies += [link.send(begun) for begun in entered.begun_bytes()]
+            for reservation in under_way:
+                replies.append(link.send(reservation.reserve_command(epoch, self._lease_ms, script.AGAIN)))
+                replies += [link.send(each) for each in reservation.release_waiting_commands()]
             for reply in replies:
                 raise_refused(await reply)
             if self._epoch:

@@ -20,14 +20,14 @@ import hashlib
 
 EPOCH_KEY = "quota:epoch"
 
-# First number of ENTER's result; details follow at its end.
-NEW_EPOCH, UNKNOWN_BUDGET, REFUSED, ENTERED, ENTERED_BEFORE = -1, -2, 0, 1, 2
+# First number of RESERVE's result; details follow at its end.
+NEW_EPOCH, UNKNOWN_BUDGET, REFUSED, RESERVED, RESERVED_BEFORE = -1, -2, 0, 1, 2
 
-# Modes of ENTER: normal; regardless of the limits; restoring calls that Redis lost, without counting windows; and
+# Modes of RESERVE: normal; regardless of the limits; restoring calls that Redis lost, without counting windows; and
 # counting without an open call.
 AS_ANYBODY, FORCED, AGAIN, IN_PASSING = 0, 1, 2, 3
 
-ENTER = """
+RESERVE = """
 local six = '(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)'
 local items = #KEYS - 2
 local at = 3 * items
@@ -139,7 +139,7 @@ return table.concat(out, ' ')
 with numbers: what became of it; which item refuses (from 1) and for how many ms; then for each item what is taken and
 ms to its end. Only the epoch that Redis knows follows NEW_EPOCH, and the item follows UNKNOWN_BUDGET."""
 
-LEAVE = """
+SETTLE = """
 local items = #KEYS - 2
 local at = 3 * items
 local op, lease, tokens, used, neurons, spent = string.match(ARGV[at + 1], '(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)')
@@ -152,7 +152,7 @@ if not ends then return 0 end
 redis.call('ZREM', open, op)
 local kept = redis.call('HGET', held, op)
 if kept then redis.call('HDEL', held, op) end
-local entered = ends - lease
+local started = ends - lease
 for i = 1, items do
   local key, kind, limit = KEYS[i + 2], ARGV[3 * i - 2], tonumber(ARGV[3 * i - 1])
   if kind == 'c' then
@@ -160,7 +160,7 @@ for i = 1, items do
   elseif kind == 't' then
     local more = actual.t - math.min(reserved.t, limit)
     local found = redis.call('HMGET', key, 'n', 'b')
-    if found[1] and (more > 0 or tonumber(found[2] or 0) <= entered) then
+    if found[1] and (more > 0 or tonumber(found[2] or 0) <= started) then
       redis.call('HSET', key, 'n', string.format('%.0f', math.max(0, tonumber(found[1]) + more)))
     end
   elseif kind == 'b' and redis.call('EXISTS', key) == 1 then
@@ -201,6 +201,6 @@ return 1
 """
 """For a budget: at least so much of it is used."""
 
-_TEXTS = {"enter": ENTER, "leave": LEAVE, "restore": RESTORE, "seed": SEED, "raise": RAISE}
+_TEXTS = {"reserve": RESERVE, "settle": SETTLE, "restore": RESTORE, "seed": SEED, "raise": RAISE}
 SCRIPTS = {name: text.strip() for name, text in _TEXTS.items()}
 SHA = {name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in SCRIPTS.items()}

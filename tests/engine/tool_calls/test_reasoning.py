@@ -1,4 +1,4 @@
-"""What a model thinks is told apart from its answer, for any split; a format holds for what follows a thought."""
+"""Tests of reasoning: it is separated from the text for every split; an output format applies to the text after it."""
 
 from __future__ import annotations
 
@@ -22,16 +22,10 @@ from engine.tool_calls.grammar import Controls, ReasoningState, answer_after_rea
 from engine.tool_calls.output_plan import make_output_plan
 from engine.tool_calls.reasoning import (
     APERTUS,
-    APRIEL,
-    APRIEL_ENDED,
     COHERE,
     GEMMA,
     GRANITE,
-    GRANITE_SPOKEN,
-    HUNYUAN,
-    KIMI_VL,
     MISTRAL,
-    SEED,
     THINK,
     Phase,
     Reasoning,
@@ -55,36 +49,29 @@ CASES: list[tuple[Reasoning, Phase, str, str, str]] = [
     (GRANITE, "may_think", "<response>b</response>", "", "b"),
     (COHERE, "thinks", "a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "a", "b"),
     (COHERE, "answers", "<|START_RESPONSE|>b", "", "b"),
-    (SEED, "may_think", "<seed:think>a</seed:think>b", "a", "b"),
-    (HUNYUAN, "may_think", "<think>a</think><answer>b</answer>", "a", "b"),
-    (KIMI_VL, "may_think", "◁think▷a◁/think▷b", "a", "b"),
-    (APRIEL, "thinks", "a [x]\n[BEGIN FINAL RESPONSE]\nb", "a [x]", "b"),
-    (APRIEL_ENDED, "thinks", "a[BEGIN FINAL RESPONSE]b[END FINAL RESPONSE]", "a", "b"),
-    (GRANITE_SPOKEN, "may_think", "Here is my thought process: a\n\nHere is my response: b", "a", "b"),
-    (GRANITE_SPOKEN, "may_think", "Here is a list.", "", "Here is a list."),
     (GEMMA, "may_think", "<|channel>thought\na\n<channel|>b", "a", "b"),
     (GEMMA, "may_think", "<|channel>thoughts", "s", ""),
     (APERTUS, "may_think", "<|inner_prefix|>a<|inner_suffix|>b", "a", "b"),
 ]  # fmt: skip
 
 
-def read(reasoning: Reasoning, phase: Phase, pieces: Sequence[str]) -> tuple[str, str]:
-    """The thought, and the answer."""
+def parse(reasoning: Reasoning, phase: Phase, parts: Sequence[str]) -> tuple[str, str]:
+    """Return the reasoning and the text after it."""
     parser = ReasoningParser(reasoning, phase)
-    said = [piece for text in pieces for piece in parser.push(text)] + parser.flush()
-    assert all(piece != "" and piece != ReasoningPiece("") for piece in said)
-    thought = "".join(piece.text for piece in said if isinstance(piece, ReasoningPiece))
-    return thought, "".join(piece for piece in said if isinstance(piece, str))
+    pieces = [piece for part in parts for piece in parser.push(part)] + parser.flush()
+    assert all(piece != "" and piece != ReasoningPiece("") for piece in pieces)
+    thoughts = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningPiece))
+    return thoughts, "".join(piece for piece in pieces if isinstance(piece, str))
 
 
-@pytest.mark.parametrize(("reasoning", "phase", "text", "thought", "answer"), CASES)
+@pytest.mark.parametrize(("reasoning", "phase", "text", "thoughts", "content"), CASES)
 def test_reasoning_is_separated_for_every_split(
-    reasoning: Reasoning, phase: Phase, text: str, thought: str, answer: str
+    reasoning: Reasoning, phase: Phase, text: str, thoughts: str, content: str
 ) -> None:
-    assert read(reasoning, phase, [text]) == (thought, answer)
-    assert read(reasoning, phase, list(text)) == (thought, answer)
+    assert parse(reasoning, phase, [text]) == (thoughts, content)
+    assert parse(reasoning, phase, list(text)) == (thoughts, content)
     for at in range(len(text)):
-        assert read(reasoning, phase, [text[:at], text[at:]]) == (thought, answer)
+        assert parse(reasoning, phase, [text[:at], text[at:]]) == (thoughts, content)
 
 
 _noise = st.sampled_from(["<think>", "</think>", "<response>", "</response>", "<", "think", ">", " ", "\n", "a"])
@@ -94,12 +81,12 @@ _noise = st.sampled_from(["<think>", "</think>", "<response>", "</response>", "<
     st.sampled_from((THINK, GRANITE)), st.sampled_from(("may_think", "thinks", "answers")), st.lists(_noise), st.data()
 )
 def test_any_text_gives_the_same_result_for_every_split(
-    reasoning: Reasoning, phase: Phase, parts: list[str], data: st.DataObject
+    reasoning: Reasoning, phase: Phase, noise: list[str], data: st.DataObject
 ) -> None:
-    text = "".join(parts)
+    text = "".join(noise)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert read(reasoning, phase, pieces) == read(reasoning, phase, [text])
+    parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert parse(reasoning, phase, parts) == parse(reasoning, phase, [text])
 
 
 def test_reasoning_and_text_are_streamed() -> None:
@@ -122,12 +109,9 @@ def test_reasoning_and_text_are_streamed() -> None:
         ("deepseek-ai-DeepSeek-V3.1", THINK, "answers"),
         ("ibm-granite-granite-3.3-2B-Instruct", GRANITE, "may_think"),
         ("mistralai-Ministral-3-14B-Reasoning-2512", MISTRAL, "may_think"),
-        ("ByteDance-Seed-OSS", SEED, "may_think"),
         ("Apertus-8B-Instruct", APERTUS, "may_think"),
         ("Kimi-K2-Thinking", THINK, "may_think"),
         ("google-gemma-4-31B-it", GEMMA, "answers"),
-        ("Apriel-1.6-15b-Thinker-fixed", APRIEL, "thinks"),
-        ("unsloth-Apriel-1.5", APRIEL_ENDED, "may_think"),
         ("Qwen-Qwen2.5-7B-Instruct", None, None),
         ("meta-llama-Llama-3.1-8B-Instruct", None, None),
     ],
@@ -140,6 +124,10 @@ def test_reasoning_marks_and_phase_are_found_in_templates(
     if expected is not None:
         prompt = template.render([{"role": "user", "content": "Is <think> a mark?"}])
         assert expected.phase_after(prompt) == phase
+
+
+def test_control_token_of_an_opening_is_shown_to_the_parser() -> None:
+    assert GEMMA.marks == ("<|channel>", "<channel|>")
 
 
 @pytest.fixture(scope="module")
@@ -184,10 +172,10 @@ def test_reasoning_marks_use_control_tokens(vocabulary: Vocabulary) -> None:
     assert closing is not None
     marks = Reasoning("<|reserved_0|>", "<|reserved_1|>")
     controls = Controls({marks.opening: opening, marks.closing: closing}, in_text=(opening, closing))
-    held = answer_after_reasoning(Constraint("json_object"), controls, ReasoningState(marks, "may_think"))
-    assert accepts(vocabulary, held, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", parse_special=True)
-    assert not accepts(vocabulary, held, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", parse_special=True)
-    assert not accepts(vocabulary, held, "<|reserved_1|>{}", parse_special=True)
+    constraint = answer_after_reasoning(Constraint("json_object"), controls, ReasoningState(marks, "may_think"))
+    assert accepts(vocabulary, constraint, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", parse_special=True)
+    assert not accepts(vocabulary, constraint, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", parse_special=True)
+    assert not accepts(vocabulary, constraint, "<|reserved_1|>{}", parse_special=True)
 
 
 NOW = Tool(name="now")
@@ -197,16 +185,16 @@ def test_required_call_after_reasoning_is_parsed(vocabulary: Vocabulary) -> None
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     task = TextGeneration(prompt="x", tools=(NOW,), tool_choice="required")
     plan = make_output_plan(task, ToolFormat(HERMES), Controls({}), ReasoningState(THINK, "may_think"))
-    held = plan.constraints[0]
-    for answer in (call, f"<think>\n<tool_call>?\n</think>\n\n{call}"):
-        assert accepts(vocabulary, held, answer)
-        parser = plan.parser(held)
+    constraint = plan.constraints[0]
+    for output in (call, f"<think>\n<tool_call>?\n</think>\n\n{call}"):
+        assert accepts(vocabulary, constraint, output)
+        parser = plan.parser(constraint)
         assert parser is not None
-        said = [piece for character in answer for piece in parser.push(character)] + parser.flush()
-        assert [piece.name for piece in said if isinstance(piece, ToolCallPiece) and piece.name] == ["now"]
-        assert not any(isinstance(piece, str) for piece in said)
+        pieces = [piece for character in output for piece in parser.push(character)] + parser.flush()
+        assert [piece.name for piece in pieces if isinstance(piece, ToolCallPiece) and piece.name] == ["now"]
+        assert not any(isinstance(piece, str) for piece in pieces)
         assert parser.num_calls == 1
-    assert not accepts(vocabulary, held, "<think>a</think>")
+    assert not accepts(vocabulary, constraint, "<think>a</think>")
 
 
 def test_optional_call_may_follow_reasoning(vocabulary: Vocabulary) -> None:
@@ -222,8 +210,8 @@ def test_optional_call_may_follow_reasoning(vocabulary: Vocabulary) -> None:
 
 def test_new_line_between_calls_is_optional(vocabulary: Vocabulary) -> None:
     task = TextGeneration(prompt="x", tools=(NOW,), tool_choice="required")
-    held = make_output_plan(task, ToolFormat(QWEN3_CODER), Controls({})).constraints[0]
+    constraint = make_output_plan(task, ToolFormat(QWEN3_CODER), Controls({})).constraints[0]
     call = "<tool_call>\n<function=now>\n</function>\n</tool_call>"
-    assert accepts(vocabulary, held, f"{call}\n{call}")
-    assert accepts(vocabulary, held, f"{call}{call}")
-    assert not accepts(vocabulary, held, f"{call} {call}")
+    assert accepts(vocabulary, constraint, f"{call}\n{call}")
+    assert accepts(vocabulary, constraint, f"{call}{call}")
+    assert not accepts(vocabulary, constraint, f"{call} {call}")

@@ -59,18 +59,18 @@ def items(text: str, account_id: str = "a", token: str = "t") -> tuple[Item, ...
     return items_of(in_force(parse_rules(text), "paid"), account_id, token, "chat", "@cf/x/y")
 
 
-async def enter(
+async def reserve(
     quota: Quota, plan: Plan, op: str, tokens: int = 0, micro_neurons: int = 0
 ) -> Reservation | QuotaExceeded:
     try:
-        return await quota.enter(plan, op, tokens=tokens, micro_neurons=micro_neurons)
+        return await quota.reserve(plan, op, tokens=tokens, micro_neurons=micro_neurons)
     except QuotaExceeded as error:
         return error
 
 
 async def admitted(quotas: list[Quota], plan_of: Callable[[Quota], Plan], count: int, **cost: int) -> list[Reservation]:
     """Of so many calls at once, spread over the gateways, those that were let in."""
-    jobs = (enter(quotas[i % len(quotas)], plan_of(quotas[i % len(quotas)]), f"op{i}", **cost) for i in range(count))
+    jobs = (reserve(quotas[i % len(quotas)], plan_of(quotas[i % len(quotas)]), f"op{i}", **cost) for i in range(count))
     return [found for found in await asyncio.gather(*jobs) if isinstance(found, Reservation)]
 
 
@@ -84,15 +84,15 @@ async def test_exactly_as_many_as_there_is_room_for_whoever_asks(gateways: list[
 async def test_a_refusal_counts_nowhere_and_names_the_longest_wait(gateways: list[Quota]):
     quota = gateways[0]
     plan = quota.plan("a", items("account=5/3600, token=2/60, chat=1/600"))
-    first = await enter(quota, plan, "1")
+    first = await reserve(quota, plan, "1")
     assert isinstance(first, Reservation)
     assert [(s.item.name, s.remaining) for s in first.window_statuses] == [("account", 4), ("token", 1), ("chat", 0)]
-    refused = await enter(gateways[1], gateways[1].plan("a", plan.items), "2")
+    refused = await reserve(gateways[1], gateways[1].plan("a", plan.items), "2")
     assert isinstance(refused, QuotaExceeded)
     assert (refused.item.name, 590 < refused.retry_after_s <= 600) == ("chat", True)
     assert [(s.item.name, s.remaining) for s in refused.window_statuses] == [("account", 4), ("token", 1), ("chat", 0)]
     wider = gateways[1].plan("a", items("account=5/3600, token=2/60, chat=9/600"))
-    second = await enter(gateways[1], wider, "3")
+    second = await reserve(gateways[1], wider, "3")
     assert isinstance(second, Reservation)
     assert [s.remaining for s in second.window_statuses] == [3, 0, 7]
 
@@ -100,15 +100,15 @@ async def test_a_refusal_counts_nowhere_and_names_the_longest_wait(gateways: lis
 async def test_a_window_begins_with_what_it_counts_first_and_ends_by_redis_s_clock(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("chat=1/2"))
-    assert isinstance(await enter(quota, plan, "1"), Reservation)
-    assert isinstance(await enter(quota, plan, "2"), QuotaExceeded)
+    assert isinstance(await reserve(quota, plan, "1"), Reservation)
+    assert isinstance(await reserve(quota, plan, "2"), QuotaExceeded)
     (key,) = redis.keys("quota:r:*")  # type: ignore[misc]
     redis.hincrby(key, "b", -2000)  # as if two seconds had passed
     other = gateways[1]
-    assert isinstance(await enter(other, other.plan("a", plan.items), "3"), Reservation)
+    assert isinstance(await reserve(other, other.plan("a", plan.items), "3"), Reservation)
     # A clock that was set back does not close the window for longer than it is.
     redis.hincrby(key, "b", 3_600_000)
-    refused = await enter(other, other.plan("a", items("chat=1/2")), "4")
+    refused = await reserve(other, other.plan("a", items("chat=1/2")), "4")
     assert isinstance(refused, QuotaExceeded)
     assert refused.retry_after_s <= 2
 
@@ -116,56 +116,56 @@ async def test_a_window_begins_with_what_it_counts_first_and_ends_by_redis_s_clo
 async def test_calls_at_once_are_counted_until_they_leave_or_their_lease_ends(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("account.calls=3, token.calls=2")
-    entered = [await enter(one, one.plan("a", text), str(i)) for i in range(3)]
-    assert [isinstance(found, Reservation) for found in entered] == [True, True, False]
-    assert isinstance(entered[2], QuotaExceeded)
-    assert (entered[2].item.name, entered[2].retry_after_s) == ("token.calls", 1)
-    assert isinstance(entered[0], Reservation)
-    one.leave(entered[0])
-    one.leave(entered[0])  # leaving twice is leaving once
+    reservations = [await reserve(one, one.plan("a", text), str(i)) for i in range(3)]
+    assert [isinstance(found, Reservation) for found in reservations] == [True, True, False]
+    assert isinstance(reservations[2], QuotaExceeded)
+    assert (reservations[2].item.name, reservations[2].retry_after_s) == ("token.calls", 1)
+    assert isinstance(reservations[0], Reservation)
+    one.settle(reservations[0])
+    one.settle(reservations[0])  # the second one has no effect
     await wait_until(lambda: redis.zcard("quota:open:a") == 1)
-    assert isinstance(await enter(two, two.plan("a", text), "4"), Reservation)
+    assert isinstance(await reserve(two, two.plan("a", text), "4"), Reservation)
     redis.zadd("quota:c:token:t", {"1": 1, "4": 1})  # the leases of those who died with their gateway
-    assert isinstance(await enter(two, two.plan("a", text), "5"), Reservation)
+    assert isinstance(await reserve(two, two.plan("a", text), "5"), Reservation)
 
 
 async def test_whoever_asks_one_call_after_the_other_is_not_refused_for_the_one_before(gateways: list[Quota]):
     quota = gateways[0]
     plan = quota.plan("a", items("account.calls=2"))
-    other = await quota.enter(plan, "beside")
+    other = await quota.reserve(plan, "beside")
     for number in range(5):
-        entered = await quota.enter(plan, f"op{number}")
-        assert isinstance(await enter(quota, plan, f"more{number}"), QuotaExceeded)
-        quota.leave(entered)
-    quota.leave(other)
+        reservation = await quota.reserve(plan, f"op{number}")
+        assert isinstance(await reserve(quota, plan, f"more{number}"), QuotaExceeded)
+        quota.settle(reservation)
+    quota.settle(other)
 
 
 async def test_tokens_are_taken_by_a_guess_and_put_right_when_the_call_leaves(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("account.tokens=100/3600"))
-    first = await enter(quota, plan, "1", tokens=80)
+    first = await reserve(quota, plan, "1", tokens=80)
     assert isinstance(first, Reservation)
-    assert isinstance(await enter(quota, plan, "2", tokens=30), QuotaExceeded)
-    quota.leave(first, tokens=20)
+    assert isinstance(await reserve(quota, plan, "2", tokens=30), QuotaExceeded)
+    quota.settle(first, tokens=20)
     await wait_until(lambda: redis.hget("quota:t:account:a", "n") == b"20")
-    big = await enter(quota, plan, "3", tokens=5000)
+    big = await reserve(quota, plan, "3", tokens=5000)
     assert isinstance(big, QuotaExceeded)
-    second = await enter(quota, plan, "4", tokens=80)
+    second = await reserve(quota, plan, "4", tokens=80)
     assert isinstance(second, Reservation)
-    quota.leave(second, tokens=130)
+    quota.settle(second, tokens=130)
     await wait_until(lambda: redis.hget("quota:t:account:a", "n") == b"150")
 
 
 async def test_a_script_that_runs_twice_counts_once(gateways: list[Quota], redis: Redis):
     text = items("chat=5/3600, account.tokens=100/3600, account.calls=9")
-    found = [await enter(quota, quota.plan("a", text), "same", tokens=10) for quota in gateways]
-    assert all(isinstance(entered, Reservation) for entered in found)
+    found = [await reserve(quota, quota.plan("a", text), "same", tokens=10) for quota in gateways]
+    assert all(isinstance(reservation, Reservation) for reservation in found)
     assert redis.hget("quota:r:chat:a", "n") == b"1"
-    for quota, entered in zip(gateways, found, strict=True):
-        assert isinstance(entered, Reservation)
-        quota.leave(entered, tokens=30)
+    for quota, reservation in zip(gateways, found, strict=True):
+        assert isinstance(reservation, Reservation)
+        quota.settle(reservation, tokens=30)
         quota._flush()
-        await enter(quota, quota.plan("b", items("chat=5/3600", "b")), "behind it on the same connection")
+        await reserve(quota, quota.plan("b", items("chat=5/3600", "b")), "behind it on the same connection")
     assert redis.hget("quota:t:account:a", "n") == b"30"
     assert (redis.zcard("quota:open:a"), redis.zcard("quota:c:account:a")) == (0, 0)
 
@@ -210,8 +210,8 @@ async def test_a_budget_is_reserved_before_and_settled_after_from_the_ledger_s_w
     found = await admitted([quota], lambda _: plan, 10, micro_neurons=20)
     assert (len(found), ledger.num_asked) == (3, 1)
     assert redis.hgetall("day") == {b"u": b"40", b"r": b"60"}
-    quota.leave(found[0], micro_neurons=5)
-    quota.leave(found[1], micro_neurons=50)
+    quota.settle(found[0], micro_neurons=5)
+    quota.settle(found[1], micro_neurons=50)
     await wait_until(lambda: redis.hgetall("day") == {b"u": b"95", b"r": b"20"})
     await quota.raise_used("day", 97)
     await quota.raise_used("day", 3)
@@ -224,26 +224,26 @@ async def test_what_a_dead_gateway_reserved_is_given_back_when_its_lease_ends(
 ):
     quota, _ = spender
     plan = quota.plan("a", (), (Purse("day", 100), Purse("month", 1000)))
-    assert isinstance(await enter(quota, plan, "dead", micro_neurons=90), Reservation)
-    assert isinstance(await enter(quota, plan, "2", micro_neurons=50), QuotaExceeded)
+    assert isinstance(await reserve(quota, plan, "dead", micro_neurons=90), Reservation)
+    assert isinstance(await reserve(quota, plan, "2", micro_neurons=50), QuotaExceeded)
     redis.zadd("quota:open:a", {"dead": 1})
-    assert isinstance(await enter(quota, plan, "3", micro_neurons=50), Reservation)
+    assert isinstance(await reserve(quota, plan, "3", micro_neurons=50), Reservation)
     assert [redis.hget(key, "r") for key in ("day", "month")] == [b"50", b"50"]
 
 
 async def test_after_a_flush_nothing_begins_anew(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("chat=10/3600, account.calls=4")
-    entered = [await enter(one, one.plan("a", text), str(i)) for i in range(4)]
-    assert isinstance(entered[0], Reservation)
-    one.leave(entered[0])
+    reservations = [await reserve(one, one.plan("a", text), str(i)) for i in range(4)]
+    assert isinstance(reservations[0], Reservation)
+    one.settle(reservations[0])
     await wait_until(lambda: redis.zcard("quota:open:a") == 3)
     redis.flushall()
     redis.script_flush()
-    assert isinstance(await enter(one, one.plan("a", text), "4"), Reservation)
+    assert isinstance(await reserve(one, one.plan("a", text), "4"), Reservation)
     assert redis.hget("quota:r:chat:a", "n") == b"5"
     assert redis.zcard("quota:c:account:a") == 4
-    refused = await enter(two, two.plan("a", text), "5")
+    refused = await reserve(two, two.plan("a", text), "5")
     assert isinstance(refused, QuotaExceeded)
     assert refused.item.name == "account.calls"
 
@@ -254,15 +254,15 @@ async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
     one, two = gateways
     await wait_until(lambda: [quota._local.num_gateways for quota in gateways] == [2, 2])
     text, plain = items("chat=50/3600"), items("chat=8/3600", "b")
-    before = [await enter(quota, quota.plan("a", text), f"{i}{quota._id}") for i in range(5) for quota in gateways]
+    before = [await reserve(quota, quota.plan("a", text), f"{i}{quota._id}") for i in range(5) for quota in gateways]
     assert all(isinstance(found, Reservation) for found in before)
     own_redis_server.stop()
     seen = await admitted(gateways, lambda quota: quota.plan("a", text), 200)
     assert 38 <= len(seen) <= 41  # of 40 left; one of the two may have seen one call less
     unseen = await admitted(gateways, lambda quota: quota.plan("b", plain), 30)
     assert len(unseen) == 8
-    for entered in seen[:7]:
-        (one if entered.op in one._running else two).leave(entered)
+    for reservation in seen[:7]:
+        (one if reservation.op in one._running else two).settle(reservation)
     own_redis_server.start()
     own_redis_server.wait_ready()
     await wait_until(lambda: all(quota._link.is_open for quota in gateways))
@@ -270,7 +270,7 @@ async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
     # Whoever comes back first gives back what it saw last, which may be one call less.
     assert 9 + len(seen) <= int(redis.hget("quota:r:chat:a", "n") or 0) <= 10 + len(seen)
     assert int(redis.hget("quota:r:chat:b", "n") or 0) == 8
-    assert isinstance(await enter(two, two.plan("b", plain), "late"), QuotaExceeded)
+    assert isinstance(await reserve(two, two.plan("b", plain), "late"), QuotaExceeded)
 
 
 async def test_a_closed_budget_lets_nobody_in_while_redis_is_away(
@@ -279,9 +279,9 @@ async def test_a_closed_budget_lets_nobody_in_while_redis_is_away(
     quota, _ = spender
     own_redis_server.stop()
     with pytest.raises(StoreUnavailable):
-        await quota.enter(quota.plan("a", (), (Purse("day", 100),)), "1", micro_neurons=1)
+        await quota.reserve(quota.plan("a", (), (Purse("day", 100),)), "1", micro_neurons=1)
     open_one = quota.plan("a", (), (Purse("day", 100, requires_redis=False),))
-    assert isinstance(await quota.enter(open_one, "2", micro_neurons=1), Reservation)
+    assert isinstance(await quota.reserve(open_one, "2", micro_neurons=1), Reservation)
 
 
 async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], redis: Redis):
@@ -289,7 +289,7 @@ async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], 
     plan = quota.plan("a", items("chat=4/3600"))
     redis.config_set("maxmemory", 1)
     try:
-        found = await enter(quota, plan, "1")
+        found = await reserve(quota, plan, "1")
         assert isinstance(found, Reservation)
         assert not found.is_counted
     finally:
@@ -300,23 +300,23 @@ async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], 
 async def test_a_call_waits_until_it_has_output_and_is_under_way_until_it_leaves(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("account.calls=4, account.waiting=2")
-    first, second, third = [await enter(one, one.plan("a", text), str(i)) for i in range(3)]
+    first, second, third = [await reserve(one, one.plan("a", text), str(i)) for i in range(3)]
     assert isinstance(first, Reservation)
     assert isinstance(second, Reservation)
     assert isinstance(third, QuotaExceeded)
     assert third.item.name == "account.waiting"
-    one.begun(first)
-    one.begun(first)
+    one.release_waiting(first)
+    one.release_waiting(first)
     await wait_until(lambda: redis.zrange("quota:w:account:a", 0, -1) == [b"1"])
-    assert isinstance(await enter(two, two.plan("a", text), "3"), Reservation)
+    assert isinstance(await reserve(two, two.plan("a", text), "3"), Reservation)
     assert redis.zcard("quota:c:account:a") == 3
     redis.flushall()
-    assert isinstance(await enter(one, one.plan("a", text), "4"), Reservation), (
+    assert isinstance(await reserve(one, one.plan("a", text), "4"), Reservation), (
         "who has output waits no more after a flush"
     )
     assert redis.zrange("quota:w:account:a", 0, -1) == [b"1", b"4"]
-    one.leave(first)
-    one.leave(second)
+    one.settle(first)
+    one.settle(second)
     await wait_until(lambda: redis.zrange("quota:w:account:a", 0, -1) == [b"4"])
     assert one._local._calls == {"quota:c:account:a": 1, "quota:w:account:a": 1}
 
@@ -327,14 +327,14 @@ async def test_while_redis_is_away_whoever_has_output_makes_room_for_another(
     one = gateways[0]
     await wait_until(lambda: one._local.num_gateways == 2)
     plan = one.plan("a", items("account.waiting=2"))
-    before = await enter(one, plan, "before")
+    before = await reserve(one, plan, "before")
     assert isinstance(before, Reservation)
     own_redis_server.stop()
-    assert isinstance(await enter(one, plan, "1"), QuotaExceeded), "its share is one"
-    one.begun(before)
-    found = await enter(one, plan, "2")
+    assert isinstance(await reserve(one, plan, "1"), QuotaExceeded), "its share is one"
+    one.release_waiting(before)
+    found = await reserve(one, plan, "2")
     assert isinstance(found, Reservation)
-    one.begun(found)
+    one.release_waiting(found)
     own_redis_server.start()
     own_redis_server.wait_ready()
     await wait_until(lambda: one._link.is_open)
@@ -349,13 +349,13 @@ async def test_who_finds_all_places_taken_is_told_how_long_one_is_held(
     monkeypatch.setattr(quota, "_loop", Clockwork(lambda: now_s))
     plan = quota.plan("a", items("account.calls=2"))
     for number in range(30):
-        entered = await enter(quota, plan, str(number))
-        assert isinstance(entered, Reservation)
+        reservation = await reserve(quota, plan, str(number))
+        assert isinstance(reservation, Reservation)
         now_s += 20.0
-        quota.leave(entered)
+        quota.settle(reservation)
         quota._flush()
-    assert [isinstance(await enter(quota, plan, op), Reservation) for op in ("x", "y")] == [True, True]
-    refused = await enter(quota, plan, "z")
+    assert [isinstance(await reserve(quota, plan, op), Reservation) for op in ("x", "y")] == [True, True]
+    refused = await reserve(quota, plan, "z")
     assert isinstance(refused, QuotaExceeded)
     assert refused.retry_after_s == 10
 
@@ -375,7 +375,7 @@ async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
     """A call that came while Redis was coming back found one script there and the next one not."""
     quota = gateways[0]
     plan = quota.plan("a", items("chat=9/3600"))
-    assert isinstance(await enter(quota, plan, "1"), Reservation)
+    assert isinstance(await reserve(quota, plan, "1"), Reservation)
     may_go_on, load = asyncio.Event(), quota._load_scripts
 
     async def slowly(link: object) -> None:
@@ -386,7 +386,7 @@ async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
     redis.flushall()
     redis.script_flush()
     quota._link.drop("by the test")
-    found = await enter(quota, plan, "2")
+    found = await reserve(quota, plan, "2")
     assert isinstance(found, Reservation)
     assert not found.is_counted
     may_go_on.set()
@@ -403,16 +403,16 @@ async def test_whoever_is_let_in_while_redis_is_told_of_others_is_told_too(
     def send_owed(link: Sender) -> asyncio.Future[list[Reply]]:
         told = send(link)
         if not meanwhile:
-            meanwhile.append(asyncio.create_task(enter(quota, plan, "2")))
+            meanwhile.append(asyncio.create_task(reserve(quota, plan, "2")))
         return told
 
     monkeypatch.setattr(quota, "_send_owed", send_owed)
     quota._link.drop("by the test")
-    alone = await enter(quota, plan, "1")
+    alone = await reserve(quota, plan, "1")
     assert isinstance(alone, Reservation)
     await wait_until(lambda: quota._link.is_open)
     assert isinstance(await meanwhile[0], Reservation)
-    assert isinstance(await enter(quota, plan, "3"), Reservation)
+    assert isinstance(await reserve(quota, plan, "3"), Reservation)
     assert redis.hget("quota:r:chat:a", "n") == b"3"
     assert not quota._unreported
 
@@ -421,8 +421,8 @@ async def test_what_was_owed_and_did_not_arrive_is_still_owed(gateways: list[Quo
     quota = gateways[0]
     plan = quota.plan("a", items("chat=9/3600"))
     quota._link.drop("by the test")
-    entered = await enter(quota, plan, "1")
-    assert isinstance(entered, Reservation)
+    reservation = await reserve(quota, plan, "1")
+    assert isinstance(reservation, Reservation)
 
     class Broken:
         def send(self, _data: bytes, _num_replies: int = 1) -> asyncio.Future[Reply]:
@@ -435,18 +435,18 @@ async def test_what_was_owed_and_did_not_arrive_is_still_owed(gateways: list[Quo
     await asyncio.sleep(
         0
     )  # from Python 3.12 on, what has failed already is raised before those who look at it are told
-    assert [each for each, _ in quota._unreported] == [entered]
+    assert [each for each, _ in quota._unreported] == [reservation]
     await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1")
 
 
 async def test_scripts_that_redis_forgets_between_two_of_them_are_told_again(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("chat=9/3600"))
-    assert isinstance(await enter(quota, plan, "1"), Reservation)
+    assert isinstance(await reserve(quota, plan, "1"), Reservation)
     redis.flushall()
     redis.script_flush()
     redis.script_load(script.SCRIPTS["enter"])  # the one that is asked first, and not what it leads to
-    found = await enter(quota, plan, "2")
+    found = await reserve(quota, plan, "2")
     assert isinstance(found, Reservation)
     assert found.is_counted
     assert redis.hget("quota:r:chat:a", "n") == b"2"

@@ -58,29 +58,29 @@ class Money(RuleBasedStateMachine):
         plan = quota.plan(self.caller.account_id, (), (budget,))
         op = f"op{next(self.ops)}"
         try:
-            entered = self._run(quota.enter(plan, op, micro_neurons=cost))
+            reservation = self._run(quota.reserve(plan, op, micro_neurons=cost))
         except QuotaExceeded:
             assert self.settled + sum(self.open.values()) + cost > LIMIT, "there was room"
             return None
         # What was settled and not told is not counted until the next comparison: no more than that is given away.
         assert self.settled - self.unreported + sum(self.open.values()) + cost <= LIMIT
         self.open[op] = cost
-        return gateway, entered
+        return gateway, reservation
 
     @rule(call=consumes(held), share=st.sampled_from([0.0, 0.5, 1.0]), is_told=st.booleans())
     def settle(self, call: tuple[int, Reservation] | None, share: float, is_told: bool) -> None:
         """The entry becomes durable; then the gateway tells Redis, or dies before it does."""
         if call is None:
             return
-        gateway, entered = call
-        used = int(entered.micro_neurons * share)
+        gateway, reservation = call
+        used = int(reservation.micro_neurons * share)
         self._enter(used)
         if is_told:
-            self._leave(gateway, entered, used)
+            self._settle(gateway, reservation, used)
         else:
             self.unreported += used
-            self._lease_ends(entered)
-        del self.open[entered.op]
+            self._lease_ends(reservation)
+        del self.open[reservation.op]
 
     @rule(call=consumes(held))
     def crash(self, call: tuple[int, Reservation] | None) -> None:
@@ -97,7 +97,7 @@ class Money(RuleBasedStateMachine):
         (budget,) = self.allowance.of(self.caller)
         for quota in self.quotas:  # both notice
             plan = quota.plan(self.caller.account_id, (), (budget,))
-            self._leave_now(quota, self._run(quota.enter(plan, f"op{next(self.ops)}", micro_neurons=0)))
+            self._settle_now(quota, self._run(quota.reserve(plan, f"op{next(self.ops)}", micro_neurons=0)))
 
     @rule()
     def replay(self) -> None:
@@ -126,12 +126,12 @@ class Money(RuleBasedStateMachine):
         self._run(usage.write(self.database, [one]))
         self.settled += used
 
-    def _leave(self, gateway: int, entered: Reservation, used: int) -> None:
-        self.quotas[gateway].leave(entered, micro_neurons=used)
+    def _settle(self, gateway: int, reservation: Reservation, used: int) -> None:
+        self.quotas[gateway].settle(reservation, micro_neurons=used)
         self._behind(self.quotas[gateway])
 
-    def _leave_now(self, quota: Quota, entered: Reservation) -> None:
-        quota.leave(entered)
+    def _settle_now(self, quota: Quota, reservation: Reservation) -> None:
+        quota.settle(reservation)
         self._behind(quota)
 
     def _behind(self, quota: Quota) -> None:
@@ -143,10 +143,10 @@ class Money(RuleBasedStateMachine):
 
         self._run(said())
 
-    def _lease_ends(self, entered: Reservation) -> None:
-        self.redis.zadd(f"quota:open:{self.caller.account_id}", {entered.op: 1})
+    def _lease_ends(self, reservation: Reservation) -> None:
+        self.redis.zadd(f"quota:open:{self.caller.account_id}", {reservation.op: 1})
         for quota in self.quotas:
-            quota._running.pop(entered.op, None)
+            quota._running.pop(reservation.op, None)
 
     def _counted(self) -> dict[str, int]:
         (budget,) = self.allowance.of(self.caller)

@@ -1,36 +1,29 @@
-"""The process that turns rows of token ids into sentence vectors through `transformers`.
+"""The model of the task text embeddings in its worker process: token rows to sentence vectors, with `transformers`.
 
-Forked from the zygote, one per embedding model. Pooling and normalization follow the model's sentence-transformers
-files. Never runs code of a model. A row's result does not depend on other rows, except for rounding.
+Pooling and normalization follow the model's sentence-transformers files. Never runs code of a model. A row's result
+does not depend on other rows, except for rounding.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import socket
-import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from engine.embeddings.single_pass import Batch, Ready, Unable, Vectors, WorkerArguments, encode_frame
-from engine.processes.frames import FrameReader
+from engine.tasks.text_embeddings import EmbeddingModelInfo, TokenRow
 
 MAX_PADDED_TOKENS = 4096  # per forward pass
 _MAX_WASTE = 1.25  # longest to shortest row of a pass
 _MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")
 
 
-class UnsupportedModel(Exception):
+class UnsupportedModel(ValueError):
     """The folder does not contain a supported embedding model."""
 
 
@@ -64,35 +57,42 @@ def read_recipe(model_dir: Path) -> Recipe:
     return Recipe(names[modes[0]] if modes else "mean", is_normalised="Normalize" in modules)
 
 
-class Embedder:
-    """One loaded model."""
+class EmbeddingModel:
+    """One loaded model, a `WorkerModel`."""
+
+    item_type = TokenRow
 
     def __init__(self, model_dir: Path, device: str) -> None:
-        """Raises UnsupportedModel, OSError or ValueError."""
+        """Raises UnsupportedModel, OSError, ValueError or KeyError."""
         config = json.loads((model_dir / "config.json").read_text())
         if "auto_map" in config or config.get("model_type") not in _MODEL_TYPES:
             raise UnsupportedModel(f"embedding models are {', '.join(_MODEL_TYPES)} without code of their own")
-        self.recipe = read_recipe(model_dir)
+        self._recipe = read_recipe(model_dir)
         self._device = torch.device(device)
         self._model = _load(model_dir).to(self._device)
-        self.num_dimensions = int(config["hidden_size"])
-        self.vocab_size = int(config["vocab_size"])
+        self._num_dimensions = int(config["hidden_size"])
         self._pad_id = int(config.get("pad_token_id") or 0)
+        self.info = EmbeddingModelInfo(self._recipe.pooling, int(config["vocab_size"]))
+
+    def warm_up(self) -> None:
+        self.run([TokenRow(bytes(4 * 8), is_cls=False)])
 
     @torch.inference_mode()
-    def embed(self, rows: list[NDArray[np.int32]], is_cls: NDArray[np.bool_]) -> NDArray[np.float32]:
-        """Return vectors [R, dimensions] in row order."""
-        vectors = np.empty((len(rows), self.num_dimensions), dtype=np.float32)
-        for group in _groups([len(row) for row in rows]):
+    def run(self, items: list[TokenRow]) -> list[bytes]:
+        """Return the vector of each row as little-endian float32."""
+        rows = [np.frombuffer(item.token_ids, dtype=np.int32) for item in items]
+        is_cls = np.array([item.is_cls for item in items])
+        vectors = np.empty((len(rows), self._num_dimensions), dtype="<f4")
+        for group in group_by_length([len(row) for row in rows]):
             length = max(len(rows[index]) for index in group)
             token_ids = np.full((len(group), length), self._pad_id, dtype=np.int64)  # [B, T]
             mask = np.zeros((len(group), length), dtype=np.int64)  # [B, T]
-            for place, index in enumerate(group):
-                token_ids[place, : len(rows[index])] = rows[index]
-                mask[place, : len(rows[index])] = 1
+            for number, index in enumerate(group):
+                token_ids[number, : len(rows[index])] = rows[index]
+                mask[number, : len(rows[index])] = 1
             pooled = self._forward(torch.from_numpy(token_ids), torch.from_numpy(mask), torch.from_numpy(is_cls[group]))
             vectors[group] = pooled.float().cpu().numpy()
-        return vectors
+        return [vector.tobytes() for vector in vectors]
 
     def _forward(self, token_ids: torch.Tensor, mask: torch.Tensor, is_cls: torch.Tensor) -> torch.Tensor:
         token_ids, mask, is_cls = (each.to(self._device) for each in (token_ids, mask, is_cls))
@@ -100,7 +100,7 @@ class Embedder:
         weights = mask.unsqueeze(-1).to(hidden.dtype)  # [B, T, 1]
         mean = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)  # [B, D]
         pooled = torch.where(is_cls.unsqueeze(-1), hidden[:, 0], mean)
-        return torch.nn.functional.normalize(pooled, dim=-1) if self.recipe.is_normalised else pooled
+        return torch.nn.functional.normalize(pooled, dim=-1) if self._recipe.is_normalised else pooled
 
 
 def _load(model_dir: Path) -> Any:
@@ -117,7 +117,7 @@ def _load(model_dir: Path) -> Any:
     return model.eval()
 
 
-def _groups(lengths: list[int]) -> Iterator[list[int]]:
+def group_by_length(lengths: list[int]) -> Iterator[list[int]]:
     """Yield indices of rows for one pass: of similar length, and with few padded tokens."""
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     group: list[int] = []
@@ -130,32 +130,3 @@ def _groups(lengths: list[int]) -> Iterator[list[int]]:
         group.append(index)
     if group:
         yield group
-
-
-def _yield_to_others() -> None:
-    """Lower this thread's priority: loading takes seconds while another model may be serving."""
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
-
-
-def main(connection: socket.socket, arguments: bytes) -> None:
-    """Run the worker: load, then process batches until the socket closes."""
-    told = msgspec.msgpack.decode(arguments, type=WorkerArguments)
-    torch.set_num_threads(told.num_threads)
-    try:
-        with ThreadPoolExecutor(1, initializer=_yield_to_others) as gentle:
-            embedder = gentle.submit(Embedder, Path(told.model_dir), told.device).result()
-        embedder.embed([np.zeros(8, dtype=np.int32)], np.zeros(1, dtype=np.bool_))
-    except (UnsupportedModel, OSError, ValueError, KeyError) as error:
-        connection.sendall(encode_frame(Unable(f"{type(error).__name__}: {error}")))
-        return
-    connection.sendall(encode_frame(Ready(embedder.num_dimensions, embedder.recipe.pooling, embedder.vocab_size)))
-    reader = FrameReader()
-    while data := connection.recv(1 << 20):
-        for payload in reader.feed(data):
-            batch = msgspec.msgpack.decode(payload, type=Batch)
-            lengths = np.frombuffer(batch.lengths, dtype=np.int32)
-            rows = np.split(np.frombuffer(batch.token_ids, dtype=np.int32), np.cumsum(lengths)[:-1])
-            started_s = time.perf_counter()
-            vectors = embedder.embed(rows, np.frombuffer(batch.is_cls, dtype=np.bool_))
-            took_us = round((time.perf_counter() - started_s) * 1e6)
-            connection.sendall(encode_frame(Vectors(vectors.astype("<f4", copy=False).tobytes(), took_us)))

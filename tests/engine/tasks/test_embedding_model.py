@@ -1,4 +1,4 @@
-"""What follows the forward pass is read from the model's own files; rows of similar length go together."""
+"""Pooling and normalization come from the model's files; rows of similar length share a forward pass."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.embeddings.worker import MAX_PADDED_TOKENS, Recipe, UnsupportedModel, _groups, read_recipe
+from engine.tasks.one_pass.text_embeddings import (
+    MAX_PADDED_TOKENS,
+    Recipe,
+    UnsupportedModel,
+    group_by_length,
+    read_recipe,
+)
 
 TRANSFORMER = {"type": "sentence_transformers.models.Transformer", "path": ""}
 POOLING = {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"}
@@ -33,11 +39,11 @@ def test_first_token_pooling_without_unit_length(tmp_path: Path) -> None:
     assert read_recipe(folder) == Recipe("cls", is_normalised=False)
 
 
-def test_a_model_that_says_nothing_is_pooled_by_mean(tmp_path: Path) -> None:
+def test_mean_pooling_is_the_default(tmp_path: Path) -> None:
     assert read_recipe(tmp_path) == Recipe("mean", is_normalised=True)
 
 
-def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
+def test_unknown_modules_and_poolings_are_refused(tmp_path: Path) -> None:
     folder = write(tmp_path, [TRANSFORMER, POOLING], pooling_mode_max_tokens=True)
     with pytest.raises(UnsupportedModel, match="max_tokens"):
         read_recipe(folder)
@@ -48,7 +54,7 @@ def test_what_is_not_known_is_refused(tmp_path: Path) -> None:
 
 @given(lengths=st.lists(st.integers(1, 512), max_size=200))
 def test_every_row_is_in_one_group_and_no_group_is_mostly_padding(lengths: list[int]) -> None:
-    groups = list(_groups(lengths))
+    groups = list(group_by_length(lengths))
     assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
     for group in groups:
         longest = max(lengths[index] for index in group)
