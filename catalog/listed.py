@@ -1,8 +1,7 @@
 """Listed models: well-known public models that are listed even if their weights are not published here.
 
 An operator who has a model's weights publishes them under the same id; the published card then replaces the listed
-model. The list is `catalog/listed.jsonl`, one model per line, read once. `python -m scripts.write_listed_models`
-updates its facts from a file and leaves descriptions, successors and models that are not in that file unchanged.
+model. The list is `catalog/listed.jsonl`, one model per line sorted by name, edited by hand and read once.
 """
 
 from __future__ import annotations

@@ -54,9 +54,9 @@ class Converter:
         )  # fmt: skip
         async with self._semaphore:
             local_end, remote_end = socket.socketpair()
-            with local_end:
-                with remote_end:
-                    await self._send_socket(remote_end)
+            with local_end, remote_end:
+                await self._send_socket(remote_end)
+                remote_end.close()  # the worker's copy must be the last one, so that its exit ends the stream
                 local_end.setblocking(False)
                 try:
                     async with asyncio.timeout(clock_s(limits.timeout_s) + _GRACE_S):

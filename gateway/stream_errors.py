@@ -9,7 +9,7 @@ from gateway import envelope
 from gateway.errors import Refusal
 
 
-class OwnErrorFrame(ABC):
+class OwnErrorFrame(Renderer, ABC):
     """A renderer with its own error frame."""
 
     @abstractmethod

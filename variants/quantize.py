@@ -99,7 +99,7 @@ async def fetch_base(database: Database, objects: Objects, request: Request, sta
     if found is None:
         raise QuantizeError(f"{request.model} is not in the catalog", is_usage=True)
     base = found.card
-    _refuse_taken(registry, base, request)
+    _check_name_is_free(registry, base, request)
     if base.task != "Text Generation":
         raise QuantizeError(f"{base.name} is for {base.task}; only Text Generation models have variants", is_usage=True)
     size_bytes = sum(file.size_bytes for file in base.files)
@@ -169,7 +169,7 @@ def _check_name(name: str | None) -> None:
         raise QuantizeError(f"--name: {error}", is_usage=True) from None
 
 
-def _refuse_taken(registry: Registry, base: ModelCard, request: Request) -> None:
+def _check_name_is_free(registry: Registry, base: ModelCard, request: Request) -> None:
     """Raise QuantizeError if the variant's name belongs to anything but an earlier version of the same variant."""
     name = request.name_of(base.name)
     found = registry.find(name)

@@ -167,5 +167,7 @@ def _refusal(constraint: Constraint, message: str) -> ConstraintRefused:
         keywords = ", ".join(f"'{keyword}'" for keyword in json.loads(found[1]))
         return ConstraintRefused(f"{name} uses {keywords}, which is not supported")
     if "oneOf constraints are not supported" in message:
-        return ConstraintRefused(f"{name} uses 'oneOf' with branches that overlap, which is not supported: use 'anyOf'")
+        return ConstraintRefused(
+            f"{name} uses 'oneOf' with branches that overlap or are references, which is not supported: use 'anyOf'"
+        )
     return ConstraintRefused(f"{name} cannot be used: {readable_error(message)}")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
@@ -266,7 +265,7 @@ class TextGenerator:
         """Return the sequence request of another choice; `request` is the first choice's."""
         if not choice:
             return request
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             request,
             sequence_id=next(self._sequence_ids),
             sampling=msgspec.structs.replace(of_choice(request.sampling, choice), wants_prompt_logprobs=False),

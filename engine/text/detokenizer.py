@@ -155,7 +155,7 @@ class StopStringFinder:
             self._held = ""
             _, start, self.matched = min(found)
             return text[:start]
-        hold_from = min(_start_of_partial(text, stop) for stop in self._stops)
+        hold_from = min(start_of_partial(text, stop) for stop in self._stops)
         self._held = text[hold_from:]
         return text[:hold_from]
 
@@ -165,11 +165,11 @@ class StopStringFinder:
         return held
 
 
-def _start_of_partial(text: str, stop: str) -> int:
-    """Return the start of the longest suffix of `text` that is a prefix of `stop`; `len(text)` if there is none."""
-    at = max(0, len(text) - len(stop) + 1)
-    while (at := text.find(stop[0], at)) >= 0:
-        if stop.startswith(text[at:]):
+def start_of_partial(text: str, mark: str) -> int:
+    """Return the start of the longest suffix of `text` that is a prefix of `mark`; `len(text)` if there is none."""
+    at = max(0, len(text) - len(mark) + 1)
+    while (at := text.find(mark[0], at)) >= 0:
+        if mark.startswith(text[at:]):
             return at
         at += 1
     return len(text)

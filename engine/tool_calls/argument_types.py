@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine.structured.json_schema import follow_reference
+
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
 _MAX_REFERENCES = 8
 _KEYWORDS_OVER_ALL_ARGUMENTS = frozenset(
@@ -31,15 +33,9 @@ def resolved(part: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     for _ in range(_MAX_REFERENCES):
         if not isinstance(part, Mapping):
             return {}
-        reference = part.get("$ref")
-        if not isinstance(reference, str):
+        if not isinstance(part.get("$ref"), str):
             return part
-        if reference != "#" and not reference.startswith("#/"):
-            return {}
-        value: Any = root
-        for name in reference[2:].split("/") if reference != "#" else ():
-            value = value.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(value, Mapping) else None
-        part = value
+        part = follow_reference(part, root)
     return {}
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.structured.json_schema import adapt_schema
+from engine.text.detokenizer import start_of_partial
 from engine.tool_calls.argument_reader import ArgumentReader
 from engine.tool_calls.argument_types import has_plain_properties, properties_of, resolved, types_of
-from engine.tool_calls.call_parser import start_of_partial
 from engine.tool_calls.family import NAME, Family, RuleWriter, Tools, UnsupportedSchema, quoted
 from engine.tool_calls.free_text import text_until
 

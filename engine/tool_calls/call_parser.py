@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.text.detokenizer import start_of_partial
 from engine.tool_calls.family import CallReader, Family, Tools
 
 _MAX_UNENDED_CALLS = 8
@@ -229,13 +230,3 @@ class CallParser:
     def _take(self) -> list[OutputPiece]:
         pieces, self._pieces = self._pieces, []
         return pieces
-
-
-def start_of_partial(text: str, mark: str) -> int:
-    """Return the start of the longest suffix of `text` that may become `mark`; `len(text)` if there is none."""
-    at = max(0, len(text) - len(mark) + 1)
-    while (at := text.find(mark[0], at)) >= 0:
-        if mark.startswith(text[at:]):
-            return at
-        at += 1
-    return len(text)

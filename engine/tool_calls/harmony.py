@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece, ToolCallPiece, start_of_partial
+from engine.text.detokenizer import start_of_partial
+from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece, ToolCallPiece
 from engine.tool_calls.family import NAME, CallReader, Family, RuleWriter, Tools
 from engine.tool_calls.free_text import containing, text_until, text_without, with_control_tokens
 from engine.tool_calls.json_scanner import JsonScanner

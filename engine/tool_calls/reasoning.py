@@ -10,7 +10,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece, start_of_partial
+from engine.text.detokenizer import start_of_partial
+from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece
 
 Phase = Literal["may_think", "thinks", "answers"]
 _State = Literal["start", "opened", "begun", "reasoning", "closed", "answer"]

@@ -17,7 +17,7 @@ from catalog.card import ModelCard
 from catalog.schemas import input_schema
 from engine.protocol.anthropic import read_message_request
 from engine.protocol.api_format import ApiFormat
-from engine.protocol.events import ChoiceEnded, Finished, Started, TokenLogprob, ToolCallDelta, Usage
+from engine.protocol.events import Finished, Started, TokenLogprob, ToolCallDelta, Usage
 from engine.protocol.fields import boolean
 from engine.protocol.outcome import Outcome
 from engine.protocol.rendering import PromptTokenCount
@@ -123,9 +123,6 @@ class MessageRenderer(OwnErrorFrame):
         if not delta.arguments:
             return frames
         return frames + self._delta + envelope.encode(delta.arguments) + b"}}\n\n"
-
-    def choice_end(self, _ended: ChoiceEnded) -> bytes:
-        raise AssertionError("a message has one choice")
 
     def end(self, finished: Finished) -> bytes:
         frames = self._close() + _event("message_delta", delta=_stop_fields(finished), usage=_usage(finished.usage))

@@ -13,7 +13,7 @@ from catalog.card import TASKS, ModelCard
 from catalog.listed import ListedModel
 from catalog.pricing import usd_per_million
 from catalog.schemas import schema_document
-from catalog.search import MAX_PER_PAGE, AnyModel
+from catalog.search import MAX_PER_PAGE, AnyModel, SearchQuery
 from gateway import envelope
 from gateway.management.endpoint import Count, PageQuery, respond, takes_query
 from gateway.model_names import find_model, find_shown
@@ -74,14 +74,16 @@ _SEARCH_RESPONSES = {
 async def search(services: Services, _request: Request, query: ModelsQuery) -> Response:
     """Search the catalog. A page past the end is empty; `format=openrouter` returns OpenRouter's list of models."""
     found = services.registry.search(
-        search=query.search,
-        task=query.task,
-        author=query.author,
-        source=query.source or None,
-        hide_experimental=query.hide_experimental,
-        include_deprecated=query.include_deprecated,
-        page=query.page or 1,
-        per_page=query.per_page or MAX_PER_PAGE,
+        SearchQuery(
+            search=query.search,
+            task=query.task,
+            author=query.author,
+            source=query.source or None,
+            hide_experimental=query.hide_experimental,
+            include_deprecated=query.include_deprecated,
+            page=query.page or 1,
+            per_page=query.per_page or MAX_PER_PAGE,
+        )
     )
     if query.format == "openrouter":
         rows = [_openrouter_row(model) for model in found.models]
@@ -93,7 +95,7 @@ async def search(services: Services, _request: Request, query: ModelsQuery) -> R
 @takes_query(AuthorsQuery)
 async def search_authors(services: Services, _request: Request, query: AuthorsQuery) -> Response:
     """List the authors of models."""
-    authors = [model.author for model in services.registry.search(include_deprecated=True).models]
+    authors = [model.author for model in services.registry.search(SearchQuery(include_deprecated=True)).models]
     rows = author_rows(authors, (query.search or query.author).strip().lower())
     return query.respond(query.slice(rows), len(rows))
 

@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from catalog import model_folder
 from catalog.builtin import find_folder
 from catalog.errors import PublishError
 from catalog.model_folder import derive_facts, inspect_folder
-from engine.text.files import _SENTENCEPIECE
 from tests.catalog.cards import CREATED_AT, safetensors, write_model_folder
 
 
@@ -24,17 +22,6 @@ def test_only_model_files_are_selected(tmp_path: Path) -> None:
     found = inspect_folder(folder)
     assert found.files == ("chat_template.jinja", "config.json", "model.safetensors", "tokenizer.json")
     assert found.architecture == "LlamaForCausalLM"
-
-
-@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"])
-def test_sentencepiece_model_is_accepted_instead_of_tokenizer_json(tmp_path: Path, name: str) -> None:
-    folder = write_model_folder(tmp_path)
-    (folder / "tokenizer.json").rename(folder / name)
-    assert name in inspect_folder(folder).files
-
-
-def test_accepted_tokenizers_are_those_of_the_engine() -> None:
-    assert set(model_folder._TOKENIZERS) == {"tokenizer.json", *_SENTENCEPIECE}
 
 
 def spoil(name: str, text: str) -> Callable[[Path], None]:

@@ -196,7 +196,7 @@ def test_no_other_format_is_ever_read(tmp_path: Path) -> None:
 
 def test_a_pipe_in_place_of_a_file_does_not_hold_up_the_load(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match="is no file"):
+    with pytest.raises(WeightsError, match="missing or not a file"):
         weights.open_checkpoint(tmp_path)
 
 

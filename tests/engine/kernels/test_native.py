@@ -317,7 +317,6 @@ LOW_RANKS = [
 def low_rank(kernels: Kernels, shape: LowRankShape, dtype: torch.dtype) -> tuple[LowRank, torch.Tensor]:
     """A kernel and the memory of five adapters, rows apart; the second has smaller ranks than there is room for."""
     kernel = kernels.low_rank(shape, dtype)
-    assert kernel is not None
     memory = torch.zeros(5, kernel.size + 32, dtype=dtype)[:, 32:]
     for slot in range(5):
         for part, (first, last) in enumerate(shape.parts):

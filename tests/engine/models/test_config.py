@@ -136,10 +136,7 @@ LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0]
 REFUSED_BY_FAMILY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "Qwen2ForCausalLM": [
         ({"use_sliding_window": "yes"}, "use_sliding_window"),
-        ({"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers"),
-        ({"use_sliding_window": True, "layer_types": ["sliding_attention"]}, "layer_types"),
-        ({"use_sliding_window": True, "layer_types": ["sliding_attention", "linear_attention"]}, "layer_types"),
-        ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
     ],
     "MixtralForCausalLM": [
         ({"num_local_experts": None}, "num_local_experts"),
@@ -164,6 +161,9 @@ REFUSED_BY_FAMILY: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "Gemma2ForCausalLM": [
         ({"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"layer_types": ["sliding_attention", "linear_attention"]}, "layer_types"),
+        ({"sliding_window": 0}, "sliding_window"),
         ({"final_logit_softcapping": math.nan}, "final_logit_softcapping"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),

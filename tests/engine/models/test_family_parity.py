@@ -179,7 +179,6 @@ FORGOTTEN: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
     "mistral: the window": ("mistral", SEES_ALL),
     "mixtral: the window": ("mixtral", SEES_ALL),
     "mixtral: weights that add up to one": ("mixtral", of_routers(is_normalized=False)),
-    "qwen2: windows": ("qwen2", SEES_ALL),
     "qwen3: norms of heads": ("qwen3", NO_HEAD_NORM),
     "qwen2 moe: weights as they are": ("qwen2 moe", of_routers(is_normalized=True)),
     "qwen2 moe: the shared expert's gate": ("qwen2 moe", of_mixtures(lambda moe: replace(moe, is_shared_gated=False))),
@@ -216,7 +215,6 @@ FORGOTTEN: dict[str, tuple[str, Callable[[ModelConfig], ModelConfig]]] = {
         "gpt-oss", of_mixtures(lambda moe: replace(moe, names=replace(moe.names, is_interleaved=False)))),
     "smollm3: layers without positions": (
         "smollm3", of_layers(lambda layer: replace(layer, positions=layer.positions or RopeConfig(theta=2e6)))),
-    "smollm3: windows": ("smollm3", SEES_ALL),
     "starcoder2: norms by mean": ("starcoder2", of_model(norm=NormConfig("rms", 1e-5, has_bias=True))),
     "starcoder2: the window": ("starcoder2", SEES_ALL),
     "starcoder2: the activation": ("starcoder2", of_layers(with_relu)),

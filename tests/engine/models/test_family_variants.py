@@ -25,7 +25,6 @@ CHUNK, STEP_TOKENS = 37, 33
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-WINDOWS = {"use_sliding_window": True, "sliding_window": 11}
 
 # What is tried -> the kind it changes, and how.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -37,10 +36,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, yarn": ("mistral", {"rope_parameters": YARN, "sliding_window": None}),
     "mixtral without window": ("mixtral", {"sliding_window": None}),
     "qwen2, yarn": ("qwen2", {"rope_parameters": YARN}),
-    "qwen3, windows": ("qwen3", WINDOWS | {"max_window_layers": 1}),
     "qwen3, yarn": ("qwen3", {"rope_parameters": YARN}),
-    "qwen2 moe, windows": ("qwen2 moe", WINDOWS | {"max_window_layers": 2, "norm_topk_prob": True}),
-    "qwen3 moe, windows": ("qwen3 moe", WINDOWS),
+    "qwen2 moe, normalized weights": ("qwen2 moe", {"norm_topk_prob": True}),
     "qwen3 moe, one layer dense": ("qwen3 moe", {
         "mlp_only_layers": [0], "decoder_sparse_step": 1, "norm_topk_prob": False}),
     "gemma2 without caps": ("gemma2", {
@@ -54,7 +51,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4, tied, no biases": ("glm4", {"attention_bias": False, "tie_word_embeddings": True}),
     "gpt-oss, no biases, windows by its rule": ("gpt-oss", {"attention_bias": False, "num_hidden_layers": 4}),
     "gpt-oss, plain positions": ("gpt-oss", {"rope_parameters": PLAIN}),
-    "smollm3 without windows": ("smollm3", {"use_sliding_window": False}),
     "smollm3, positions by its rule, yarn": ("smollm3", {
         "num_hidden_layers": 5, "no_rope_layer_interval": 4, "rope_parameters": YARN}),
     "starcoder2, no biases, no window": ("starcoder2", {

@@ -128,7 +128,7 @@ def test_files_may_come_in_either_order_and_are_held_against_each_other(running:
     assert bring(running, client, made["id"], "adapter_model.safetensors", weights_bytes()).status_code == 200
     wrong = bring(running, client, made["id"], "adapter_config.json", config_bytes(r=5))
     assert code_of(wrong) == (400, 5006)
-    assert "has rank 4, adapter_config.json says 5" in wrong.json()["errors"][0]["message"]
+    assert "has rank 4, but adapter_config.json has rank 5" in wrong.json()["errors"][0]["message"]
     assert bring(running, client, made["id"], "adapter_config.json", config_bytes()).status_code == 200
     assert adapter_asked(running, client, "order")
 
