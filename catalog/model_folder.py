@@ -7,6 +7,7 @@ Python files, `auto_map`, custom module classes) is rejected without an option t
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from catalog.card import CardFacts
+from catalog.card import CardFacts, parse_facts
 from catalog.errors import InvalidModelId, PublishError
-from catalog.listed import ListedModel
+from catalog.listed import ListedModel, listed_models
+from telemetry.clock import SYSTEM_CLOCK
 from weight_files.safetensors_header import HeaderError, read_header
 
 _MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
@@ -69,6 +71,26 @@ def inspect_folder(path: Path) -> ModelFolder:
     if not (isinstance(architectures, list) and architectures and isinstance(architectures[0], str)):
         raise PublishError("config.json: architectures is missing")
     return ModelFolder(path, config, files)
+
+
+def facts_of(
+    folder: ModelFolder, name: str | None, card: Path | None, *, supports_tools: Callable[[Path], bool]
+) -> CardFacts:
+    """Return the facts of a card file, or facts derived from the folder and completed for a listed model.
+
+    `name` takes precedence over the card's name and is required without a card. `supports_tools` returns True if the
+    chat template in a folder has a supported tool call format. Raises PublishError, CardError, OSError.
+    """
+    if card is not None:
+        facts = parse_facts(card.read_text("utf-8"), str(card))
+        return facts if name is None else msgspec.structs.replace(facts, name=name)
+    if name is None:
+        raise PublishError("a model without a card needs a name")
+    facts = derive_facts(folder, name, SYSTEM_CLOCK.now())
+    if facts.task == "Text Generation" and supports_tools(folder.path):
+        facts = msgspec.structs.replace(facts, capabilities=facts.capabilities | {"function_calling"})
+    listed = listed_models().get(name)
+    return facts if listed is None else facts_as_listed(facts, listed)
 
 
 def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:

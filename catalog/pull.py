@@ -57,12 +57,14 @@ class Pulled:
 def pull(
     repo_id: str,
     revision: str,
-    staging: Path,
+    staging: Path | None = None,
     *,
     on_progress: OnProgress | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Pulled:
-    """Download `repo_id` at `revision` (a branch, tag or commit) into a new folder in `staging`. Blocking.
+    """Download `repo_id` at `revision` (a branch, tag or commit) into a new folder in `staging`.
+
+    `staging` is by default in the user's cache. Blocks until the download is complete.
 
     Raises PullError, for example after five attempts in a row without progress. Downloaded data stays, and the next
     call continues there.
@@ -70,10 +72,15 @@ def pull(
     if importlib.util.find_spec("huggingface_hub") is None:
         raise PullError("pulling needs the `engine` extra: the package huggingface_hub is not installed")
     commit, files = _list_files(repo_id, revision)
-    folder = staging / re.sub(r"[^A-Za-z0-9._-]", "--", repo_id) / commit
+    folder = (staging or _default_staging()) / re.sub(r"[^A-Za-z0-9._-]", "--", repo_id) / commit
     for file in files:
         _fetch(repo_id, commit, file, folder, on_progress or _ignore_progress, sleep)
     return Pulled(folder, repo_id, commit, files)
+
+
+def _default_staging() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "hearth" / "pull"
 
 
 def _list_files(repo_id: str, revision: str) -> tuple[str, tuple[HubFile, ...]]:

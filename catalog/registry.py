@@ -117,6 +117,15 @@ class Registry:
         """Return all cards sorted by name, without aliases."""
         return [card for _, card in sorted(self._snapshot.cards.items())]
 
+    def matching(self, text: str = "", task: str = "") -> list[Resolved]:
+        """Return models and aliases of a task whose name or description contains `text`, sorted by name."""
+        words = text.lower()
+        return [
+            found
+            for name, found in sorted(self._snapshot.resolved.items())
+            if task in ("", found.card.task) and (words in name.lower() or words in found.card.description.lower())
+        ]
+
     def search(self, query: SearchQuery) -> SearchPage:
         """Return one page of the search route."""
         return search_page(self.everything(), query, self._clock.now().date())

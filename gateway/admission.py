@@ -27,7 +27,7 @@ class ConcurrencySlot:
         self._admission = admission
         self.account_id = account_id
         self.since_s = since_s
-        self.stop: Callable[[], None] = _do_nothing
+        self.stop: Callable[[], object] = _do_nothing
 
     def __enter__(self) -> ConcurrencySlot:
         return self

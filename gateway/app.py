@@ -301,9 +301,11 @@ class _App:
     async def _authenticate(self, method: str, exchange: Exchange) -> Principal:
         """Return the caller, by the credential in the headers or else by an operator's session. Raises Refusal."""
         operators = self._services.operators
-        if operators is not None and not authentication.has_credential(exchange.headers):
-            cookie = operators.session_cookie_in(exchange.headers)
-            if cookie:
-                return await operators.authenticate(method, exchange.headers, cookie)
+        if (
+            operators is not None
+            and not authentication.has_credential(exchange.headers)
+            and operators.has_session_cookie(exchange.headers)
+        ):
+            return await operators.authenticate(method, exchange.headers)
         address = self._services.client_address(exchange.peer)
         return await authentication.authenticate(self._services.verifier, exchange.headers, address)

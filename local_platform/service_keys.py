@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from local_platform.errors import PlatformError
 
 if TYPE_CHECKING:
-    from service_identity.service_tokens import Ring
+    from service_identity.service_tokens import PublicKey, Ring
 
 LIFE_DAYS = 365
 _RENEW_BEFORE_S = 30 * 86400
@@ -19,6 +19,22 @@ _RENEW_BEFORE_S = 30 * 86400
 def keys_path(ring: Path) -> Path:
     """Return the folder of the private keys that belong to a key ring file."""
     return ring.parent / "keys"
+
+
+def create_key(ring: Path, subject: str, place: str, life_days: int, *, start_s: float) -> tuple[Path, PublicKey]:
+    """Create a private key. Return its file and its public key, which the caller adds to the ring.
+
+    Raises ValueError if the subject is invalid or revoked, OSError, and UnsafeKeyFile if the ring cannot be trusted.
+    """
+    from service_identity import key_ring as service_ring
+
+    private = service_ring.generate()
+    row = service_ring.public_key(
+        service_ring.public_half(private), subject, start_s=start_s, life_days=life_days, place=place
+    )
+    if ring.exists() and subject in service_ring.read_ring(ring).ring.revoked_subjects:
+        raise ValueError(f"{subject} is revoked: run `hearth service reinstate {subject}` first")
+    return service_ring.write_private_key(service_ring.folder_of(keys_path(ring), subject), private), row
 
 
 def ensure_key(
@@ -44,11 +60,7 @@ def ensure_key(
             found = [key for kid in private_keys if (key := known.find(kid)) is not None and key.subject == subject]
             if any(key.is_usable(now_s + _RENEW_BEFORE_S) and key.place == place for key in found):
                 return folder
-        private = service_ring.generate()
-        row = service_ring.public_key(
-            service_ring.public_half(private), subject, start_s=now_s, life_days=LIFE_DAYS, place=place
-        )
-        service_ring.write_private_key(folder, private)
+        _, row = create_key(ring, subject, place, LIFE_DAYS, start_s=now_s)
         rotated: Callable[[Ring], Ring] = lambda old: service_ring.rotated(old, row, overlap_s=0)  # noqa: E731
         if change is not None:
             change(row.kid, rotated)

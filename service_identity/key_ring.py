@@ -138,6 +138,15 @@ def newest_key(keys: Sequence[PublicKey]) -> PublicKey:
     return max(reversed(keys), key=lambda key: key.not_before)
 
 
+def status_of(key: PublicKey, ring: Ring, now_s: float) -> str:
+    """Return "revoked", "expired", "active" or "not yet"."""
+    if key.revoked_at or key.subject in ring.revoked_subjects:
+        return "revoked"
+    if now_s >= key.not_after:
+        return "expired"
+    return "active" if now_s >= key.not_before else "not yet"
+
+
 def with_key_revoked(ring: Ring, kid: str, *, now_s: float) -> Ring:
     """Return the ring with a key revoked. Raises ValueError if there is no such key."""
     if all(key.kid != kid for key in ring.keys):

@@ -13,7 +13,7 @@ from pathlib import Path
 from service_identity import key_ring
 from service_identity.service_identity import ServiceIdentity
 
-# Made with the ring: a process that is already running would find a key that is added later only after a second.
+# All keys are created with the ring, because a running process reads a later key only after a second.
 NAMES = ("gateway/gateway", *(f"node/{name}" for name in ("n1", "n2", "n3", "near", "far", "liar", "quick")))
 
 

@@ -55,7 +55,7 @@ class Stepped(Struct, frozen=True, tag="stepped"):
     report: StepReport | None = None
 
 
-def _encode_array(array: object) -> tuple[tuple[int, ...], bytes]:
+def encode_array(array: object) -> tuple[tuple[int, ...], bytes]:
     """Return an array as its shape and its bytes."""
     if not isinstance(array, np.ndarray):
         raise TypeError(f"a value of type {type(array).__name__} cannot be sent to a rank")
@@ -65,16 +65,16 @@ def _encode_array(array: object) -> tuple[tuple[int, ...], bytes]:
 def _decode_array(array_type: Any, shape_and_bytes: tuple[list[int], bytes]) -> NDArray[Any]:
     """Return a view of the message's memory."""
     shape, data = shape_and_bytes
-    return np.frombuffer(data, _dtype_of(array_type)).reshape(shape)
+    return np.frombuffer(data, dtype_of(array_type)).reshape(shape)
 
 
 @cache
-def _dtype_of(array_type: Any) -> Any:
+def dtype_of(array_type: Any) -> Any:
     """Return the element type of an array type such as NDArray[np.int32]."""
     return get_args(get_args(array_type)[1])[0]
 
 
-_encoder = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
 _request_decoder = msgspec.msgpack.Decoder(SequenceRequest, dec_hook=_decode_array)
 _to_rank: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
 _to_replica: msgspec.msgpack.Decoder[Loaded | LoadFailed | Stepped] = msgspec.msgpack.Decoder(

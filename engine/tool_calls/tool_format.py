@@ -12,11 +12,14 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from engine.protocol.messages import ChatMessage
 from engine.protocol.tools import Tool, ToolCall
+from engine.text.files import TokenizerUnusable
 from engine.text.template_pool import TemplateRefused
+from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.call_parser import ToolCallPiece
 from engine.tool_calls.families import FAMILIES
 from engine.tool_calls.family import Family, IdStyle
@@ -57,6 +60,15 @@ def find_tool_format(render: Render, family_name: str | None = None, words: Coll
         return ToolFormat(FAMILIES[family_name])
     hinted = (family for family in FAMILIES.values() if any(hint in word for hint in family.hints for word in words))
     return next(map(ToolFormat, hinted), None)
+
+
+def supports_tools(model_dir: Path) -> bool:
+    """Return True if the model's chat template has a known syntax for tool calls."""
+    try:
+        template = Tokenizer(model_dir).chat_template
+    except TokenizerUnusable:
+        return False
+    return template is not None and find_tool_format(template.render) is not None
 
 
 def _renders(render: Render, form: ToolFormat, places: Sequence[str]) -> bool:

@@ -15,14 +15,16 @@ from starlette.responses import Response
 from gateway.errors import Reason, Refusal
 from gateway.management.endpoint import (
     PageQuery,
+    audit_context,
     change_context,
+    change_errors,
+    existing,
     format_time,
     invalid,
     principal_of,
     respond,
     takes_body,
     takes_query,
-    unknown_if_missing,
 )
 from gateway.services import Services
 from storage.database import new_id_hex
@@ -114,27 +116,23 @@ async def update(services: Services, request: Request, body: AccountBody) -> Res
     name, settings = _checked_name(body), body.settings or AccountSettingsBody()
     region = account.region if settings.region is UNSET else _parse_region(settings)
     retention = settings.retention or account.retention
-    by = change_context(services, request)
-    with unknown_if_missing():
+    changed_settings = None if body.settings is None else _account_settings(settings)
+    database, account_id, by = services.database, account.account_id, change_context(services, request)
+    with change_errors():
         changed = await accounts.change(
-            services.database,
-            account.account_id,
-            name,
-            None if body.settings is None else _account_settings(settings),
-            who=by["who"],
-            clock=by["clock"],
+            database, account_id, name, changed_settings, **audit_context(services, request)
         )
         if region != account.region:
-            await accounts.set_region(services.database, account.account_id, region, **by)
+            await accounts.set_region(database, account_id, region, **by)
         if retention != account.retention:
-            await accounts.set_retention(services.database, account.account_id, retention, **by)
+            await accounts.set_retention(database, account_id, retention, **by)
     return respond(render_account(replace(changed, region=region, retention=retention)))
 
 
 async def delete(services: Services, request: Request) -> Response:
     """Delete an account and its API tokens."""
     account_id = request.path_params["account_id"]
-    with unknown_if_missing():
+    with change_errors():
         await accounts.delete(services.database, account_id, **change_context(services, request))
     return respond({"id": account_id})
 
@@ -162,17 +160,12 @@ def account_type(account: Account) -> str:
 
 
 async def _find(services: Services, request: Request) -> Account:
-    found = await accounts.find(services.database, request.path_params["account_id"])
-    if found is None:
-        raise Refusal(Reason.OBJECT_UNKNOWN)
-    return found
+    return existing(await accounts.find(services.database, request.path_params["account_id"]))
 
 
 def _checked_name(body: AccountBody) -> str:
-    try:
+    with change_errors("name"):
         return accounts.checked_name(body.name)
-    except ValueError as error:
-        raise invalid(f"name: {error}") from None
 
 
 def _check_type(body: AccountBody, current: str) -> None:
@@ -181,10 +174,8 @@ def _check_type(body: AccountBody, current: str) -> None:
 
 
 def _parse_region(settings: AccountSettingsBody) -> RegionRule | None:
-    try:
+    with change_errors("settings/region"):
         return read_rule(None if settings.region is UNSET else settings.region)
-    except ValueError as error:
-        raise invalid(f"settings/region: {error}") from None
 
 
 def _account_settings(settings: AccountSettingsBody) -> AccountSettings:

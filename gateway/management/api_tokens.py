@@ -18,13 +18,15 @@ from gateway.errors import Reason, Refusal
 from gateway.management.api_token_bodies import TokenBody, parse_spec, render_groups, render_token
 from gateway.management.endpoint import (
     PageQuery,
+    audit_context,
     change_context,
+    change_errors,
+    existing,
     invalid,
     principal_of,
     respond,
     takes_body,
     takes_query,
-    unknown_if_missing,
 )
 from gateway.services import Services
 from tenants import users
@@ -67,17 +69,12 @@ async def create(services: Services, request: Request, body: TokenBody) -> Respo
     """Create a token. The response has its secret as `value`."""
     holder = _holder(request)
     spec, account_id = await _read_spec(services, holder, body)
-    by = change_context(services, request)
+    owner = TokenOwner(holder.kind, account_id, holder.user_id)
+    pepper, by = services.settings.token_pepper, audit_context(services, request)
     try:
-        created = await user_tokens.create(
-            services.database,
-            services.settings.token_pepper,
-            TokenOwner(holder.kind, account_id, holder.user_id),
-            spec,
-            who=by["who"],
-            clock=by["clock"],
-        )
-    except (ValueError, TooManyTokens) as error:
+        with change_errors():
+            created = await user_tokens.create(services.database, pepper, owner, spec, **by)
+    except TooManyTokens as error:
         raise invalid(str(error)) from None
     return respond({**render_token(created.token), "value": created.secret})
 
@@ -85,9 +82,7 @@ async def create(services: Services, request: Request, body: TokenBody) -> Respo
 async def get(services: Services, request: Request) -> Response:
     """Get a token, without its secret."""
     found = await user_tokens.find(services.database, _holder(request), _token_id(request), clock=services.clock)
-    if found is None:
-        raise Refusal(Reason.OBJECT_UNKNOWN)
-    return respond(render_token(found))
+    return respond(render_token(existing(found)))
 
 
 @takes_body(TokenBody)
@@ -96,27 +91,23 @@ async def update(services: Services, request: Request, body: TokenBody) -> Respo
     holder = _holder(request)
     spec, _ = await _read_spec(services, holder, body)
     by = change_context(services, request)
-    try:
-        with unknown_if_missing():
-            changed = await user_tokens.replace(services.database, holder, _token_id(request), spec, **by)
-    except ValueError as error:
-        raise invalid(str(error)) from None
+    with change_errors():
+        changed = await user_tokens.replace(services.database, holder, _token_id(request), spec, **by)
     return respond(render_token(changed))
 
 
 async def delete(services: Services, request: Request) -> Response:
     """Revoke and delete a token."""
-    with unknown_if_missing():
-        await user_tokens.delete(
-            services.database, _holder(request), _token_id(request), **change_context(services, request)
-        )
+    by = change_context(services, request)
+    with change_errors():
+        await user_tokens.delete(services.database, _holder(request), _token_id(request), **by)
     return respond({"id": _token_id(request)})
 
 
 async def roll(services: Services, request: Request) -> Response:
     """Replace the secret of a token. The result is the new secret."""
     pepper, by = services.settings.token_pepper, change_context(services, request)
-    with unknown_if_missing():
+    with change_errors():
         secret = await user_tokens.roll(services.database, pepper, _holder(request), _token_id(request), **by)
     return respond(secret)
 

@@ -109,18 +109,32 @@ async def read_object(services: Services, request: Request, *, is_ai: bool = Fal
         raise
 
 
+def audit_context(services: Services, request: Request) -> dict[str, Any]:
+    """Return the arguments of a change that is recorded in the audit log: the actor and the clock."""
+    return {"who": principal_of(request).api_token_id, "clock": services.clock}
+
+
 def change_context(services: Services, request: Request) -> dict[str, Any]:
-    """Return the arguments that every change of an object takes: the audit actor, Redis and the clock."""
-    return {"who": principal_of(request).api_token_id, "ephemeral": services.ephemeral, "clock": services.clock}
+    """Return the arguments of a change that other gateways must notice: also Redis."""
+    return {**audit_context(services, request), "ephemeral": services.ephemeral}
+
+
+def existing(found: _Row | None) -> _Row:
+    """Return the object that was found; respond with 404 if there is none."""
+    if found is None:
+        raise Refusal(Reason.OBJECT_UNKNOWN)
+    return found
 
 
 @contextmanager
-def unknown_if_missing() -> Iterator[None]:
-    """Respond with 404 if the object of a change does not exist."""
+def change_errors(field: str = "") -> Iterator[None]:
+    """Respond with 404 if the object of a change does not exist, and with 400 if the value of `field` is invalid."""
     try:
         yield
     except Missing:
         raise Refusal(Reason.OBJECT_UNKNOWN) from None
+    except ValueError as error:
+        raise invalid(f"{field}: {error}" if field else str(error)) from None
 
 
 def invalid(message: str) -> Refusal:

@@ -115,13 +115,9 @@ async def delete(services: Services, request: Request) -> Response:
 async def upload(services: Services, request: Request) -> Response:
     """Upload one of the two files of a finetune, as a form of `file_name` and `file`. A draining gateway waits for
     running uploads."""
-    with services.admission.enter(request.path_params["account_id"]) as place:
+    with services.admission.enter(request.path_params["account_id"]) as slot:
         job = asyncio.create_task(_upload(services, request))
-
-        def stop() -> None:
-            job.cancel()
-
-        place.stop = stop
+        slot.stop = job.cancel
         try:
             await asyncio.wait({job})
         finally:

@@ -14,6 +14,7 @@ from catalog.listed import ListedModel
 from catalog.pricing import usd_per_million
 from catalog.schemas import schema_document
 from catalog.search import MAX_PER_PAGE, AnyModel, SearchQuery
+from engine.protocol.sampling import SHARED_PARAMETERS
 from gateway import envelope
 from gateway.management.endpoint import Count, PageQuery, respond, takes_query
 from gateway.model_names import find_model, find_shown
@@ -170,10 +171,7 @@ _OUTPUTS = {"Text Embeddings": ["embeddings"], "Text-to-Image": ["image"], "Text
 
 _FEATURES = {"function_calling": "tools"}  # names that differ from OpenRouter's
 
-_SAMPLING_PARAMETERS = [
-    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens",
-    "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
-]  # fmt: skip
+_SAMPLING_PARAMETERS = [*SHARED_PARAMETERS, "stop", "max_tokens", "logit_bias", "logprobs", "top_logprobs"]
 
 
 def _json(body: dict[str, Any]) -> Response:

@@ -21,10 +21,11 @@ from gateway.errors import Reason, Refusal
 from gateway.inference.run import RUN
 from gateway.management.endpoint import (
     Count,
+    audit_context,
+    existing,
     format_time,
     invalid,
     invalid_query,
-    principal_of,
     read_object,
     respond,
     takes_body,
@@ -36,7 +37,7 @@ from gateway.services import Services
 from storage.errors import Conflict
 from tenants.credentials import api_tokens
 from tenants.quota import budgets
-from tenants.quota.allowance import forecast as forecast_of
+from tenants.quota.allowance import read_forecast
 from tenants.quota.budgets import MAX_MICRO_AMOUNT, MonthlyBudget, Unit
 from tenants.usage import usage_entries as usage
 from tenants.usage import usage_export, usage_sums
@@ -190,13 +191,9 @@ async def _started(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 async def forecast(services: Services, request: Request) -> Response:
     """Forecast the usage of this month from the last seven days. `beyond_free` amounts exclude the daily free
     neurons."""
-    now = services.clock.now()
-    first, _ = usage_sums.month_of(now)
     account = Filter(request.path_params["account_id"])
-    since, until = min(first, now - timedelta(days=7)), now + timedelta(days=1)
-    totals = await usage_sums.total(services.database, account, since, until, "day")
     free = services.settings.free_neurons_per_day * 1_000_000
-    found = forecast_of({total.key: total.micro_neurons for total in totals}, now, free)
+    found = await read_forecast(services.database, account, services.clock.now(), free)
     amounts = {
         name: _render_amount(getattr(found, name))
         for name in ("used", "used_beyond_free", "expected", "expected_beyond_free")
@@ -247,7 +244,7 @@ async def put_budget(services: Services, request: Request, body: BudgetBody) -> 
             services.database, budget.account_id, budget.api_token_id
         ):
             raise invalid("api_token_id must be the id of an API token of this account")
-        await budgets.put(services.database, budget, who=principal_of(request).api_token_id, clock=services.clock)
+        await budgets.put(services.database, budget, **audit_context(services, request))
     except (ValueError, Conflict) as error:
         raise invalid(str(error)) from None
     await services.allowance.refresh()
@@ -258,9 +255,8 @@ async def put_budget(services: Services, request: Request, body: BudgetBody) -> 
 async def remove_budget(services: Services, request: Request, query: BudgetQuery) -> Response:
     """Delete the budget that the query names."""
     account_id, token_id = request.path_params["account_id"], query.api_token_id or budgets.WHOLE_ACCOUNT
-    actor = principal_of(request).api_token_id
-    if not await budgets.remove(services.database, account_id, token_id, query.unit, who=actor, clock=services.clock):
-        raise Refusal(Reason.OBJECT_UNKNOWN)
+    by = audit_context(services, request)
+    existing(await budgets.remove(services.database, account_id, token_id, query.unit, **by) or None)
     await services.allowance.refresh()
     return respond({"api_token_id": token_id or None, "unit": query.unit})
 

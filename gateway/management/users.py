@@ -16,13 +16,15 @@ from gateway.errors import Reason, Refusal
 from gateway.management.accounts import render_account
 from gateway.management.endpoint import (
     PageQuery,
+    audit_context,
     change_context,
+    change_errors,
+    existing,
     invalid,
     principal_of,
     respond,
     takes_body,
     takes_query,
-    unknown_if_missing,
 )
 from gateway.services import Services
 from tenants import accounts, users
@@ -90,28 +92,16 @@ def _check_has_global_key(principal: Principal) -> None:
 @takes_body(UserBody, permit=_check_has_global_key)
 async def update(services: Services, request: Request, body: UserBody) -> Response:
     """Change the caller's user. Fields that are left out stay; null and "" clear a field."""
-    user = await users.find(services.database, principal_of(request).user_id)
-    if user is None:
-        raise Refusal(Reason.OBJECT_UNKNOWN)
+    user = existing(await users.find(services.database, principal_of(request).user_id))
     fields = {name: value for name, value in structs.asdict(body).items() if value is not UNSET}
-    for name, value in fields.items():
+    for field, value in fields.items():
         if value is not None and not value.isprintable():
-            raise invalid(f"{name} must contain only printable characters")
+            raise invalid(f"{field} must contain only printable characters")
     first_name = fields.pop("first_name")
     profile = structs.replace(user.profile, **{name: value or None for name, value in fields.items()})
-    by = change_context(services, request)
-    try:
-        with unknown_if_missing():
-            await users.change(
-                services.database,
-                user.user_id,
-                user.name if first_name is None else first_name,
-                profile,
-                who=by["who"],
-                clock=by["clock"],
-            )
-    except ValueError as error:
-        raise invalid(f"first_name: {error}") from None
+    name = user.name if first_name is None else first_name
+    with change_errors("first_name"):
+        await users.change(services.database, user.user_id, name, profile, **audit_context(services, request))
     return await get(services, request)
 
 
@@ -150,21 +140,15 @@ async def _end(services: Services, request: Request, membership: dict[str, Any])
     """End a membership. Raises Refusal if the caller is not the user who would leave."""
     principal = principal_of(request)
     _check_has_global_key(principal)
-    with unknown_if_missing():
-        await users.leave(
-            services.database,
-            principal.user_id,
-            membership["account"]["id"],
-            **change_context(services, request),
-        )
+    account_id = membership["account"]["id"]
+    with change_errors():
+        await users.leave(services.database, principal.user_id, account_id, **change_context(services, request))
 
 
 async def _find(services: Services, request: Request) -> dict[str, Any]:
     membership_id = request.path_params["membership_id"]
-    for row in await _memberships(services, principal_of(request)):
-        if row["id"] == membership_id:
-            return row
-    raise Refusal(Reason.OBJECT_UNKNOWN)
+    rows = await _memberships(services, principal_of(request))
+    return existing(next((row for row in rows if row["id"] == membership_id), None))
 
 
 async def _memberships(services: Services, principal: Principal) -> list[dict[str, Any]]:

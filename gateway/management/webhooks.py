@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import Reason, Refusal
-from gateway.jobs.webhook_signature import secret_text
-from gateway.management.endpoint import format_time, principal_of, respond, takes_body
+from gateway.jobs.webhook import secret_text
+from gateway.management.endpoint import existing, format_time, principal_of, respond, takes_body
 from gateway.services import Services
 from tenants.jobs import webhook_keys
 from tenants.jobs.webhook_keys import WebhookKey
@@ -27,10 +27,8 @@ class WebhookKeyBody(Struct, frozen=True):
 async def get(services: Services, request: Request) -> Response:
     """Get the current key without its secret, and when the previous key stops signing."""
     account_id = request.path_params["account_id"]
-    found = await webhook_keys.signing(services.database, account_id, services.clock.now())
-    if not found:
-        raise Refusal(Reason.OBJECT_UNKNOWN)
-    return respond(_render_key(found[0], found[1:]))
+    key, *previous = existing(await webhook_keys.signing(services.database, account_id, services.clock.now()) or None)
+    return respond(_render_key(key, previous))
 
 
 @takes_body(WebhookKeyBody, is_optional=True)

@@ -25,6 +25,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
+from storage.waiters import wait_for_event
 from telemetry.bounded_cache import BoundedCache
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from telemetry.steady_clock import SteadyClock
@@ -260,9 +261,7 @@ class TokenVerifier:
         while True:
             self._poll_now.clear()
             await self.poll()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
-                    await self._poll_now.wait()
+            await wait_for_event(self._poll_now, POLL_S)
 
     async def _note_uses_for_ever(self) -> None:
         while True:

@@ -262,6 +262,16 @@ class Forecast:
     days_left: float
 
 
+async def read_forecast(
+    database: Database, account: usage_sums.Filter, now: datetime, free_per_day: int = 0
+) -> Forecast:
+    """Forecast the usage of this month. `free_per_day` are the free micro-neurons. Raises StoreUnavailable."""
+    first, _ = usage_sums.month_of(now)
+    since, until = min(first, now - timedelta(days=7)), now + timedelta(days=1)
+    totals = await usage_sums.total(database, account, since, until, "day")
+    return forecast({total.key: total.micro_neurons for total in totals}, now, free_per_day)
+
+
 def forecast(by_day: Mapping[str, int], now: datetime, free_per_day: int) -> Forecast:
     """Project the month from `by_day`, micro-neurons by day (YYYY-MM-DD) of this month and of the seven days before
     now. Remaining days are estimated by the mean of the last seven times 24 hours."""

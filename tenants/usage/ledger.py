@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from storage.database import Database
 from storage.errors import StoreError, StoreUnavailable
 from storage.spool import Spool
+from storage.waiters import wait_for_event
 from telemetry import metrics
 from tenants.usage.usage_entries import (
     LedgerRolledBack,
@@ -81,9 +82,7 @@ class UsageLedger:
         pause_s = _FIRST_PAUSE_S
         begun_s = -math.inf
         while not self._is_closed:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CHECK_S):
-                    await self._something_to_move.wait()
+            await wait_for_event(self._something_to_move, _CHECK_S)
             await asyncio.sleep(max(_GATHER_S, begun_s + _BETWEEN_S - time.monotonic()))
             begun_s = time.monotonic()
             try:

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from tests.deploy.test_compose import COMPOSE, ROOT, environment, filled, mounts_of
-from tests.end_to_end.platform import free_port
+from tests.ports import free_port
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]  # a real node loads its models

@@ -139,7 +139,7 @@ def test_blocked_account_is_rejected_by_every_gateway_within_five_seconds_until_
 
 def test_revoked_token_is_rejected_within_thirty_five_seconds_by_a_gateway_without_redis(gateways: Gateways):
     token = gateways.new_token()
-    gateways.proxy.part()
+    gateways.proxy.partition()
     gateways.revoke_in_database(token)
     assert gateways.seconds_until_refused(token.secret, 35.0) <= 35.0
     gateways.proxy.heal()

@@ -1,4 +1,4 @@
-"""The official clients, unmodified but for their base URL, against a whole Hearth on its built-in models."""
+"""The official SDKs with only their base URL changed, on a platform with the built-in models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from cloudflare import AsyncCloudflare, Cloudflare
 from openai import AsyncOpenAI, OpenAI
 
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 GREETING = [{"role": "user", "content": "Hello"}]
 

@@ -1,4 +1,4 @@
-"""What separates tenants, seen from outside: credentials, caches, usage."""
+"""Isolation of tenants, seen by clients: credentials, prefix caches, usage."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from tests.end_to_end.platform import Platform, wait_for
+from tests.platform import Platform, wait_for
 
 WORDS = "river stone lamp green seven cloud paper iron quiet window bread north copper little garden".split()
 
 
 def long_prompt(seed: int | str) -> str:
-    """About 200 words that no other test sends."""
+    """Return about 200 words that no other test sends."""
     choose = random.Random(seed)
     return " ".join(choose.choice(WORDS) for _ in range(200))
 
@@ -34,7 +34,7 @@ def cached_tokens(response) -> int:
 
 @pytest.fixture(scope="module")
 def other(platform: Platform) -> tuple[str, str]:
-    """A second account: (account_id, secret)."""
+    """A second account, as (account_id, secret)."""
     return platform.new_account("neighbour")
 
 
@@ -87,7 +87,7 @@ def test_revoked_token_is_rejected_within_five_seconds(platform: Platform):
             wait_for("the revoked token is refused", lambda: client.get(url).status_code == 401)
             return time.monotonic() - began_s
 
-    assert any(seconds_until_refused() <= 5 for _ in range(3))  # a machine may stand still for that long
+    assert any(seconds_until_refused() <= 5 for _ in range(3))  # repeated because the machine may be suspended
 
 
 def test_every_call_has_one_usage_row_that_matches_its_response(platform: Platform):

@@ -8,7 +8,7 @@ import pytest
 from openai import OpenAI
 
 from catalog.builtin import STARTER, find_folder
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 
 class DefaultPlatform(Platform):

@@ -1,7 +1,8 @@
-"""The rows about the way to a node: parted, vanished, cut in the middle of a message, garbled, half closed, slow.
+"""Faults of the network between a gateway and a node: partition, silent loss, truncated and corrupted messages,
+half-closed and slow connections.
 
-A real gateway and two fake nodes, one of them behind the fault proxy. What has not begun goes to the other node; what
-has begun ends with one error; the gateway lives, and the node is used again once it can be reached.
+A real gateway and two fake nodes, one of them behind the fault proxy. Calls that have not started go to the other node,
+started streams end with one error, and the node is used again once it is reachable.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ LONG = script(tokens=["x"] * 40, gap_s=0.05)
 
 
 @dataclass
-class Far:
-    """A gateway with a node near and one behind a proxy, and a session whose calls go to the latter."""
+class DistantNode:
+    """A gateway with a near node and a node behind a proxy, and a session that is served by the latter."""
 
     running: Running
     proxy: FaultProxy
@@ -42,23 +43,23 @@ class Far:
         body.setdefault("prompt", "x")
         return run(self.client, self.running, body, headers={"x-session-affinity": self.session})
 
-    def row(self, answer: httpx.Response) -> dict:
-        return self.running.site.usage_row(answer.headers["cf-ai-req-id"])
+    def row(self, response: httpx.Response) -> dict:
+        return self.running.site.usage_row(response.headers["cf-ai-req-id"])
 
-    def is_home(self) -> bool:
-        """Whether the session's calls go through the proxy."""
+    def is_served_by_far(self) -> bool:
+        """Return True if the session's calls go through the proxy."""
         return self.row(self.ask())["node_id"] == "far"
 
     def find_session(self) -> None:
         for number in range(100):
             self.session = f"session-{number}"
-            if self.is_home():
+            if self.is_served_by_far():
                 return
-        raise AssertionError("no session of a hundred goes to the far node")
+        raise AssertionError("none of 100 sessions is served by the far node")
 
 
 @pytest.fixture(scope="module")
-def far_site(new_site: Callable[..., Site]) -> Iterator[Far]:
+def far_site(new_site: Callable[..., Site]) -> Iterator[DistantNode]:
     site = new_site()
     site.add_node("near")
     node = fake_node("far", site.folder, site.redis.url)
@@ -68,7 +69,7 @@ def far_site(new_site: Callable[..., Site]) -> Iterator[Far]:
         gateway = site.gateway(HEARTH_FIRST_EVENT_TIMEOUT_S="1", HEARTH_STALL_TIMEOUT_S="1", HEARTH_CALL_TIMEOUT_S="10")
         running = Running(site, gateway.start())
         client.headers.update(running.headers())
-        far = Far(running, proxy, client)
+        far = DistantNode(running, proxy, client)
         wait_until_blocking(lambda: gateway.metric("hearth_nodes_alive") == 2)
         far.find_session()
         yield far
@@ -77,42 +78,42 @@ def far_site(new_site: Callable[..., Site]) -> Iterator[Far]:
 
 
 @pytest.fixture
-def far(far_site: Far) -> Far:
-    """Healthy: the session is at home behind the proxy."""
+def far(far_site: DistantNode) -> DistantNode:
+    """A setup without faults, whose session is served by the node behind the proxy."""
     far_site.proxy.heal()
-    wait_until_blocking(far_site.is_home, interval_s=0.1)
+    wait_until_blocking(far_site.is_served_by_far, interval_s=0.1)
     return far_site
 
 
-@pytest.mark.parametrize("how", ["part", "vanish", "reset", "half_close"])
-def test_lost_node_is_not_tried_by_later_calls(far: Far, how: str):
-    if how == "reset":
+@pytest.mark.parametrize("fault", ["partition", "drop_silently", "reset", "half_close"])
+def test_lost_node_is_not_tried_by_later_calls(far: DistantNode, fault: str):
+    if fault == "reset":
         far.proxy.refuses = True
-    getattr(far.proxy, how)()
-    answer = far.ask()
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["result"]["response"] == TEXT
-    if how in ("part", "vanish"):
+    getattr(far.proxy, fault)()
+    response = far.ask()
+    assert response.status_code == 200, response.text
+    assert response.json()["result"]["response"] == TEXT
+    if fault in ("partition", "drop_silently"):
         began_s = time.monotonic()
         wait_until_blocking(lambda: far.row(far.ask())["attempts"] == 1, interval_s=0.05)
-        assert time.monotonic() - began_s <= 10, "ejected: nobody waits for it any more"
+        assert time.monotonic() - began_s <= 10, "later calls tried the lost node for too long"
     far.proxy.heal()
     far.proxy.reset()
-    wait_until_blocking(far.is_home, interval_s=0.1)
+    wait_until_blocking(far.is_served_by_far, interval_s=0.1)
 
 
-@pytest.mark.parametrize("how", ["part", "vanish", "reset"])
-def test_started_stream_ends_with_one_error(far: Far, how: str):
+@pytest.mark.parametrize("fault", ["partition", "drop_silently", "reset"])
+def test_started_stream_ends_with_one_error(far: DistantNode, fault: str):
     with far.client.stream(
         "POST",
         f"{far.running.account_url}/ai/run/@cf/test/parrot",
         json={"prompt": LONG, "stream": True},
         headers={"x-session-affinity": far.session},
-    ) as answer:
+    ) as response:
         text = ""
-        for piece in answer.iter_text():
+        for piece in response.iter_text():
             if not text:
-                getattr(far.proxy, how)()
+                getattr(far.proxy, fault)()
                 began_s = time.monotonic()
             text += piece
     assert time.monotonic() - began_s < 10
@@ -124,29 +125,29 @@ def test_started_stream_ends_with_one_error(far: Far, how: str):
 
 
 @pytest.mark.parametrize("num_bytes", [1, 3, 40, 90])
-def test_call_with_a_truncated_message_is_retried_on_the_other_node(far: Far, num_bytes: int):
+def test_call_with_a_truncated_message_is_retried_on_the_other_node(far: DistantNode, num_bytes: int):
     far.proxy.to_client.cut_after = num_bytes
-    answer = far.ask()
-    assert answer.status_code == 200, answer.text
-    assert answer.json()["result"]["response"] == TEXT
-    assert far.row(answer)["completion_tokens"] == len(WORDS), "once"
+    response = far.ask()
+    assert response.status_code == 200, response.text
+    assert response.json()["result"]["response"] == TEXT
+    assert far.row(response)["completion_tokens"] == len(WORDS)
 
 
 @pytest.mark.parametrize("flip_after", [0, 2, 5, 9, 30, 60])
-def test_invalid_messages_do_not_crash_the_gateway(far: Far, flip_after: int):
+def test_invalid_messages_do_not_crash_the_gateway(far: DistantNode, flip_after: int):
     far.proxy.to_client.flip_after = flip_after
-    answer = far.ask()
-    assert answer.status_code in (200, 408), answer.text
-    if answer.status_code == 408:
-        assert answer.json()["errors"][0]["code"] == 3008
+    response = far.ask()
+    assert response.status_code in (200, 408), response.text
+    if response.status_code == 408:
+        assert response.json()["errors"][0]["code"] == 3008
     assert far.running.gateway.is_ready()
     assert far.ask().status_code == 200
 
 
-def test_slow_connection_only_delays_the_response(far: Far):
+def test_slow_connection_only_delays_the_response(far: DistantNode):
     far.proxy.to_client.piece_bytes = far.proxy.to_server.piece_bytes = 1
-    answer = far.ask()
-    assert (answer.json()["result"]["response"], far.row(answer)["attempts"]) == (TEXT, 1)
+    response = far.ask()
+    assert (response.json()["result"]["response"], far.row(response)["attempts"]) == (TEXT, 1)
     far.proxy.heal()
     far.proxy.to_client.bytes_per_s = 4000
     stream = far.ask(stream=True)
@@ -154,6 +155,6 @@ def test_slow_connection_only_delays_the_response(far: Far):
     assert "".join(json.loads(event).get("response", "") for event in events) == TEXT
     assert done == "[DONE]"
     far.proxy.heal()
-    far.proxy.slow(0.1, 0.05)
-    answer = far.ask()
-    assert (answer.json()["result"]["response"], far.row(answer)["attempts"]) == (TEXT, 1)
+    far.proxy.delay(0.1, 0.05)
+    response = far.ask()
+    assert (response.json()["result"]["response"], far.row(response)["attempts"]) == (TEXT, 1)

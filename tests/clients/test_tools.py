@@ -1,7 +1,7 @@
-"""Tools through a whole Hearth on its built-in model, with the official clients: asked, called, answered, in streams.
+"""Tool calls with the official clients: complete, streamed, and with the tool's result.
 
-Which call the model writes where it is free to is its own affair but for the plainest question; that a call is of a
-tool that was offered, with arguments by its schema, is promised.
+Under `tool_choice: "auto"`, tests rely on a call only for the plainest question. Every call names an offered tool and
+has arguments that satisfy its schema.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from cloudflare import AsyncCloudflare, Cloudflare
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionMessageToolCall
 
-from tests.end_to_end.platform import Platform, wait_for
+from tests.platform import Platform, wait_for
 
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 WEATHER = {"name": "get_weather", "description": "Get the weather in a city", "parameters": CITY}
@@ -33,16 +33,16 @@ GREETING = {"role": "user", "content": "Hello"}
 RESULT = '{"temperature": 12, "condition": "sunny"}'
 
 
-def called(answer: ChatCompletion) -> list[ChatCompletionMessageToolCall]:
-    """The calls of an answer, which are all that there is to it."""
+def calls_of(answer: ChatCompletion) -> list[ChatCompletionMessageToolCall]:
+    """Return the calls of a response, which contains nothing else."""
     choice = answer.choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert choice.message.tool_calls
     return choice.message.tool_calls  # type: ignore[return-value]
 
 
-def assert_is_of(call: ChatCompletionMessageToolCall, *names: str) -> None:
-    """A call of one of these tools, by its schema."""
+def assert_satisfies(call: ChatCompletionMessageToolCall, *names: str) -> None:
+    """Check that a call names one of these tools and satisfies its schema."""
     arguments = json.loads(call.function.arguments)
     assert call.type == "function"
     assert call.function.name in names
@@ -58,7 +58,7 @@ def assert_is_of(call: ChatCompletionMessageToolCall, *names: str) -> None:
 def test_question_becomes_a_tool_call_and_its_result_a_sentence(platform: Platform, openai: OpenAI):
     asked = {"model": platform.chat_model, "tools": TOOLS[:1], "temperature": 0}
     first = openai.chat.completions.create(messages=[QUESTION], **asked)
-    (call,) = called(first)
+    (call,) = calls_of(first)
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
     given = {"role": "tool", "tool_call_id": call.id, "content": RESULT}
     second = openai.chat.completions.create(messages=[QUESTION, first.choices[0].message, given], **asked)
@@ -72,8 +72,8 @@ async def test_async_client_gets_a_tool_call(platform: Platform):
         answer = await client.chat.completions.create(
             model=platform.chat_model, messages=[GREETING], tools=TOOLS, tool_choice="required"
         )
-    for call in called(answer):
-        assert_is_of(call, "get_weather", "set_timer")
+    for call in calls_of(answer):
+        assert_satisfies(call, "get_weather", "set_timer")
 
 
 @pytest.mark.parametrize("name", ["get_weather", "set_timer"])
@@ -85,8 +85,8 @@ def test_named_tool_is_called_once(platform: Platform, openai: OpenAI, name: str
         tool_choice={"type": "function", "function": {"name": name}},
         temperature=1,
     )
-    (call,) = called(answer)
-    assert_is_of(call, name)
+    (call,) = calls_of(answer)
+    assert_satisfies(call, name)
 
 
 def test_parallel_tool_calls_can_be_disabled(platform: Platform, openai: OpenAI):
@@ -100,8 +100,8 @@ def test_parallel_tool_calls_can_be_disabled(platform: Platform, openai: OpenAI)
             temperature=2,
             seed=seed,
         )
-        (call,) = called(answer)
-        assert_is_of(call, "get_weather", "set_timer")
+        (call,) = calls_of(answer)
+        assert_satisfies(call, "get_weather", "set_timer")
 
 
 def test_tool_choice_none_calls_no_tool(platform: Platform, openai: OpenAI):
@@ -116,7 +116,7 @@ def test_tool_call_ids_are_unique(platform: Platform, openai: OpenAI):
     ids = set()
     for _ in range(3):
         asked = {"model": platform.chat_model, "messages": [QUESTION], "tools": TOOLS, "tool_choice": "required"}
-        calls = called(openai.chat.completions.create(**asked))
+        calls = calls_of(openai.chat.completions.create(**asked))
         assert all(call.id.startswith("call_") for call in calls)
         ids |= {call.id for call in calls}
     assert len(ids) >= 3
@@ -124,7 +124,7 @@ def test_tool_call_ids_are_unique(platform: Platform, openai: OpenAI):
 
 def test_stream_has_the_same_tool_call_in_deltas(platform: Platform, openai: OpenAI):
     asked = {"model": platform.chat_model, "messages": [QUESTION], "tools": TOOLS[:1], "temperature": 0}
-    whole = called(openai.chat.completions.create(**asked))
+    whole = calls_of(openai.chat.completions.create(**asked))
     chunks = list(openai.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
     deltas = [delta for chunk in chunks if chunk.choices for delta in chunk.choices[0].delta.tool_calls or ()]
     assert (deltas[0].function.name, deltas[0].type, deltas[0].index) == ("get_weather", "function", 0)
@@ -139,14 +139,14 @@ def test_stream_helper_collects_a_tool_call(platform: Platform, openai: OpenAI):
     asked = {"model": platform.chat_model, "messages": [GREETING], "tools": TOOLS, "tool_choice": "required"}
     with openai.chat.completions.stream(**asked) as stream:
         final = stream.get_final_completion()
-    for call in called(final):
-        assert_is_of(call, "get_weather", "set_timer")
+    for call in calls_of(final):
+        assert_satisfies(call, "get_weather", "set_timer")
 
 
 def test_strict_tool_is_enforced_with_tool_choice_auto(platform: Platform, openai: OpenAI):
     strict = [{"type": "function", "function": {**WEATHER, "strict": True}}]
     answer = openai.chat.completions.create(model=platform.chat_model, messages=[QUESTION], tools=strict, temperature=0)
-    assert_is_of(called(answer)[0], "get_weather")
+    assert_satisfies(calls_of(answer)[0], "get_weather")
 
 
 def test_deprecated_function_fields_work(platform: Platform, openai: OpenAI):
@@ -169,7 +169,7 @@ def test_tokens_of_tool_calls_are_in_usage_and_ledger(platform: Platform, openai
     assert usage is not None
     (row,) = wait_for("the call's entry", lambda: platform.usage_rows(raw.headers["cf-ai-req-id"]))
     assert (row["status"], row["completion_tokens"]) == ("tool_calls", usage.completion_tokens)
-    assert usage.completion_tokens > 10  # marks, name and braces too
+    assert usage.completion_tokens > 10  # includes start tokens, name and braces
 
 
 def test_unsupported_tool_schema_is_rejected_only_if_strict(platform: Platform, openai: OpenAI):

@@ -1,5 +1,7 @@
-"""The row about clocks: a real gateway whose wall clock jumps by an hour, a day, back and forth, while it serves.
-Nothing is refilled, nothing begins or ends by it, no timer sticks."""
+"""Clock jumps: the wall clock of a real gateway jumps by an hour, a day and 40 days in both directions while it serves.
+
+No quota is refilled, no token becomes valid or expires early, and all timers keep working.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,8 @@ LIMIT = 10_000
 
 
 @dataclass
-class Clocked:
-    """A gateway whose clock can be set, and the accounts that call."""
+class ClockSite:
+    """A gateway with an adjustable clock."""
 
     running: Running
     clock: Path
@@ -57,7 +59,7 @@ class Clocked:
 
 
 @pytest.fixture(scope="module")
-def clocked_site(new_site: Callable[..., Site]) -> Iterator[Clocked]:
+def clocked_site(new_site: Callable[..., Site]) -> Iterator[ClockSite]:
     site = new_site()
     site.add_node("n1")
     clock = site.folder / "clock"
@@ -67,17 +69,17 @@ def clocked_site(new_site: Callable[..., Site]) -> Iterator[Clocked]:
         HEARTH_FREE_NEURONS_PER_DAY="1",
         HEARTH_RATE_LIMITS=f"text-generation={LIMIT}/{DAY_S}",
         HEARTH_STALL_TIMEOUT_S="1.5",
-        HEARTH_QUOTA_TIMEOUT_S="10",  # or a machine that stands still is a Redis that is away
+        HEARTH_QUOTA_TIMEOUT_S="10",  # so that a slow machine does not count as a Redis outage
     )
     gateway.module = "tests.fakes.gateway_with_a_clock"
     with httpx.Client(timeout=60) as client:
-        yield Clocked(Running(site, gateway.start()), clock, client)
+        yield ClockSite(Running(site, gateway.start()), clock, client)
     assert errors_in(gateway) == ""
     assert gateway.stop() == 0
 
 
 @pytest.fixture
-def clocked(clocked_site: Clocked) -> Iterator[Clocked]:
+def clocked(clocked_site: ClockSite) -> Iterator[ClockSite]:
     yield clocked_site
     clocked_site.set_clock(0)
 
@@ -92,7 +94,7 @@ class Tokens:
 
 
 async def new_tokens(site: Site, plan: str) -> Tokens:
-    """Of an account of which nothing was counted yet."""
+    """Create four API tokens of a new account, whose quotas are unused."""
     database = Database.connect(site.database_url)
     now, half = datetime.now(UTC), timedelta(minutes=30)
     try:
@@ -100,7 +102,7 @@ async def new_tokens(site: Site, plan: str) -> Tokens:
         group = find_group(READ)
         assert group is not None
         policy = Policy("p", "allow", (group.group_id,), (f"com.cloudflare.api.account.{account_id}",))
-        made = [
+        created = [
             await user_tokens.create(
                 database,
                 PEPPER,
@@ -110,12 +112,12 @@ async def new_tokens(site: Site, plan: str) -> Tokens:
             )
             for since, until in ((None, None), (None, now + half), (now + half, None), (None, now - half))
         ]
-        return Tokens(account_id, *(each.secret for each in made))
+        return Tokens(account_id, *(each.secret for each in created))
     finally:
         await database.close()
 
 
-def test_token_validity_does_not_shift_with_the_clock(clocked: Clocked):
+def test_token_validity_does_not_shift_with_the_clock(clocked: ClockSite):
     for wrong_by_s in (0, *JUMPS_S):
         tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
         secrets = (tokens.always, tokens.for_half_an_hour, tokens.from_half_an_hour_on, tokens.over)
@@ -128,92 +130,91 @@ def test_token_validity_does_not_shift_with_the_clock(clocked: Clocked):
     )
 
 
-def test_clock_jump_refills_no_quota_and_restarts_no_window(clocked: Clocked):
+def test_clock_jump_refills_no_quota_and_restarts_no_window(clocked: ClockSite):
     wait_for_a_day_that_lasts(60)
     free = asyncio.run(new_tokens(clocked.running.site, "free"))
     paid = asyncio.run(new_tokens(clocked.running.site, "paid"))
-    most = {"prompt": script(tokens=["x"] * 600), "max_tokens": 600}  # 0.6 neurons
-    assert clocked.ask(free.account_id, free.always, most).status_code == 200
+    large_body = {"prompt": script(tokens=["x"] * 600), "max_tokens": 600}  # costs 0.6 neurons
+    assert clocked.ask(free.account_id, free.always, large_body).status_code == 200
     left = int(clocked.ask(paid.account_id, paid.always).headers["ratelimit"].split(";")[1].removeprefix("r="))
     for number, wrong_by_s in enumerate(JUMPS_S, 1):
         clocked.set_clock(wrong_by_s)
-        until_s = time.monotonic() + 1.2  # what a caller is held to is remembered for a second
+        until_s = time.monotonic() + 1.2  # longer than the second for which quota decisions are cached
         while time.monotonic() < until_s:
-            refused = clocked.ask(free.account_id, free.always, most)
+            refused = clocked.ask(free.account_id, free.always, large_body)
             assert (refused.status_code, refused.json()["errors"][0]["code"]) == (429, 3036), wrong_by_s
         assert 0 < int(refused.headers["retry-after"]) <= DAY_S
         counted = clocked.ask(paid.account_id, paid.always)
         assert counted.headers["ratelimit"].startswith(f'"default";r={left - number};t='), wrong_by_s
         assert DAY_S - 120 <= int(counted.headers["ratelimit"].rpartition("t=")[2]) <= DAY_S
-    told = f"{len(JUMPS_S)} jumps up to 40 days: nothing refilled, no window begun anew"
-    figures.record("P13", told, f"pytest {Path(__file__).name}")
+    figure = f"{len(JUMPS_S)} jumps up to 40 days: no quota refilled, no window restarted"
+    figures.record("P13", figure, f"pytest {Path(__file__).name}")
 
 
 @pytest.mark.parametrize("wrong_by_s", JUMPS_S)
-def test_running_call_finishes_with_a_correct_usage_row_after_a_clock_jump(clocked: Clocked, wrong_by_s: int):
+def test_running_call_finishes_with_a_correct_usage_row_after_a_clock_jump(clocked: ClockSite, wrong_by_s: int):
     tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
     body = {"prompt": script(tokens=["x"] * 20, gap_s=0.02), "stream": True}
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
     began, gateway = datetime.now(UTC), clocked.running.gateway
-    thread = threading.Thread(target=lambda: answers.append(clocked.ask(tokens.account_id, tokens.always, body)))
+    thread = threading.Thread(target=lambda: responses.append(clocked.ask(tokens.account_id, tokens.always, body)))
     thread.start()
     wait_until_blocking(lambda: gateway.metric("hearth_calls_in_flight") == 1)
     clocked.set_clock(wrong_by_s)
     thread.join(20)
-    *events, _usage, done = events_of(answers[0])
+    *events, _usage, done = events_of(responses[0])
     assert done == "[DONE]"
     assert sum(json.loads(event).get("response", "").count("x") for event in events) == 20
-    answers.append(clocked.ask(tokens.account_id, tokens.always))
-    for answer, least_ms in zip(answers, (300, 0), strict=True):
-        row = clocked.running.site.usage_row(answer.headers["cf-ai-req-id"])
+    responses.append(clocked.ask(tokens.account_id, tokens.always))
+    for response, least_ms in zip(responses, (300, 0), strict=True):
+        row = clocked.running.site.usage_row(response.headers["cf-ai-req-id"])
         assert least_ms < row["duration_ms"] < 20_000
         assert 0 <= row["ttft_ms"] <= row["duration_ms"]
         assert abs((datetime.fromisoformat(row["started_at"]).replace(tzinfo=UTC) - began).total_seconds()) < 60
 
 
 @pytest.mark.parametrize("wrong_by_s", JUMPS_S)
-def test_idempotent_responses_survive_a_clock_jump(clocked: Clocked, wrong_by_s: int):
-    """Neither does its lease end while it runs, nor is the answer forgotten."""
+def test_idempotent_responses_survive_a_clock_jump(clocked: ClockSite, wrong_by_s: int):
+    """The key's lease does not end while the call runs, and the stored response does not expire."""
     tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
     marker = f"once {wrong_by_s} "
     body = {"prompt": script(tokens=[marker, *["only"] * 6], gap_s=0.2)}
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
 
     def ask() -> httpx.Response:
         return clocked.ask(tokens.account_id, tokens.always, body, **{"idempotency-key": f"a key {wrong_by_s}"})
 
     began_s = time.monotonic()
-    thread = threading.Thread(target=lambda: answers.append(ask()))
+    thread = threading.Thread(target=lambda: responses.append(ask()))
     thread.start()
     node = clocked.running.site.nodes["n1"]
     wait_until_blocking(lambda: any(marker in str(execute) for execute in node.executes))
     clocked.set_clock(wrong_by_s)
-    is_held = ask().status_code == 409
-    assert is_held or time.monotonic() - began_s > 1.2, "while it runs"
+    is_rejected_while_running = ask().status_code == 409
+    assert is_rejected_while_running or time.monotonic() - began_s > 1.2
     thread.join(60)
     again = ask()
-    assert (answers[0].status_code, again.status_code) == (200, 200)
-    assert again.content == answers[0].content
+    assert (responses[0].status_code, again.status_code) == (200, 200)
+    assert again.content == responses[0].content
     assert again.headers["idempotent-replayed"] == "true"
     assert sum(marker in str(execute) for execute in node.executes) == 1
 
 
-def test_clock_jump_is_reported(clocked: Clocked):
+def test_clock_jump_is_reported(clocked: ClockSite):
     gateway = clocked.running.gateway
     for wrong_by_s in (HOUR_S, -HOUR_S, 0):
         clocked.set_clock(wrong_by_s)
         wait_until_blocking(lambda: abs(gateway.metric("hearth_clock_ahead_seconds") - wrong_by_s) < 10)  # noqa: B023
-    told = [line["ahead_s"] for line in gateway.log_lines() if line["message"] == "this machine's clock is not Redis's"]
-    assert told
+    assert [line for line in gateway.log_lines() if line["message"] == "this machine's clock is not Redis's"]
 
 
-def test_timers_work_after_a_clock_jump(clocked: Clocked):
+def test_timers_work_after_a_clock_jump(clocked: ClockSite):
     tokens = asyncio.run(new_tokens(clocked.running.site, "paid"))
     for wrong_by_s in (HOUR_S, -DAY_S, 40 * DAY_S):
         clocked.set_clock(wrong_by_s)
         body = {"prompt": script(then_after=1, then="hang"), "stream": True}
         began_s = time.monotonic()
-        answer = clocked.ask(tokens.account_id, tokens.always, body)
-        assert "3007" in answer.text, wrong_by_s
+        response = clocked.ask(tokens.account_id, tokens.always, body)
+        assert "3007" in response.text, wrong_by_s
         assert 1.4 < time.monotonic() - began_s < 15
         assert clocked.running.gateway.is_ready()

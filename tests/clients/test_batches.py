@@ -1,4 +1,4 @@
-"""Batches, keys and clients that leave, by the official clients against the whole platform."""
+"""Batches, idempotency keys and disconnects with the official clients."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from cloudflare import Cloudflare
 from openai import OpenAI
 
-from tests.end_to_end.platform import Platform, wait_for
 from tests.faults.test_platform_faults import num_held_blocks, num_running
+from tests.platform import Platform, wait_for
 
 pytestmark = pytest.mark.full
 
 
 def post(cloudflare: Cloudflare, platform: Platform, body: dict, model: str, **options: Any) -> Any:
-    """As the client posts to `ai/run`."""
+    """Send an `ai/run` request as the SDK does."""
     path = f"/accounts/{platform.account_id}/ai/run/{model}"
     return cloudflare.post(path, cast_to=object, body=body, options={"params": {"queueRequest": "true"}, **options})
 

@@ -1,4 +1,4 @@
-"""Output formats through a whole Hearth on its built-in model: whatever it would have said, the JSON holds."""
+"""Output formats with the official clients: every response satisfies its format."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cloudflare import APIStatusError, Cloudflare
 from openai import AsyncOpenAI, BadRequestError, OpenAI
 from pydantic import BaseModel
 
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -162,11 +162,11 @@ def test_format_is_met_on_every_route(platform: Platform, form: dict[str, Any], 
             sent = body if "input" in body else body | form
             answer = client.post(platform.ai_url() + path, json=sent | {"temperature": 1.5})
             assert answer.status_code == 200, (path, answer.text)
-            assert re.fullmatch(pattern, said_in(answer.json())), path
+            assert re.fullmatch(pattern, text_of(answer.json())), path
 
 
-def said_in(answer: dict[str, Any]) -> str:
-    """The text of an answer of any shape."""
+def text_of(answer: dict[str, Any]) -> str:
+    """Return the text of a response in any API format."""
     if answer.get("result"):
         return str(answer["result"]["response"])
     if "output" in answer:

@@ -1,4 +1,4 @@
-"""Responses, Messages and text completions through a whole Hearth on its built-in model: each says what chat says."""
+"""Responses, Messages and text completions give the same output as chat completions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 from openai import AsyncOpenAI, OpenAI
 
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 GREETING = "Hello"
 WEATHER = {

@@ -1,6 +1,6 @@
-"""A whole Hearth, started as a user starts it (`hearth up`), for tests that enter by the front door.
+"""A whole platform for tests, started like a user starts it, with `hearth up`.
 
-Reads what a user can read: `dev.json`, the command's own output, the ledger's rows, presence in Redis.
+Tests read what a user can read: `dev.json`, the command's output, the ledger, and node presence in Redis.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from storage.ephemeral import Ephemeral
 from tests.ports import free_port
 from tests.processes import children_of
 
-READY_DEADLINE_S = 110  # torch alone takes many, where every core and the disk are busy
+READY_DEADLINE_S = 110  # loading torch takes long if all cores and the disk are busy
 
 
 def wait_for(what: str, predicate: Callable[[], Any], deadline_s: float = 90.0) -> Any:
-    """Poll until `predicate` gives something true; fail naming `what`."""
+    """Poll until `predicate` returns a true value, and return that value. A failure names `what`."""
     end = time.monotonic() + deadline_s
     while True:
         value = predicate()
@@ -39,7 +39,7 @@ def wait_for(what: str, predicate: Callable[[], Any], deadline_s: float = 90.0) 
 
 
 class Platform:
-    """One running `hearth up` and the doors to it."""
+    """One running `hearth up`, and access to it."""
 
     def __init__(self, data: Path, *, nodes: int = 2, port: int | None = None, environ: dict[str, str] | None = None):
         self.data = data
@@ -65,7 +65,7 @@ class Platform:
         return [sys.executable, "-m", "cli.main", "up", "--no-starter", "--data", str(self.data)]
 
     def run_up(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Another `hearth up` on the same folder, to its end."""
+        """Run another `hearth up` on the same folder until it exits."""
         return subprocess.run([*self._up, *arguments], capture_output=True, text=True, timeout=60, check=False)
 
     def _is_ready(self) -> bool:
@@ -114,19 +114,19 @@ class Platform:
         return httpx.Client(headers={"Authorization": f"Bearer {api_token or self.api_token}"}, timeout=60)
 
     def hearth(self, *arguments: str) -> Any:
-        """Run one `hearth` command with --json and give what it printed."""
+        """Run a `hearth` command with --json and return its output."""
         command = [sys.executable, "-m", "cli.main", *arguments, "--data", str(self.data), "--json"]
         done = subprocess.run(command, capture_output=True, env=self._environ, timeout=60, check=False)
         assert done.returncode == 0, done.stderr.decode() + done.stdout.decode()
         return json.loads(done.stdout)
 
     def new_account(self, name: str) -> tuple[str, str]:
-        """A fresh account and a token of it: (account_id, secret)."""
+        """Create an account and a token, and return (account_id, secret)."""
         account_id = self.hearth("account", "create", name)["account_id"]
         return account_id, self.hearth("token", "create", "--account", account_id, "--name", name)["secret"]
 
     def statuses(self) -> list[NodeStatus]:
-        """What every living node says about itself."""
+        """Return the status that each live node has published."""
         return asyncio.run(self._read_presence())
 
     async def _read_presence(self) -> list[NodeStatus]:
@@ -145,18 +145,18 @@ class Platform:
         return str(self.dev["database_url"])
 
     def metric(self, name: str, model: str = "") -> float:
-        """The sum of a metric of the gateway over its labels, or over those of one model."""
+        """Return the sum of a gateway metric over all labels, or over those of one model."""
         lines = httpx.get(f"http://127.0.0.1:{self.port}/metrics", timeout=30).text.splitlines()
         wanted = [line for line in lines if line.split("{")[0].split(" ")[0] == name and model in line]
         return sum(float(line.rsplit(" ", 1)[1]) for line in wanted)
 
     @property
     def num_hot(self) -> float:
-        """Nodes that hold the chat model, as the gateway knows them: presence may be ahead of it or behind."""
+        """The number of nodes on which the chat model is ready, as seen by the gateway."""
         return self.metric("hearth_ready_replicas", self.chat_model)
 
     def usage_rows(self, request_id: str | None = None) -> list[dict[str, Any]]:
-        """The ledger's rows, newest last; of one request if given."""
+        """Return the usage entries in the ledger, newest last: all of them, or those of one request."""
         import sqlite3
 
         path = self.database_url.removeprefix("sqlite://")
@@ -169,6 +169,6 @@ class Platform:
         return int(self.dev["pids"]["nodes"][node_id])
 
     def rank_pids(self, node_id: str) -> list[int]:
-        """Processes of the node that run text models."""
+        """Return the rank processes of a node."""
         children = [child for zygote in children_of(self.node_pid(node_id)) for child in children_of(zygote)]
         return [pid for pid in children if Path(f"/proc/{pid}/comm").read_text().startswith("hearth rank")]

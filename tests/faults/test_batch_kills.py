@@ -1,5 +1,6 @@
-"""Gateways, Redis, Postgres and nodes are killed at seeded moments while batches are queued and run: every request has
-one answer, its own, and one entry in the ledger."""
+"""Gateways, Redis, Postgres and nodes are killed at seeded moments while batches are queued and run. Every request has
+exactly one response and one usage entry.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ ENVIRON = {"HEARTH_BATCH_LEASE_S": "1.5", "HEARTH_BATCH_MAX_CALLS": "8"}
 
 
 class Campaign:
-    """Two gateways, two nodes, and who kills them."""
+    """Two gateways and two nodes, and a method to kill them."""
 
     def __init__(self, site: Site, postgres: PostgresServer) -> None:
         self.site = site
@@ -48,8 +49,8 @@ class Campaign:
         self.site.add_node(f"n{self.num_nodes}")
         self.num_nodes += 1
 
-    def kill(self, victim: str, choose: random.Random) -> None:
-        """Kill, and start again what a supervisor would."""
+    def kill(self, victim: str, rng: random.Random) -> None:
+        """Kill processes, and restart those that a supervisor would restart."""
         is_all = victim == "everything"
         gateways = [0, 1] if is_all else [int(victim[-1])] if victim.startswith("gateway") else []
         for number in gateways:
@@ -60,7 +61,7 @@ class Campaign:
         if victim == "node" or is_all:
             alive = [name for name, node in self.site.nodes.items() if node.connections]
             if alive:
-                self.site.nodes[choose.choice(alive)].die()
+                self.site.nodes[rng.choice(alive)].die()
             self.add_node()
         if victim == "redis" or is_all:
             os.kill(self.site.redis.pid, signal.SIGKILL)
@@ -77,7 +78,7 @@ class Campaign:
             self.gateways[number] = Running(self.site, again.start())
 
     def ask(self, body: dict, name: str, key: str = "") -> dict[str, Any]:
-        """Ask whichever gateway answers, as a client that tries again would."""
+        """Send a request to each gateway in turn until one accepts it."""
         headers = {"idempotency-key": key} if key else {}
         account = self.site.tenants.other_account_id if name == "other" else self.site.tenants.account_id
         end = time.monotonic() + 90
@@ -85,20 +86,20 @@ class Campaign:
             for running in self.gateways:
                 url = f"{running.gateway.base_url}/accounts/{account}/ai/run/{PARROT}?queueRequest=true"
                 with contextlib.suppress(httpx.TransportError):
-                    answer = httpx.post(url, json=body, headers=headers | running.headers(name), timeout=10)
-                    if answer.status_code == 200:
-                        result: dict[str, Any] = answer.json()["result"]
+                    response = httpx.post(url, json=body, headers=headers | running.headers(name), timeout=10)
+                    if response.status_code == 200:
+                        result: dict[str, Any] = response.json()["result"]
                         return result
-                    assert answer.status_code in (401, 409, 429, 503), answer.text
+                    assert response.status_code in (401, 409, 429, 503), response.text
             time.sleep(0.05)
-        raise AssertionError("no gateway answered for too long")
+        raise AssertionError("no gateway accepted the request in time")
 
 
 def requests_of(batch: int) -> list[dict[str, Any]]:
-    choose = random.Random(SEED * 1000 + batch)
+    rng = random.Random(SEED * 1000 + batch)
     return [
         {
-            "prompt": script(tokens=[f"{batch}/", f"{number}"], first_s=choose.choice([0, 0.01, 0.2])),
+            "prompt": script(tokens=[f"{batch}/", f"{number}"], first_s=rng.choice([0, 0.01, 0.2])),
             "external_reference": f"{batch}/{number}",
         }
         for number in range(NUM_REQUESTS)
@@ -120,10 +121,10 @@ def test_every_request_has_one_response_and_one_entry_despite_kills(
 
     submitting = threading.Thread(target=submit)
     submitting.start()
-    choose = random.Random(SEED)
-    for victim in choose.sample(VICTIMS, len(VICTIMS)):
-        time.sleep(choose.uniform(0.05, 0.8))
-        campaign.kill(victim, choose)
+    rng = random.Random(SEED)
+    for victim in rng.sample(VICTIMS, len(VICTIMS)):
+        time.sleep(rng.uniform(0.05, 0.8))
+        campaign.kill(victim, rng)
     submitting.join(120)
     assert len(ids) == NUM_BATCHES
     for number, name in enumerate(owners):
@@ -136,7 +137,7 @@ def test_every_request_has_one_response_and_one_entry_despite_kills(
     wanted = {f"{batch_id}-{number}" for batch_id in ids.values() for number in range(NUM_REQUESTS)}
     assert {row: count for row, count in rows.items() if row in wanted} == dict.fromkeys(wanted, 1)
     assert len(rows) == len(wanted), "a batch was queued twice"
-    assert num_runs(campaign) < 2 * len(wanted), "most was run once"
+    assert num_runs(campaign) < 2 * len(wanted), "too many requests ran more than once"
 
 
 def num_runs(campaign: Campaign) -> int:
@@ -149,7 +150,7 @@ def _finished(campaign: Campaign, batch_id: str, name: str) -> list[dict[str, An
 
 
 async def _entries(url: str) -> Counter[str]:
-    """How many entries each request has, of those that went well: two tokens each."""
+    """Count the successful usage entries of each request, which have two tokens."""
     database = Database.connect(url)
     try:
         async with database.connection() as connection:

@@ -1,5 +1,4 @@
-"""A finetune through a whole Hearth: brought by the official client, it changes the answers that ask for it and no
-others."""
+"""A finetune that is uploaded with the official client changes only the responses of calls that select it."""
 
 from __future__ import annotations
 
@@ -17,13 +16,13 @@ from safetensors.numpy import load_file, save_file
 
 from catalog import finetunes
 from cli.stores import stores
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 QUESTION = [{"role": "user", "content": "Hello"}]
 
 
 def save_random_adapter(folder: Path, seed: int) -> Path:
-    """For Spark's queries and values; large enough that nobody takes it for nothing."""
+    """Save an adapter for Spark's query and value projections, large enough to change the output."""
     base = json.loads(Path("catalog/builtin/spark/config.json").read_text())
     widths = {"q_proj": base["num_attention_heads"], "v_proj": base["num_key_value_heads"]}
     random = np.random.default_rng(seed)
@@ -66,7 +65,7 @@ def test_fine_tune_changes_only_its_own_responses(platform: Platform, cloudflare
 
 
 def save_another(folder: Path, seed: int, *, is_wide: bool = False, **config: str | list[str]) -> Path:
-    """One for another base."""
+    """Save an adapter for another base model."""
     save_random_adapter(folder, seed)
     if is_wide:
         tensors = {f"layers.0.self_attn.q_proj.lora_{letter}.weight": np.zeros(shape, np.float32)
@@ -80,7 +79,7 @@ def save_another(folder: Path, seed: int, *, is_wide: bool = False, **config: st
 def test_fine_tune_of_another_base_model_is_rejected_naming_the_module(
     platform: Platform, cloudflare: Cloudflare, tmp_path: Path
 ):
-    """When its file comes; and when it is called, if its base was another then."""
+    """Rejected at upload, and at the call if the base model was replaced after the upload."""
     wide = save_another(tmp_path / "wide", 3, is_wide=True, target_modules=["q_proj"])
     mistral = save_another(tmp_path / "mistral", 5, model_type="mistral")
     wrong = {
@@ -100,7 +99,7 @@ def test_fine_tune_of_another_base_model_is_rejected_naming_the_module(
 
 
 async def keep_unchecked(platform: Platform, name: str, folder: Path) -> None:
-    """As a finetune is kept whose base was another when its files came."""
+    """Store a finetune without the checks at upload, as if its base model had been replaced since."""
     async with stores(platform.data) as (database, objects):
         made = await finetunes.create(database, platform.account_id, name=name, model=platform.chat_model)
         for file_name in finetunes.FILES:

@@ -1,4 +1,4 @@
-"""What every client asks: one greeting, one question that a tool answers, one object, three texts."""
+"""Requests that every client test uses: a greeting, a question for a tool, a JSON object, and three texts."""
 
 GREETING = [{"role": "user", "content": "Hello"}]
 QUESTION = {"role": "user", "content": "What is the weather in Paris?"}
@@ -15,8 +15,8 @@ PERSON = {
 ABOUT_ANNA = [{"role": "user", "content": "Give me the name and age as JSON: Anna is 31 years old."}]
 TEXTS = ["a cat", "a kitten", "tax law"]
 NO_MODEL = "@cf/no/such-model"
-LISTED_MODEL = "@cf/meta/llama-3.3-70b-instruct-fp8-fast"  # public, and its weights are not here
-RETIRED_MODEL = "@cf/meta/llama-3.1-8b-instruct"  # public until 2026
+LISTED_MODEL = "@cf/meta/llama-3.3-70b-instruct-fp8-fast"  # a public model without installed weights
+RETIRED_MODEL = "@cf/meta/llama-3.1-8b-instruct"  # retired in 2026
 
 
 def is_person(value: object) -> bool:
@@ -24,7 +24,7 @@ def is_person(value: object) -> bool:
 
 
 def is_sensible(vectors: list) -> bool:
-    """Of the three texts, the cat and the kitten are much closer to each other than to the law."""
+    """Return True if the vectors of the cat and the kitten are much closer to each other than to the law."""
     cat, kitten, law = vectors
     return len(cat) == 384 and dot(cat, kitten) > dot(cat, law) + 0.2
 
