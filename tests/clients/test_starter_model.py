@@ -27,7 +27,7 @@ def test_starter_model_is_the_chat_model_and_answers(tmp_path: Path) -> None:
         with OpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
             completion = client.chat.completions.create(
                 model=STARTER,
-                messages=[{"role": "user", "content": "What is the capital of France?"}],
+                messages=[{"role": "user", "content": "Repeat this sentence: The capital of France is Paris."}],
                 temperature=0,
                 max_tokens=40,
             )
