@@ -277,7 +277,7 @@ class _App:
         await response(scope, receive, send)
 
     def _match(self, scope: Scope, exchange: Exchange) -> tuple[Route, dict[str, str]]:
-        """Return the route and its parameters. Raises Refusal; an OpenAI client with a wrong base URL gets the right one."""
+        """Return the route and its parameters. Raises Refusal, with the right base URL for OpenAI clients."""
         try:
             return self._router.match(scope["method"], scope["raw_path"])
         except Refusal as refusal:

