@@ -7,7 +7,6 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-
 MAX_NODES = 64
 SPARK = "@cf/hearth/spark"
 MINILM = "@cf/hearth/minilm"
