@@ -78,11 +78,11 @@ def test_least_recently_used_idle_adapter_is_evicted_and_a_referenced_one_never(
     assert take(cache, adapters[2]) == (0, OUT_OF_CAPACITY)
     assert cache.release(adapters[1].digest)
     _, code = take(cache, adapters[2])
-    assert (code, cache.acquire(adapters[0].digest)) == (RUNNING, first), "the one in use has stayed"
+    assert (code, cache.acquire(adapters[0].digest)) == (RUNNING, first), "the adapter in use stays"
     assert [cache.release(adapters[number].digest) for number in (0, 2, 0)] == [False, True, True]
     take(cache, adapters[3])
     assert cache.acquire(adapters[0].digest) == first, "0 was used after 2"
-    assert cache.acquire(adapters[2].digest) == 0, "2 left"
+    assert cache.acquire(adapters[2].digest) == 0, "2 was evicted"
     assert cache.used_bytes == 2 * size_bytes(runner)
 
 
@@ -219,11 +219,11 @@ def test_long_queue_for_one_adapter_does_not_delay_another_tenant(
     while not driver.tokens[many[1]]:
         driver.step()
     assert has_references(runner.adapters, size_bytes(runner))
-    asked = driver.add(PROMPT, adapter=other, tenant=2, **GREEDY)
+    waiting = driver.add(PROMPT, adapter=other, tenant=2, **GREEDY)
     runner.adapters.load(other, may_place=False).result(20)  # adapters are read one after the other
     driver.run()
-    assert {driver.finishes[each] for each in (*many, asked)} == {"length"}
-    assert list(driver.finishes).index(asked) <= 4, "those that had begun end before"
+    assert {driver.finishes[each] for each in (*many, waiting)} == {"length"}
+    assert list(driver.finishes).index(waiting) <= 4, "sequences that run end first"
     assert not has_references(runner.adapters, size_bytes(runner))
     monkeypatch.undo()
     alone = Driver(runner_of(base))
