@@ -16,8 +16,8 @@ from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
     from storage.database import Database
-    from storage.ephemeral import Ephemeral
     from tenants.accounts import Account
+    from tenants.change_context import ChangeContext
 
 app = typer.Typer(
     help="Accounts: create, list, block, unblock; plan, limits, residency and retention.", no_args_is_help=True
@@ -55,7 +55,7 @@ def terms(
 
     if plan is None and limits is None:
         raise CommandFailed("pass --plan, --limits or both", exit_code=2)
-    change = partial(accounts.set_terms, plan=plan, limits=limits, who="cli")
+    change = partial(accounts.set_terms, plan=plan, limits=limits)
     print_record(asyncio.run(_change(data, account_id, change)), is_json=json)
 
 
@@ -70,7 +70,7 @@ def block(account_id: AccountId, data: DataOption = None, json: JsonOption = Fal
     """Reject all calls of an account until it is unblocked."""
     from tenants import accounts
 
-    print_record(asyncio.run(_change(data, account_id, accounts.block)), is_json=json)
+    print_record(asyncio.run(_change(data, account_id, partial(accounts.set_blocked, is_blocked=True))), is_json=json)
 
 
 @app.command()
@@ -78,7 +78,7 @@ def unblock(account_id: AccountId, data: DataOption = None, json: JsonOption = F
     """Allow the calls of a blocked account again."""
     from tenants import accounts
 
-    print_record(asyncio.run(_change(data, account_id, accounts.unblock)), is_json=json)
+    print_record(asyncio.run(_change(data, account_id, partial(accounts.set_blocked, is_blocked=False))), is_json=json)
 
 
 @app.command()
@@ -95,9 +95,9 @@ def region(
     from tenants import accounts
     from tenants.residency import parse_rule
 
-    async def change(database: Database, account_id: str, *, ephemeral: Ephemeral | None) -> None:
+    async def change(database: Database, account_id: str, *, context: ChangeContext) -> Account:
         rule = None if locations == "anywhere" else parse_rule(locations)
-        await accounts.set_region(database, account_id, rule, who="cli", ephemeral=ephemeral)
+        return await accounts.set_region(database, account_id, rule, context=context)
 
     print_record(asyncio.run(_change(data, account_id, change)), is_json=json)
 
@@ -112,7 +112,7 @@ def retention(
     """Set what may be stored of an account's calls."""
     from tenants import accounts
 
-    change = partial(accounts.set_retention, retention=rule, who="cli")
+    change = partial(accounts.set_retention, retention=rule)
     print_record(asyncio.run(_change(data, account_id, change)), is_json=json)
 
 
@@ -136,22 +136,18 @@ async def _list(data: Path | None) -> list[dict[str, Any]]:
         return [record(account) for account in await accounts.list_all(database)]
 
 
-async def _change(data: Path | None, account_id: str, change: Callable[..., Awaitable[None]]) -> dict[str, Any]:
-    """Call `change(database, account_id, ephemeral=...)` and return the account afterwards. Raises CommandFailed."""
+async def _change(data: Path | None, account_id: str, change: Callable[..., Awaitable[Account]]) -> dict[str, Any]:
+    """Call `change(database, account_id, context=...)` and return the changed account. Raises CommandFailed."""
     from storage.errors import Missing
-    from tenants import accounts
 
     target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         try:
-            await change(database, account_id, ephemeral=ephemeral)
+            return record(await change(database, account_id, context=context))
         except Missing:
             raise CommandFailed(f"there is no account {account_id}") from None
         except ValueError as error:
             raise CommandFailed(str(error), exit_code=2) from None
-        found = await accounts.find(database, account_id)
-        assert found is not None
-        return record(found)
 
 
 def record(account: Account) -> dict[str, Any]:

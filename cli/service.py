@@ -100,7 +100,7 @@ def add(
 
     path = ring_path(ring, data)
     with _failures(path):
-        row = service_ring.public_key(public, subject, start_s=time.time(), life_days=days, place=pop)
+        row = service_ring.public_key(public, subject, start_s=time.time(), life_days=days, pop=pop)
     _change(path, data, "service_key.add", row.kid, subject, lambda old: service_ring.with_key(old, row))
     print_record(_shown(row), is_json=json)
 
@@ -122,7 +122,7 @@ def rotate(
     known = [key for key in _read(path).keys if key.subject == subject]
     if not known:
         raise CommandFailed(f"{path} has no key of {subject}")
-    pop = service_ring.newest_key(known).place
+    pop = service_ring.newest_key(known).pop
     with _failures(path):
         private, row = create_key(path, subject, pop, days, start_s=time.time() + _seconds("starts", starts))
     overlap_s = _seconds("overlap", overlap)
@@ -290,7 +290,7 @@ def _shown(key: PublicKey) -> dict[str, Any]:
         return datetime.fromtimestamp(at_s, UTC).isoformat()
 
     times = {"not_before": shown_time(key.not_before), "not_after": shown_time(key.not_after)}
-    return {"kid": key.kid, "subject": key.subject, "pop": key.place, **times, "public": key.public}
+    return {"kid": key.kid, "subject": key.subject, "pop": key.pop, **times, "public": key.public}
 
 
 def _seconds(option: str, text: str) -> int:

@@ -154,9 +154,9 @@ async def _revoke(data: Path | None, account: str | None, api_token_id: str) -> 
 
     target = Target.find(data)
     account_id = account_of(target, account)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         try:
-            await api_tokens.revoke(database, account_id, api_token_id, ephemeral=ephemeral)
+            await api_tokens.revoke(database, account_id, api_token_id, context=context)
         except Missing:
             raise CommandFailed(f"this account has no API token {api_token_id}") from None
         found = await api_tokens.find(database, account_id, api_token_id)

@@ -123,14 +123,14 @@ async def _list(data: Path | None) -> list[dict[str, Any]]:
 async def _change_membership(
     data: Path | None, email: str, account_id: str, change: Callable[..., Awaitable[None]]
 ) -> dict[str, Any]:
-    """Call `change(database, user_id, account_id, ephemeral=...)` and return the user. Raises CommandFailed."""
+    """Call `change(database, user_id, account_id, context=...)` and return the user. Raises CommandFailed."""
     from storage.errors import Conflict, Missing
 
     target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         user = await _find(database, email)
         try:
-            await change(database, user.user_id, account_id, ephemeral=ephemeral)
+            await change(database, user.user_id, account_id, context=context)
         except Missing as error:
             raise CommandFailed(f"there is no {error}") from None
         except Conflict:
@@ -142,9 +142,9 @@ async def _roll(data: Path | None, email: str) -> dict[str, Any]:
     from tenants import users
 
     target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         user = await _find(database, email)
-        key = await users.roll_global_key(database, target.pepper(), user.user_id, ephemeral=ephemeral)
+        key = await users.roll_global_key(database, target.pepper(), user.user_id, context=context)
         return await record(database, user) | {"global_key": key}
 
 

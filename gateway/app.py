@@ -288,5 +288,4 @@ class _App:
             and operators.has_session_cookie(exchange.headers)
         ):
             return await operators.authenticate(method, exchange.headers)
-        address = self._services.client_address(exchange.peer)
-        return await authentication.authenticate(self._services.verifier, exchange.headers, address)
+        return await authentication.authenticate(self._services, exchange.headers, exchange.peer)

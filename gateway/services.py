@@ -20,7 +20,6 @@ from catalog.registry import Registry
 from documents.converter import Converter
 from documents.converter import Limits as DocumentLimits
 from gateway.admission import Admission
-from gateway.client_address import ClientAddress
 from gateway.dispatch import Timeouts
 from gateway.inference.finetunes import Finetunes
 from gateway.inference.markdown_conversion import Documents
@@ -99,10 +98,6 @@ class Services:
 
     trusted_proxies: AddressCondition | None = None
     operators: Operators | None = None  # None without an OpenID provider
-
-    def client_address(self, peer: tuple[str, int] | None) -> ClientAddress:
-        """Return the client address of a request; `peer` is ASGI's `client`."""
-        return ClientAddress(peer[0] if peer else None, self.trusted_proxies)
 
     def missing_for_readiness(self) -> str | None:
         """Return why this gateway should receive no traffic, or None."""

@@ -16,7 +16,7 @@ async def wait_for_event(event: asyncio.Event, timeout_s: float) -> None:
             await event.wait()
 
 
-def tell(waiter: asyncio.Future[T], result: T, error: BaseException | None) -> None:
+def complete(waiter: asyncio.Future[T], result: T, error: BaseException | None) -> None:
     """Set the error if there is one, else the result. Does nothing if the future is already done or cancelled."""
     if waiter.done():
         return

@@ -31,7 +31,7 @@ accounts = Table(
     Column("account_id", String(32), primary_key=True),
     Column("name", String(256), nullable=False),
     Column("status", String(16), nullable=False, server_default="active"),
-    Column("plan", String(32), nullable=False, server_default="standard"),
+    Column("plan", String(32), nullable=False, server_default="paid"),
     Column("created_at", UtcDateTime, nullable=False),
     # Epoch of the last change that verifiers of this account's tokens must see; 0 if never changed.
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
@@ -238,7 +238,7 @@ audit_entries = Table(
     metadata,
     Column("audit_id", String(36), primary_key=True),
     Column("at", UtcDateTime, nullable=False),
-    Column("who", String(128), nullable=False),
+    Column("actor", String(128), nullable=False),
     Column("action", String(64), nullable=False),
     Column("account_id", String(32), nullable=False),
     # The id of the affected object: an account, an API token. Never a secret.

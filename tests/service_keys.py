@@ -30,7 +30,7 @@ class ServiceKeys:
         """Make a key for `subject`, bound to `pop` unless empty, and return the key's id."""
         private = key_ring.generate()
         key_ring.write_private_key(self.folder(subject, pop), private)
-        row = key_ring.public_key(key_ring.public_half(private), subject, start_s=time.time(), life_days=1, place=pop)
+        row = key_ring.public_key(key_ring.public_half(private), subject, start_s=time.time(), life_days=1, pop=pop)
         self.change(lambda ring: key_ring.with_key(ring, row))
         return row.kid
 

@@ -78,7 +78,7 @@ def plan_variant(model_dir: Path, recipe: Recipe) -> Plan:
     config = read_config(model_dir)
     checkpoint = weights.open_checkpoint(model_dir).without(config.ignored)
     model = Decoder(config, torch.float32, torch.device("meta"))
-    names = model.destinations(checkpoint.entries)
+    names = model.destinations(checkpoint)
     sources = weights.check(checkpoint, names)
     for source in sources.values():
         if source.is_quantized:
@@ -172,7 +172,7 @@ def _tied_head(config: ModelConfig, checkpoint: weights.Checkpoint) -> str | Non
     if not config.is_head_tied:
         return None
     untied = Decoder(replace(config, is_head_tied=False), torch.float32, torch.device("meta"))
-    untied.destinations(checkpoint.entries)
+    untied.destinations(checkpoint)
     return untied.linears[-1].names[0]
 
 

@@ -66,7 +66,7 @@ class Progress:
 
 
 class Checkpoint:
-    """The stored tensors of a model and the parameters they make up. `entries` are the parameters' names."""
+    """The stored tensors of a model and the parameters they make up. `name in checkpoint` is true for parameters."""
 
     def __init__(
         self,
@@ -80,9 +80,8 @@ class Checkpoint:
         self._is_idle = is_idle
         self._sources: dict[str, Source | None] = {}
 
-    @property
-    def entries(self) -> Collection[str]:
-        return _Names(self)
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.find(name) is not None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -159,22 +158,6 @@ class Checkpoint:
             return False
         with Files() as files:  # GPTQ tools write zero biases for models without biases
             return not files.read_reals(stored).any()
-
-
-class _Names(Collection[str]):
-    """The parameter names of a checkpoint. A name may stand for a parameter made of several stored tensors."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._checkpoint.find(name) is not None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._checkpoint._stored)
-
-    def __len__(self) -> int:
-        return len(self._checkpoint._stored)
 
 
 def open_checkpoint(model_dir: Path) -> Checkpoint:

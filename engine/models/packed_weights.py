@@ -40,7 +40,7 @@ def memory_bytes(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype
     """
     packed = {name for linear in _packable(model, checkpoint, kernels, dtype) for name in linear.names}
     total = 0
-    for name, destination in model.destinations(checkpoint.entries).items():
+    for name, destination in model.destinations(checkpoint).items():
         source = checkpoint.find(name) if name in packed else None
         if source is None:
             total += math.prod(destination.shape) * dtype.itemsize
@@ -50,7 +50,7 @@ def memory_bytes(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype
 
 
 def _packable(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> Iterator[Linear]:
-    model.destinations(checkpoint.entries)  # sets the names of the linear layers for this checkpoint
+    model.destinations(checkpoint)  # sets the names of the linear layers for this checkpoint
     for linear in model.linears:
         form = _common_form(linear, checkpoint)
         if form is not None and kernels.supports_packed(form, linear.shape, dtype):

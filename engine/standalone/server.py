@@ -22,7 +22,7 @@ from engine.serving.addresses import Address
 from engine.serving.http_server import HttpServer
 from engine.serving.loaders import Loaders
 from engine.serving.replicas import Replicas
-from engine.standalone.app import OpenAIDoor
+from engine.standalone.app import create_app
 from engine.standalone.model_folder import FolderStore, dtype_of, sampling_defaults, weight_bytes
 from engine.standalone.served_model import ServedModel
 from engine.standalone.settings import ServeSettings
@@ -66,8 +66,8 @@ class StandaloneServer:
         self._dtype = dtype_of(settings.model_dir) if settings.dtype == "config" else settings.dtype
         self._replicas = Replicas(self._store, Loaders(zygote, self._load_settings(), self._store), max_replicas=1)
         self._model = ServedModel(self._store, self._replicas, settings.model_names, settings.model_dir, defaults)
-        door = OpenAIDoor(self._model, api_key=settings.api_key, version=metadata.version("hearth"))
-        self._http = HttpServer(door, max_connections=None)
+        app = create_app(self._model, api_key=settings.api_key, version=metadata.version("hearth"))
+        self._http = HttpServer(app, max_connections=None)
 
     def stop(self) -> None:
         """Drain and stop; a second call stops without waiting for running calls."""

@@ -306,7 +306,7 @@ class TextGenerator:
         phase = self._reasoning.phase_after(end)
         return (
             None
-            if phase == "answers" and not self._reasoning.answer_opening
+            if phase == "content" and not self._reasoning.content_opening
             else ReasoningState(self._reasoning, phase)
         )
 

@@ -52,20 +52,20 @@ class ReasoningOutputParser:
         return self._parse_calls(self._thoughts.push(text))
 
     def flush(self, *, is_cut: bool = False) -> list[OutputPiece]:
-        rest = self._parse_calls(self._thoughts.flush())
-        return rest if self._calls is None else rest + self._calls.flush(is_cut=is_cut)
+        pieces = self._parse_calls(self._thoughts.flush())
+        return pieces if self._calls is None else pieces + self._calls.flush(is_cut=is_cut)
 
     def _parse_calls(self, pieces: list[OutputPiece]) -> list[OutputPiece]:
         """Parse the text pieces for calls. Reasoning contains none."""
         if self._calls is None:
             return pieces
-        read: list[OutputPiece] = []
+        parsed: list[OutputPiece] = []
         for piece in pieces:
             if isinstance(piece, str):
-                read += self._calls.push(piece)
+                parsed += self._calls.push(piece)
             elif isinstance(piece, ReasoningPiece):
-                read.append(piece)
-        return read
+                parsed.append(piece)
+        return parsed
 
 
 def make_call_parser(

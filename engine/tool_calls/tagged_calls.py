@@ -97,14 +97,12 @@ class TaggedCalls(Family):
     def reader(self, tools: Tools) -> TaggedReader:
         return TaggedReader(self, tools)
 
-    def begin_of(self, name: str) -> str:
-        return self.before_name + name
-
     def call_rules(self, index: int, name: str, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
         literal = writer.literal
         properties = properties_of(schema) if has_plain_properties(schema) else None
         if properties is None and not writer.is_lenient:
             raise UnsupportedSchema("its parameters are not plain properties")
+        required = schema.get("required")
         pairs: list[str] = []
         rules: list[str] = []
         for number, (key, part) in enumerate((properties or {}).items()):
@@ -117,7 +115,7 @@ class TaggedCalls(Family):
             rules.append(
                 f"{pair}: {literal(self.before_key)} {quoted(key)} value_{index}_{number} {self._line(writer)}"
             )
-            pairs.append(pair if key in _required(schema) else f"{pair}?")
+            pairs.append(pair if isinstance(required, list) and key in required else f"{pair}?")
         if properties is None or schema.get("additionalProperties", True) is not False:
             rules += self._free_rules(index, writer)
             pairs.append(f"free_{index}*")
@@ -161,11 +159,6 @@ class TaggedCalls(Family):
     def _text_rule(self, name: str, writer: RuleWriter) -> str:
         """Return the rule of a string and the tag after it."""
         return text_until(name, self.after_value, self.marks, writer.controls).rstrip()
-
-
-def _required(schema: Mapping[str, Any]) -> Collection[Any]:
-    found = schema.get("required")
-    return found if isinstance(found, list) else ()
 
 
 class TaggedReader(ArgumentReader):
@@ -263,17 +256,12 @@ class TaggedReader(ArgumentReader):
         if is_last:
             whole, is_json = "".join(self._value), self._kind == "json"
             types = None if is_json else types_of(self._part, self._schema)
-            self._arguments += _json_value(whole, types, _choices(self._part), is_json=is_json)
+            self._arguments += _json_value(whole, types, self._part.get("enum"), is_json=is_json)
 
     @property
     def _is_text(self) -> bool:
         """True if the current value must be a string."""
         return self._kind == "text" or (self._kind == "schema" and must_be_string(self._part, self._schema))
-
-
-def _choices(schema: Mapping[str, Any]) -> Collection[Any]:
-    found = schema.get("enum")
-    return found if isinstance(found, list) else ()
 
 
 def _is_closed(value: str) -> bool:
@@ -292,10 +280,10 @@ def _safe_size(text: str, end: str, *, keeps_line: bool) -> int:
     return size - 1 if keeps_line and size and text[size - 1] == "\n" else size
 
 
-def _json_value(text: str, types: Collection[str] | None, choices: Collection[Any], *, is_json: bool) -> str:
+def _json_value(text: str, types: Collection[str] | None, choices: Any, *, is_json: bool) -> str:
     """Return a value as JSON text: the value that `text` spells if its type is one of `types` (None: any), otherwise
     the text as a string. `is_json`: strings are in quotes."""
-    if not is_json and text in choices:
+    if not is_json and isinstance(choices, list) and text in choices:
         return quoted(text)
     spelled = text.strip()
     try:

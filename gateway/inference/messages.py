@@ -27,7 +27,7 @@ from gateway.call import Endpoint, ParsedRequest
 from gateway.errors import Refusal
 from gateway.inference.partial_json import close_partial_json
 from gateway.model_names import require_task
-from gateway.stream_errors import OwnErrorFrame
+from gateway.streaming import OwnErrorFrame
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%s":'

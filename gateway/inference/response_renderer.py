@@ -16,7 +16,7 @@ from engine.protocol.outcome import Outcome
 from engine.protocol.rendering import logprobs_object
 from gateway import envelope
 from gateway.errors import Refusal
-from gateway.stream_errors import OwnErrorFrame
+from gateway.streaming import OwnErrorFrame
 
 # Fields that a response repeats from its request, with the values for omitted ones.
 REPEATED_FIELDS: dict[str, Any] = {

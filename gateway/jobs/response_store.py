@@ -27,7 +27,7 @@ from gateway.call import ParsedRequest, StoredRecord
 from gateway.jobs.sealed_content import Sealer
 from storage.database import Database
 from storage.errors import StoreError, StoreUnavailable
-from storage.waiters import tell
+from storage.waiters import complete
 from telemetry.clock import Clock
 from tenants.jobs import responses
 from tenants.jobs.responses import Kept
@@ -196,7 +196,7 @@ class StoredResponses:
                 log.exception("responses were not stored")
                 error = StoreUnavailable(type(failed).__name__)
             for _, done in rows:
-                tell(done, None, error)
+                complete(done, None, error)
         self._writing = None
 
 

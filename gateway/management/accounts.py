@@ -15,7 +15,6 @@ from starlette.responses import Response
 from gateway.errors import Reason, Refusal
 from gateway.management.endpoint import (
     PageQuery,
-    audit_context,
     change_context,
     change_errors,
     existing,
@@ -97,9 +96,7 @@ async def create(services: Services, request: Request, body: AccountBody) -> Res
         region=_parse_region(settings),
         retention=settings.retention or "standard",
     )
-    await users.create_account(
-        services.database, principal.user_id, account, who=principal.api_token_id, ephemeral=services.ephemeral
-    )
+    await users.create_account(services.database, principal.user_id, account, context=change_context(services, request))
     return respond(render_account(account))
 
 
@@ -117,15 +114,15 @@ async def update(services: Services, request: Request, body: AccountBody) -> Res
     region = account.region if settings.region is UNSET else _parse_region(settings)
     retention = settings.retention or account.retention
     changed_settings = None if body.settings is None else _account_settings(settings)
-    database, account_id, by = services.database, account.account_id, change_context(services, request)
+    database, account_id, context = services.database, account.account_id, change_context(services, request)
     with change_errors():
         changed = await accounts.change(
-            database, account_id, name, changed_settings, **audit_context(services, request)
+            database, account_id, name, changed_settings, context=change_context(services, request)
         )
         if region != account.region:
-            await accounts.set_region(database, account_id, region, **by)
+            await accounts.set_region(database, account_id, region, context=context)
         if retention != account.retention:
-            await accounts.set_retention(database, account_id, retention, **by)
+            await accounts.set_retention(database, account_id, retention, context=context)
     return respond(render_account(replace(changed, region=region, retention=retention)))
 
 
@@ -133,7 +130,7 @@ async def delete(services: Services, request: Request) -> Response:
     """Delete an account and its API tokens."""
     account_id = request.path_params["account_id"]
     with change_errors():
-        await accounts.delete(services.database, account_id, **change_context(services, request))
+        await accounts.delete(services.database, account_id, context=change_context(services, request))
     return respond({"id": account_id})
 
 

@@ -18,7 +18,6 @@ from gateway.errors import Reason, Refusal
 from gateway.management.api_token_bodies import TokenBody, parse_spec, render_groups, render_token
 from gateway.management.endpoint import (
     PageQuery,
-    audit_context,
     change_context,
     change_errors,
     existing,
@@ -70,10 +69,10 @@ async def create(services: Services, request: Request, body: TokenBody) -> Respo
     holder = _holder(request)
     spec, account_id = await _read_spec(services, holder, body)
     owner = TokenOwner(holder.kind, account_id, holder.user_id)
-    pepper, by = services.settings.token_pepper, audit_context(services, request)
+    pepper, context = services.settings.token_pepper, change_context(services, request)
     try:
         with change_errors():
-            created = await user_tokens.create(services.database, pepper, owner, spec, **by)
+            created = await user_tokens.create(services.database, pepper, owner, spec, context=context)
     except TooManyTokens as error:
         raise invalid(str(error)) from None
     return respond({**render_token(created.token), "value": created.secret})
@@ -90,25 +89,27 @@ async def update(services: Services, request: Request, body: TokenBody) -> Respo
     """Replace everything of a token except its secret."""
     holder = _holder(request)
     spec, _ = await _read_spec(services, holder, body)
-    by = change_context(services, request)
+    context = change_context(services, request)
     with change_errors():
-        changed = await user_tokens.replace(services.database, holder, _token_id(request), spec, **by)
+        changed = await user_tokens.replace(services.database, holder, _token_id(request), spec, context=context)
     return respond(render_token(changed))
 
 
 async def delete(services: Services, request: Request) -> Response:
     """Revoke and delete a token."""
-    by = change_context(services, request)
+    context = change_context(services, request)
     with change_errors():
-        await user_tokens.delete(services.database, _holder(request), _token_id(request), **by)
+        await user_tokens.delete(services.database, _holder(request), _token_id(request), context=context)
     return respond({"id": _token_id(request)})
 
 
 async def roll(services: Services, request: Request) -> Response:
     """Replace the secret of a token. The result is the new secret."""
-    pepper, by = services.settings.token_pepper, change_context(services, request)
+    pepper, context = services.settings.token_pepper, change_context(services, request)
     with change_errors():
-        secret = await user_tokens.roll(services.database, pepper, _holder(request), _token_id(request), **by)
+        secret = await user_tokens.roll(
+            services.database, pepper, _holder(request), _token_id(request), context=context
+        )
     return respond(secret)
 
 

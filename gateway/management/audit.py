@@ -34,11 +34,11 @@ async def list_(services: Services, request: Request, query: AuditQuery) -> Resp
 
 
 def _render_entry(entry: AuditEntry) -> dict[str, Any]:
-    kind = "cli" if entry.who == "cli" else "user"
+    kind = "cli" if entry.actor == "cli" else "user"
     return {
         "id": entry.audit_id,
         "action": {"type": entry.action, "result": True},
-        "actor": {"id": entry.who, "type": kind},
+        "actor": {"id": entry.actor, "type": kind},
         "interface": "CLI" if kind == "cli" else "API",
         "metadata": {"detail": entry.detail},
         "owner": {"id": entry.account_id},

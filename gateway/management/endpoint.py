@@ -23,6 +23,7 @@ from gateway.http.exchange import Exchange
 from gateway.openapi.operation import describe
 from gateway.services import Services
 from storage.errors import Missing
+from tenants.change_context import ChangeContext
 from tenants.credentials.principal import Principal
 
 MAX_BODY_BYTES = 128 * 1024
@@ -109,14 +110,9 @@ async def read_object(services: Services, request: Request, *, is_ai: bool = Fal
         raise
 
 
-def audit_context(services: Services, request: Request) -> dict[str, Any]:
-    """Return the arguments of a change that is recorded in the audit log: the actor and the clock."""
-    return {"who": principal_of(request).api_token_id, "clock": services.clock}
-
-
-def change_context(services: Services, request: Request) -> dict[str, Any]:
-    """Return the arguments of a change that other gateways must notice: also Redis."""
-    return {**audit_context(services, request), "ephemeral": services.ephemeral}
+def change_context(services: Services, request: Request) -> ChangeContext:
+    """Return the context of a change by the caller."""
+    return ChangeContext(principal_of(request).api_token_id, services.clock, services.ephemeral)
 
 
 def existing(found: _Row | None) -> _Row:

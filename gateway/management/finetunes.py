@@ -198,7 +198,7 @@ def _audit_note(services: Services, request: Request, action: str, detail: str =
 
     async def note(connection: AsyncConnection, changed: Finetune) -> None:
         ids = {"account_id": changed.account_id, "subject_id": changed.finetune_id}
-        await audit_log.append(connection, at=services.clock.now(), who=actor, action=action, detail=detail, **ids)
+        await audit_log.append(connection, at=services.clock.now(), actor=actor, action=action, detail=detail, **ids)
 
     return note
 

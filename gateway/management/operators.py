@@ -162,7 +162,7 @@ class Operators:
 
     async def _write_audit(self, connection: AsyncConnection, operator_id: str, action: str, role: Role) -> None:
         now, ids = self._clock.now(), {"account_id": "", "subject_id": operator_id.partition(":")[2]}
-        await audit.append(connection, at=now, who=operator_id, action=action, detail=role, **ids)
+        await audit.append(connection, at=now, actor=operator_id, action=action, detail=role, **ids)
 
 
 def _cookie_in(headers: Headers, name: str) -> str:

@@ -34,8 +34,7 @@ async def verify_account_token(services: Services, request: Request) -> Response
 
 
 async def _verify(services: Services, request: Request) -> Principal | Refused:
-    address = services.client_address(request.scope.get("client"))
-    return await authentication.verify(services.verifier, request.scope["headers"], address)
+    return await authentication.verify(services, request.scope["headers"], request.scope.get("client"))
 
 
 def _render(verified: Principal | Refused, kind: TokenKind, account_id: str | None) -> Response:

@@ -21,7 +21,7 @@ from gateway.errors import Reason, Refusal
 from gateway.inference.run import RUN
 from gateway.management.endpoint import (
     Count,
-    audit_context,
+    change_context,
     existing,
     format_time,
     invalid,
@@ -244,7 +244,7 @@ async def put_budget(services: Services, request: Request, body: BudgetBody) -> 
             services.database, budget.account_id, budget.api_token_id
         ):
             raise invalid("api_token_id must be the id of an API token of this account")
-        await budgets.put(services.database, budget, **audit_context(services, request))
+        await budgets.put(services.database, budget, context=change_context(services, request))
     except (ValueError, Conflict) as error:
         raise invalid(str(error)) from None
     await services.allowance.refresh()
@@ -255,8 +255,8 @@ async def put_budget(services: Services, request: Request, body: BudgetBody) -> 
 async def remove_budget(services: Services, request: Request, query: BudgetQuery) -> Response:
     """Delete the budget that the query names."""
     account_id, token_id = request.path_params["account_id"], query.api_token_id or budgets.WHOLE_ACCOUNT
-    by = audit_context(services, request)
-    existing(await budgets.remove(services.database, account_id, token_id, query.unit, **by) or None)
+    context = change_context(services, request)
+    existing(await budgets.remove(services.database, account_id, token_id, query.unit, context=context) or None)
     await services.allowance.refresh()
     return respond({"api_token_id": token_id or None, "unit": query.unit})
 

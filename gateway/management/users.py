@@ -16,7 +16,6 @@ from gateway.errors import Reason, Refusal
 from gateway.management.accounts import render_account
 from gateway.management.endpoint import (
     PageQuery,
-    audit_context,
     change_context,
     change_errors,
     existing,
@@ -101,7 +100,7 @@ async def update(services: Services, request: Request, body: UserBody) -> Respon
     profile = structs.replace(user.profile, **{name: value or None for name, value in fields.items()})
     name = user.name if first_name is None else first_name
     with change_errors("first_name"):
-        await users.change(services.database, user.user_id, name, profile, **audit_context(services, request))
+        await users.change(services.database, user.user_id, name, profile, context=change_context(services, request))
     return await get(services, request)
 
 
@@ -142,7 +141,7 @@ async def _end(services: Services, request: Request, membership: dict[str, Any])
     _check_has_global_key(principal)
     account_id = membership["account"]["id"]
     with change_errors():
-        await users.leave(services.database, principal.user_id, account_id, **change_context(services, request))
+        await users.leave(services.database, principal.user_id, account_id, context=change_context(services, request))
 
 
 async def _find(services: Services, request: Request) -> dict[str, Any]:

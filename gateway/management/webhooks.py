@@ -40,7 +40,7 @@ async def replace(services: Services, request: Request, body: WebhookKeyBody) ->
         request.path_params["account_id"],
         services.clock.now(),
         overlap_s=body.overlap_s,
-        who=principal_of(request).api_token_id,
+        actor=principal_of(request).api_token_id,
     )
     secret = secret_text(key.secret(services.settings.cache_secret))
     return respond(_render_key(key, []) | {"secret": secret})
@@ -49,7 +49,7 @@ async def replace(services: Services, request: Request, body: WebhookKeyBody) ->
 async def remove(services: Services, request: Request) -> Response:
     """Delete the key. Webhooks are no longer signed."""
     account_id, actor = request.path_params["account_id"], principal_of(request).api_token_id
-    if not await webhook_keys.remove(services.database, account_id, services.clock.now(), who=actor):
+    if not await webhook_keys.remove(services.database, account_id, services.clock.now(), actor=actor):
         raise Refusal(Reason.OBJECT_UNKNOWN)
     return respond(None)
 

@@ -154,8 +154,7 @@ class _Standing:
     role: Role = "administrator"
 
     def terms(self) -> AccountTerms:
-        """What its calls must know; an older version called what is paid `standard`."""
-        return AccountTerms.of(self.plan, self.limits)
+        return AccountTerms(self.plan, self.limits)
 
 
 def _grant(scopes: frozenset[str], standing: _Standing, narrower: RegionRule | None = None) -> Grant:

@@ -29,11 +29,6 @@ class AccountTerms:
     plan: str = "paid"
     limits: str = ""
 
-    @classmethod
-    def of(cls, plan: str, limits: str) -> AccountTerms:
-        """As an account's row says; "standard" is what older rows call the paid plan."""
-        return cls("paid" if plan == "standard" else plan, limits)
-
 
 @dataclass(frozen=True, slots=True)
 class Grant:

@@ -17,7 +17,7 @@ class ReleasePace:
     def __init__(self) -> None:
         self._mean_s: dict[str, float] = {}
 
-    def saw(self, key: str, held_s: float) -> None:
+    def record(self, key: str, held_s: float) -> None:
         """Record that a slot was held for `held_s`."""
         mean_s = self._mean_s.get(key)
         if mean_s is None:
@@ -27,7 +27,7 @@ class ReleasePace:
         else:
             self._mean_s[key] = mean_s + (held_s - mean_s) * _WEIGHT
 
-    def next_s(self, key: str, num_places: int) -> float:
-        """Return the expected seconds until one of `num_places` used slots is released, between MIN_WAIT_S and
+    def next_s(self, key: str, num_slots: int) -> float:
+        """Return the expected seconds until one of `num_slots` used slots is released, between MIN_WAIT_S and
         MAX_WAIT_S."""
-        return min(MAX_WAIT_S, max(MIN_WAIT_S, self._mean_s.get(key, 0.0) / max(1, num_places)))
+        return min(MAX_WAIT_S, max(MIN_WAIT_S, self._mean_s.get(key, 0.0) / max(1, num_slots)))

@@ -25,7 +25,7 @@ NEW_EPOCH, UNKNOWN_BUDGET, REFUSED, RESERVED, RESERVED_BEFORE = -1, -2, 0, 1, 2
 
 # Modes of RESERVE: normal; regardless of the limits; restoring calls that Redis lost, without counting windows; and
 # counting without an open call.
-AS_ANYBODY, FORCED, AGAIN, IN_PASSING = 0, 1, 2, 3
+NORMAL, FORCED, RESTORE_CALL, COUNT_ONLY = 0, 1, 2, 3
 
 RESERVE = """
 local six = '(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)'

@@ -1,4 +1,4 @@
-"""Folders: only data becomes a model, and what it is comes from its own files."""
+"""catalog/model_folder.py: validation of model folders, and the facts derived from them."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def test_only_model_files_are_selected(tmp_path: Path) -> None:
 
 def spoil(name: str, text: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
-        place = folder / name
-        place.parent.mkdir(exist_ok=True)
-        place.write_text(text)
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
 
     return change
 

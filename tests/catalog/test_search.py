@@ -1,4 +1,4 @@
-"""The search route's rows: the contract's shape, filters, and pages that end."""
+"""catalog/search.py: rows, filters and pages of the search route."""
 
 from __future__ import annotations
 

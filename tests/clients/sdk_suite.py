@@ -35,6 +35,7 @@ from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.migrate import migrate
 from tenants import accounts, tables, users
+from tenants.change_context import ChangeContext
 from tenants.credentials import decision_epoch
 from tests.gateway.echo_proxy import TUNABLE_MODEL, run_echo_proxy
 from tests.gateway.process import PEPPER
@@ -77,7 +78,7 @@ async def seed(database_url: str) -> str:
     """Create the suite's tenant with a finetune, and the account that the suite deletes. Return the user's id."""
     database = Database.connect(database_url)
     await accounts.create(database, "SDK", ACCOUNT_ID)
-    often = accounts.Account(DELETED_ACCOUNT_ID, "deleted often", "active", "standard", datetime.now(UTC))
+    often = accounts.Account(DELETED_ACCOUNT_ID, "deleted often", "active", "paid", datetime.now(UTC))
     now = datetime.now(UTC)
     tuned = Finetune(FINETUNE_ID, ACCOUNT_ID, "brought", TUNABLE_MODEL, "", False, now, now, None, None, None, None)
     async with database.transaction() as connection:
@@ -100,7 +101,7 @@ async def restore(database_url: str, redis_url: str, user_id: str) -> None:
         is_member = tables.users.c.user_id == user_id
         await connection.execute(update(tables.users).where(is_member).values(decision_epoch=epoch))
         await connection.execute(delete(finetunes).where(finetunes.c.name == FINETUNE_NAME))
-    await decision_epoch.tell(ephemeral, user_id)
+    await ChangeContext(ephemeral=ephemeral).notify(user_id)
     await ephemeral.close()
     await database.close()
 

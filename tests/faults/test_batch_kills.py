@@ -128,7 +128,7 @@ def test_every_request_has_one_response_and_one_entry_despite_kills(
     submitting.join(120)
     assert len(ids) == NUM_BATCHES
     for number, name in enumerate(owners):
-        found = wait_until_blocking(lambda n=number, who=name: _finished(campaign, ids[n], who), 60, 0.1)
+        found = wait_until_blocking(lambda n=number, actor=name: _finished(campaign, ids[n], actor), 60, 0.1)
         assert [item["id"] for item in found] == list(range(NUM_REQUESTS))
         for item in found:
             assert item["success"], item

@@ -108,7 +108,6 @@ async def new_tokens(site: Site, plan: str) -> Tokens:
                 PEPPER,
                 TokenOwner("account", account_id),
                 TokenSpec("x", (policy,), not_before=since, expires_at=until),
-                who="test",
             )
             for since, until in ((None, None), (None, now + half), (now + half, None), (None, now - half))
         ]

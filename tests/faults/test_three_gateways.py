@@ -38,7 +38,7 @@ class ThreeGateways:
             try:
                 account_id = (await accounts.create(database, "three")).account_id
                 if limits:
-                    await accounts.set_terms(database, account_id, limits=limits, who="test")
+                    await accounts.set_terms(database, account_id, limits=limits)
                 return account_id, (await api_tokens.create(database, PEPPER, account_id, "x", [READ])).secret
             finally:
                 await database.close()

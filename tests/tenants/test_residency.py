@@ -38,7 +38,7 @@ RULES = st.builds(lambda names: parse_rule(",".join(names)), st.sets(NAMES, min_
 PLACES = st.sampled_from([NOWHERE, parse_place("DE"), parse_place("FR"), parse_place("US:fedramp"), parse_place("US")])
 
 
-def test_a_place_is_admitted_by_its_country_or_by_what_it_is_under():
+def test_location_is_admitted_by_country_or_jurisdiction():
     places = parse_places("fra=DE, iad = US:fedramp+hipaa,zrh=CH")
     assert places["fra"] == Place("DE", frozenset({"eu", "eea"}))
     rule = parse_rule("FR,eu")
@@ -51,7 +51,7 @@ def test_a_place_is_admitted_by_its_country_or_by_what_it_is_under():
 
 @settings(max_examples=20)
 @given(RULES, RULES, PLACES)
-def test_a_further_rule_only_narrows(first: RegionRule, second: RegionRule, place: Place):
+def test_additional_rule_only_narrows(first: RegionRule, second: RegionRule, place: Place):
     both = Residency((first,)).narrowed(second)
     assert both.admits(place) == (first.admits(place) and second.admits(place))
     assert both.may_keep(place) == both.admits(place)
@@ -60,7 +60,7 @@ def test_a_further_rule_only_narrows(first: RegionRule, second: RegionRule, plac
 
 
 @pytest.mark.parametrize("text", ["", ",", "de", "DEU", "D E", "-x", "EU!", "eu,Fr", ",".join(["DE"] * 3 + ["a" * 33])])
-def test_what_is_no_region_is_refused(text: str):
+def test_invalid_region_is_rejected(text: str):
     with pytest.raises(ValueError, match="region"):
         parse_rule(text) if text != "de" else make_rule(["de"])
 
@@ -68,35 +68,35 @@ def test_what_is_no_region_is_refused(text: str):
 @pytest.mark.parametrize(
     "value", [[], {"countries": "DE"}, {"countries": [1]}, {"places": ["DE"]}, {}, {"countries": []}]
 )
-def test_what_the_api_is_given_is_an_object_of_lists(value: Any):
+def test_api_rule_is_an_object_of_lists(value: Any):
     with pytest.raises(ValueError, match="region"):
         read_rule(value)
 
 
 @pytest.mark.parametrize("text", ["fra", "fra=", "=DE", "fra=DE,fra=FR", "fra=germany", "iad=US:eu", "fra=DE:E U"])
-def test_a_place_that_cannot_be_is_refused(text: str):
+def test_impossible_location_is_rejected(text: str):
     with pytest.raises(ValueError):
         parse_places(text)
 
 
-def test_what_a_newer_version_wrote_is_held_to_be_the_strictest():
+def test_unreadable_rule_is_treated_as_the_strictest():
     assert residency_of(None, "standard") is ANYWHERE
     assert residency_of(None, "thirty-days").is_zero_retention
     assert not residency_of('{"continents": 7, "countries": 3}', "standard").admits(parse_place("DE"))
 
 
-async def test_a_principal_is_held_to_its_accounts_rules_and_its_tokens(database: Database):
+async def test_principal_has_the_rules_of_its_account_and_token(database: Database):
     account_id = (await accounts.create(database, "Ada")).account_id
     verifier = TokenVerifier(database, PEPPER)
     created = await api_tokens.create(database, PEPPER, account_id, "t", ["Workers AI Read"])
     policy = Policy("p", "allow", ("a92d2450e05d4e7bb7d0a64968f83d11",), (f"com.cloudflare.api.account.{account_id}",))
     spec = TokenSpec("narrow", (policy,), region=parse_rule("DE"))
-    narrow = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), spec, who="me")
+    narrow = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), spec)
     assert narrow.token.region == parse_rule("DE")
-    await accounts.set_region(database, account_id, parse_rule("eu"), who="me")
-    await accounts.set_retention(database, account_id, "zero", who="me")
+    await accounts.set_region(database, account_id, parse_rule("eu"))
+    await accounts.set_retention(database, account_id, "zero")
     with pytest.raises(ValueError, match="standard, zero"):
-        await accounts.set_retention(database, account_id, "none", who="me")
+        await accounts.set_retention(database, account_id, "none")
     for secret, rules in ((created.secret, (parse_rule("eu"),)), (narrow.secret, (parse_rule("eu"), parse_rule("DE")))):
         principal = await verifier.verify(secret)
         assert isinstance(principal, Principal)

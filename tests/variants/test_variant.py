@@ -63,7 +63,8 @@ def test_same_recipe_gives_the_same_bytes_and_little_quality_is_lost(recipe: Rec
     written = make_variant(SPARK, tmp_path / "first", recipe)
     make_variant(SPARK, tmp_path / "second", recipe)
     assert digests(tmp_path / "first") == digests(tmp_path / "second")
-    assert written.variant_bytes < 0.75 * written.base_bytes  # a quarter of spark is its embedding
+    # three quarters, because a quarter of spark is its embedding
+    assert written.variant_bytes < 0.75 * written.base_bytes
     text = "What is the capital of France? Tell me a short story about a small dog who finds a red ball. " * 6
     quality = Pair(SPARK, tmp_path / "first").compare(read_tokens(SPARK, text))
     assert quality.num_tokens > 64

@@ -1,7 +1,7 @@
-"""Families as other checkpoints of theirs are made: what a config may switch on, off or leave out, at parity too.
+"""Logits and tokens of each family with optional config fields switched on, off or left out equal transformers.
 
-Prompts are longer than windows, chunks, blocks and the context that positions were trained on, and of several lengths
-in one batch, whose prefills are cut while others decode; then all come again from the prefix cache.
+Prompts are longer than windows, chunks, blocks and the original context. They have several lengths in one batch, so
+prefills are split while others decode, and are repeated with the prefix cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
-# What is tried -> the kind it changes, and how.
+# Name of the variant -> the kind of checkpoint, and the changed fields.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 3, tied, one key head": ("llama 3 with scaled positions",
                                     {"tie_word_embeddings": True, "num_key_value_heads": 1}),

@@ -1,4 +1,4 @@
-"""Text from callers never becomes a control token, whatever a template does with it."""
+"""Tests of the guard: text from callers is never encoded as a control token, in any template."""
 
 from __future__ import annotations
 

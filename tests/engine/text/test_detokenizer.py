@@ -24,7 +24,7 @@ _loaded: dict[str, tuple[Tokenizer, Vocabulary]] = {}
 
 @pytest.fixture(params=EVERY)
 def both(request: pytest.FixtureRequest, test_data: Path) -> tuple[Tokenizer, Vocabulary]:
-    """Our tokenizer and the reference library's, for every vocabulary."""
+    """Return the project's tokenizer and the reference library's tokenizer for one vocabulary."""
     if request.param not in _loaded:
         definition = definition_of(request.param, test_data) | {"truncation": None, "padding": None}
         _loaded[request.param] = conversing(request.param, test_data)[0], Vocabulary.from_str(json.dumps(definition))

@@ -30,7 +30,7 @@ Make = Callable[..., Tokenizer]
 
 @pytest.fixture
 def make(test_data: Path, tmp_path: Path) -> Make:
-    """The tokenizer of that name with chat tokens added and the given configuration."""
+    """Return the tokenizer of that name with chat tokens and a configuration."""
 
     def build(name: str = "spark", template: str | None = CHATML, **config: Any) -> Tokenizer:
         definition = definition_of(name, test_data)
@@ -227,12 +227,12 @@ def test_the_lower_bound_never_exceeds_the_number_of_tokens(make: Make) -> None:
         assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text))
 
 
-LOSSLESS = ("gpt2", "phi-2", "whisper-tiny", "spark", "unigram")  # the others normalize text or add spaces
+LOSSLESS = ("gpt2", "phi-2", "whisper-tiny", "spark", "unigram")  # other vocabularies normalize text or add spaces
 
 
 @pytest.fixture
 def conversing(test_data: Path, request: pytest.FixtureRequest) -> tuple[Tokenizer, dict[str, int]]:
-    """The tokenizer `request.param` with a template, and the ids of its control tokens."""
+    """Return the tokenizer `request.param` with a template, and the ids of its control tokens."""
     return vocabularies.conversing(request.param, test_data)
 
 
@@ -436,7 +436,7 @@ def test_encoding_and_decoding_take_less_than_15_us_per_token(test_data: Path) -
     tokenizer = tokenizer_in(test_data / "tokenizers/gpt2")
     text = (test_data / "text/tinyshakespeare.txt").read_text()[:50_000]
     spent_s = []
-    for _ in range(3):  # one run may include a garbage collection of what other tests left
+    for _ in range(3):  # one run may include a garbage collection of other tests' objects
         started_s = time.thread_time()
         token_ids = tokenizer.encode(text)
         detokenizer = tokenizer.detokenizer()

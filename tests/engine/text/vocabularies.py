@@ -55,7 +55,7 @@ def unigram() -> dict[str, Any]:
     }
 
 
-# Folders in the test data; two vocabularies have none.
+# Folders in the test data; two vocabularies have no folder there.
 EVERY = {
     "gpt2": "tokenizers/gpt2",
     "phi-2": "tokenizers/phi-2",

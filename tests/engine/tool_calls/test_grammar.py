@@ -124,9 +124,11 @@ def test_arguments_are_always_an_object(
         assert not required(vocabulary, controls, hermes(f'{{"name": "f", "arguments": {arguments}}}'), tools)
 
 
-def lazy(vocabulary: Vocabulary, controls: Controls, text: str, answer: Constraint | None = None, **how: bool) -> bool:
+def lazy(
+    vocabulary: Vocabulary, controls: Controls, text: str, output_format: Constraint | None = None, **how: bool
+) -> bool:
     options = {"is_parallel": True, "is_loose": False} | how
-    return accepts(vocabulary, lazy_calls(HERMES, [WEATHER, NOW], controls, answer, **options), text)
+    return accepts(vocabulary, lazy_calls(HERMES, [WEATHER, NOW], controls, output_format, **options), text)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +250,7 @@ def test_plan_tries_the_strictest_constraint_first(controls: Controls) -> None:
     assert list(plans(controls, tools=(strict, WEATHER))) == ["start: text calls?"] * 2
     assert list(plans(controls, tools=(strict,))) == ["start: text calls?"]
     assert list(plans(controls, tool_choice="required")) == ["start: calls"] * 2
-    assert list(plans(controls, constraint=constraint)) == ["start: answer | calls"] * 2
+    assert list(plans(controls, constraint=constraint)) == ["start: formatted | calls"] * 2
     assert list(plans(Controls({}))) == [None]
     assert list(plans(controls, ToolFormat(LLAMA3_JSON))) == [None]
     assert not can_be_lazy(LLAMA3_JSON, controls)

@@ -18,7 +18,7 @@ from engine.text.chat_template import ChatTemplate
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.call_parser import ReasoningPiece, ToolCallPiece
 from engine.tool_calls.families import HERMES, QWEN3_CODER
-from engine.tool_calls.grammar import Controls, ReasoningState, answer_after_reasoning
+from engine.tool_calls.grammar import Controls, ReasoningState, format_after_reasoning
 from engine.tool_calls.output_plan import make_output_plan
 from engine.tool_calls.reasoning import (
     APERTUS,
@@ -38,20 +38,20 @@ SPARK = Path(__file__).parents[3] / "catalog/builtin/spark"
 TOKENIZER = Tokenizer(SPARK)
 
 CASES: list[tuple[Reasoning, Phase, str, str, str]] = [
-    (THINK, "may_think", "<think>\nHm, 2.\n\nSo 4.\n</think>\n\nIt is 4.", "Hm, 2.\n\nSo 4.", "It is 4."),
-    (THINK, "may_think", " \n<think></think> It", "", "It"),
-    (THINK, "may_think", " It is <b>4</b>. <think>", "", " It is <b>4</b>. <think>"),
-    (THINK, "thinks", "Hm.</think>\nIt is </think>.", "Hm.", "It is </think>."),
-    (THINK, "thinks", "<think>Hm.</think>It", "Hm.", "It"),
-    (THINK, "thinks", "and so on </thi", "and so on </thi", ""),
-    (MISTRAL, "may_think", "[THINK]a[b]c[/THINK]d", "a[b]c", "d"),
-    (GRANITE, "may_think", "<think>a</think><response>b</response>", "a", "b"),
-    (GRANITE, "may_think", "<response>b</response>", "", "b"),
-    (COHERE, "thinks", "a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "a", "b"),
-    (COHERE, "answers", "<|START_RESPONSE|>b", "", "b"),
-    (GEMMA, "may_think", "<|channel>thought\na\n<channel|>b", "a", "b"),
-    (GEMMA, "may_think", "<|channel>thoughts", "s", ""),
-    (APERTUS, "may_think", "<|inner_prefix|>a<|inner_suffix|>b", "a", "b"),
+    (THINK, "may_reason", "<think>\nHm, 2.\n\nSo 4.\n</think>\n\nIt is 4.", "Hm, 2.\n\nSo 4.", "It is 4."),
+    (THINK, "may_reason", " \n<think></think> It", "", "It"),
+    (THINK, "may_reason", " It is <b>4</b>. <think>", "", " It is <b>4</b>. <think>"),
+    (THINK, "reasons", "Hm.</think>\nIt is </think>.", "Hm.", "It is </think>."),
+    (THINK, "reasons", "<think>Hm.</think>It", "Hm.", "It"),
+    (THINK, "reasons", "and so on </thi", "and so on </thi", ""),
+    (MISTRAL, "may_reason", "[THINK]a[b]c[/THINK]d", "a[b]c", "d"),
+    (GRANITE, "may_reason", "<think>a</think><response>b</response>", "a", "b"),
+    (GRANITE, "may_reason", "<response>b</response>", "", "b"),
+    (COHERE, "reasons", "a<|END_THINKING|><|START_RESPONSE|>b<|END_RESPONSE|>", "a", "b"),
+    (COHERE, "content", "<|START_RESPONSE|>b", "", "b"),
+    (GEMMA, "may_reason", "<|channel>thought\na\n<channel|>b", "a", "b"),
+    (GEMMA, "may_reason", "<|channel>thoughts", "s", ""),
+    (APERTUS, "may_reason", "<|inner_prefix|>a<|inner_suffix|>b", "a", "b"),
 ]  # fmt: skip
 
 
@@ -78,7 +78,10 @@ _noise = st.sampled_from(["<think>", "</think>", "<response>", "</response>", "<
 
 
 @given(
-    st.sampled_from((THINK, GRANITE)), st.sampled_from(("may_think", "thinks", "answers")), st.lists(_noise), st.data()
+    st.sampled_from((THINK, GRANITE)),
+    st.sampled_from(("may_reason", "reasons", "content")),
+    st.lists(_noise),
+    st.data(),
 )
 def test_any_text_gives_the_same_result_for_every_split(
     reasoning: Reasoning, phase: Phase, noise: list[str], data: st.DataObject
@@ -90,7 +93,7 @@ def test_any_text_gives_the_same_result_for_every_split(
 
 
 def test_reasoning_and_text_are_streamed() -> None:
-    parser = ReasoningParser(THINK, "may_think")
+    parser = ReasoningParser(THINK, "may_reason")
     assert parser.push("<thi") == []
     assert parser.push("nk>\nOne ") == [ReasoningPiece("One")]
     assert parser.is_reasoning
@@ -103,15 +106,15 @@ def test_reasoning_and_text_are_streamed() -> None:
 @pytest.mark.parametrize(
     ("name", "expected", "phase"),
     [
-        ("Qwen-Qwen3-0.6B", THINK, "may_think"),
-        ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", THINK, "thinks"),
-        ("GLM-4.7-Flash", THINK, "thinks"),
-        ("deepseek-ai-DeepSeek-V3.1", THINK, "answers"),
-        ("ibm-granite-granite-3.3-2B-Instruct", GRANITE, "may_think"),
-        ("mistralai-Ministral-3-14B-Reasoning-2512", MISTRAL, "may_think"),
-        ("Apertus-8B-Instruct", APERTUS, "may_think"),
-        ("Kimi-K2-Thinking", THINK, "may_think"),
-        ("google-gemma-4-31B-it", GEMMA, "answers"),
+        ("Qwen-Qwen3-0.6B", THINK, "may_reason"),
+        ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", THINK, "reasons"),
+        ("GLM-4.7-Flash", THINK, "reasons"),
+        ("deepseek-ai-DeepSeek-V3.1", THINK, "content"),
+        ("ibm-granite-granite-3.3-2B-Instruct", GRANITE, "may_reason"),
+        ("mistralai-Ministral-3-14B-Reasoning-2512", MISTRAL, "may_reason"),
+        ("Apertus-8B-Instruct", APERTUS, "may_reason"),
+        ("Kimi-K2-Thinking", THINK, "may_reason"),
+        ("google-gemma-4-31B-it", GEMMA, "content"),
         ("Qwen-Qwen2.5-7B-Instruct", None, None),
         ("meta-llama-Llama-3.1-8B-Instruct", None, None),
     ],
@@ -151,18 +154,20 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize(("answer", "good", "bad"), KINDS)
-def test_output_format_applies_after_reasoning(vocabulary: Vocabulary, answer: Constraint, good: str, bad: str) -> None:
+@pytest.mark.parametrize(("output_format", "good", "bad"), KINDS)
+def test_output_format_applies_after_reasoning(
+    vocabulary: Vocabulary, output_format: Constraint, good: str, bad: str
+) -> None:
     controls = Controls({})
-    may_think = answer_after_reasoning(answer, controls, ReasoningState(THINK, "may_think"))
+    may_reason = format_after_reasoning(output_format, controls, ReasoningState(THINK, "may_reason"))
     for text in (good, f"<think>\nI < you\n</think>\n\n{good}"):
-        assert accepts(vocabulary, may_think, text)
-    thinks = answer_after_reasoning(answer, controls, ReasoningState(THINK, "thinks"))
+        assert accepts(vocabulary, may_reason, text)
+    thinks = format_after_reasoning(output_format, controls, ReasoningState(THINK, "reasons"))
     assert accepts(vocabulary, thinks, f"Hm {bad}\n</think>\n\n{good}")
     assert not accepts(vocabulary, thinks, good)
-    for constraint, text in ((may_think, bad), (may_think, f"<think>a</think>{bad}"), (thinks, f"a</think>{bad}")):
+    for constraint, text in ((may_reason, bad), (may_reason, f"<think>a</think>{bad}"), (thinks, f"a</think>{bad}")):
         assert not accepts(vocabulary, constraint, text)
-    framed = answer_after_reasoning(answer, controls, ReasoningState(GRANITE, "may_think"))
+    framed = format_after_reasoning(output_format, controls, ReasoningState(GRANITE, "may_reason"))
     assert accepts(vocabulary, framed, f"<think>a</think><response>{good}</response>")
 
 
@@ -172,7 +177,7 @@ def test_reasoning_marks_use_control_tokens(vocabulary: Vocabulary) -> None:
     assert closing is not None
     marks = Reasoning("<|reserved_0|>", "<|reserved_1|>")
     controls = Controls({marks.opening: opening, marks.closing: closing}, in_text=(opening, closing))
-    constraint = answer_after_reasoning(Constraint("json_object"), controls, ReasoningState(marks, "may_think"))
+    constraint = format_after_reasoning(Constraint("json_object"), controls, ReasoningState(marks, "may_reason"))
     assert accepts(vocabulary, constraint, "<|reserved_0|>a { b<|reserved_1|>\n\n{}", parse_special=True)
     assert not accepts(vocabulary, constraint, "<|reserved_0|>a<|reserved_0|>b<|reserved_1|>{}", parse_special=True)
     assert not accepts(vocabulary, constraint, "<|reserved_1|>{}", parse_special=True)
@@ -184,7 +189,7 @@ NOW = Tool(name="now")
 def test_required_call_after_reasoning_is_parsed(vocabulary: Vocabulary) -> None:
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     task = TextGeneration(prompt="x", tools=(NOW,), tool_choice="required")
-    plan = make_output_plan(task, ToolFormat(HERMES), Controls({}), ReasoningState(THINK, "may_think"))
+    plan = make_output_plan(task, ToolFormat(HERMES), Controls({}), ReasoningState(THINK, "may_reason"))
     constraint = plan.constraints[0]
     for output in (call, f"<think>\n<tool_call>?\n</think>\n\n{call}"):
         assert accepts(vocabulary, constraint, output)
@@ -201,7 +206,7 @@ def test_optional_call_may_follow_reasoning(vocabulary: Vocabulary) -> None:
     ids = {mark: TOKENIZER.control_id(mark) for mark in HERMES.marks}
     controls = Controls({mark: token_id for mark, token_id in ids.items() if token_id is not None})
     plan = make_output_plan(
-        TextGeneration(prompt="x", tools=(NOW,)), ToolFormat(HERMES), controls, ReasoningState(THINK, "thinks")
+        TextGeneration(prompt="x", tools=(NOW,)), ToolFormat(HERMES), controls, ReasoningState(THINK, "reasons")
     )
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for text, expected in ((f"a</think>b {call}", True), ("a</think>b", True), ("a", False), (f"a{call}", False)):

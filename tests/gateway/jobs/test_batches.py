@@ -172,7 +172,7 @@ def test_token_bound_to_a_model_can_neither_run_nor_queue_another(client: httpx.
         policy = Policy("p", "allow", everything, (f"com.cloudflare.api.account.{account_id}",))
         asked = TokenSpec("narrow", (policy,), models=(PARROT,))
         database = Database.connect(running.site.database_url)
-        created = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), asked, who="test")
+        created = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), asked)
         await database.close()
         return created.secret
 

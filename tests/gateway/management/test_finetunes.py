@@ -272,11 +272,11 @@ def test_only_the_owner_deletes_a_finetune_and_every_change_is_audited(running: 
     assert code_of(called) == (404, 3042)
     path = running.site.database_url.removeprefix("sqlite://")
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        query = "SELECT action, who, detail FROM audit_entries WHERE subject_id = ? ORDER BY sequence"
+        query = "SELECT action, actor, detail FROM audit_entries WHERE subject_id = ? ORDER BY sequence"
         entries = connection.execute(query, (created["id"],)).fetchall()
-    who = running.tenants.token_ids["write"]
-    uploads = [("finetune.upload", who, name) for name in ("adapter_config.json", "adapter_model.safetensors")]
-    assert entries == [("finetune.create", who, ""), *uploads, ("finetune.delete", who, "")]
+    actor = running.tenants.token_ids["write"]
+    uploads = [("finetune.upload", actor, name) for name in ("adapter_config.json", "adapter_model.safetensors")]
+    assert entries == [("finetune.create", actor, ""), *uploads, ("finetune.delete", actor, "")]
 
 
 def test_draining_gateway_waits_for_an_upload(running: Running, client: httpx.Client):

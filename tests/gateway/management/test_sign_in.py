@@ -142,9 +142,9 @@ async def test_operator_manages_every_account_and_cannot_run_models(site: SignIn
         ("operator.sign_out", "administrator"),
         ("operator.sign_in", "administrator"),
     ]
-    assert entries[0].who.startswith("operator:")
+    assert entries[0].actor.startswith("operator:")
     (renamed, *_) = await audit.list_recent(site.services.database, made.account_id)
-    assert renamed.who == entries[0].who
+    assert renamed.actor == entries[0].actor
 
 
 async def test_cookies_are_hidden_from_scripts_and_other_sites(site: SignInSite):

@@ -169,7 +169,7 @@ def test_token_budget_rejects_only_that_token(running: Running, keeper: httpx.Cl
 def test_exhausted_free_plan_returns_the_contract_error(running: Running):
     async def be_free() -> None:
         database = Database.connect(running.site.database_url)
-        await accounts.set_terms(database, running.tenants.other_account_id, plan="free", who="test")
+        await accounts.set_terms(database, running.tenants.other_account_id, plan="free")
         await database.close()
 
     asyncio.run(be_free())

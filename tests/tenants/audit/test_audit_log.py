@@ -29,7 +29,7 @@ async def write(database: Database, *subjects: str) -> None:
     for subject in subjects:
         async with database.transaction() as connection:
             ids = {"account_id": "a" * 32, "subject_id": subject}
-            await audit.append(connection, at=NOON, who="cli", action="account.update", **ids)
+            await audit.append(connection, at=NOON, actor="cli", action="account.update", **ids)
 
 
 async def tamper(database: Database, *statements: str) -> None:
@@ -44,10 +44,10 @@ async def tamper(database: Database, *statements: str) -> None:
             await connection.execute(text(statement))
 
 
-async def test_a_chain_that_nobody_touched_is_whole(database: Database):
+async def test_untouched_chain_is_valid(database: Database):
     assert (await audit_heads.verify(database)).problems == []
     account = await accounts.create(database, "Ada")
-    await accounts.block(database, account.account_id)
+    await accounts.set_blocked(database, account.account_id, True)
     found = await audit_heads.verify(database)
     assert (found.num_entries, found.problems) == (2, [])
     assert found.head == await audit.read_head(database)
@@ -71,14 +71,14 @@ async def test_a_chain_that_nobody_touched_is_whole(database: Database):
         (["UPDATE audit_head SET sequence = 3"], "entry 3 is not the one that the head in the database names"),
     ],
 )  # fmt: skip
-async def test_an_entry_changed_moved_or_taken_away_is_seen(database: Database, statements: list[str], says: str):
+async def test_changed_moved_or_deleted_entry_is_detected(database: Database, statements: list[str], says: str):
     await write(database, "one", "two", "three", "four")
     await tamper(database, *statements)
     problems = (await audit_heads.verify(database)).problems
     assert any(says in problem for problem in problems), problems
 
 
-async def test_an_entry_written_anew_with_a_digest_of_its_own_does_not_fit_the_next(database: Database):
+async def test_rewritten_entry_with_a_valid_digest_breaks_the_chain(database: Database):
     await write(database, "one", "two", "three")
     forged = dataclasses.replace(await entry(database, 2), subject_id="other")
     digest = audit.digest_of(forged, (await entry(database, 1)).digest)
@@ -89,7 +89,7 @@ async def test_an_entry_written_anew_with_a_digest_of_its_own_does_not_fit_the_n
     assert (await audit_heads.verify(database)).problems == ["entry 3 (account.update) is not what was written"]
 
 
-async def test_a_chain_cut_short_or_written_anew_does_not_fit_a_head_noted_elsewhere(database: Database):
+async def test_truncated_or_rewritten_chain_does_not_match_a_recorded_head(database: Database):
     await write(database, "one", "two", "three")
     noted = [await noted_head(database)]
     two = await entry(database, 2)
@@ -105,7 +105,7 @@ async def test_a_chain_cut_short_or_written_anew_does_not_fit_a_head_noted_elsew
     assert problem.startswith("entry 3 is not the one that the head noted at")
 
 
-async def test_a_head_is_believed_only_under_the_platforms_key(database: Database, tmp_path: Path):
+async def test_recorded_head_needs_the_platform_key(database: Database, tmp_path: Path):
     await write(database, "one")
     noted = await noted_head(database)
     assert noted.is_proven(KEY)
@@ -123,9 +123,9 @@ async def test_a_head_is_believed_only_under_the_platforms_key(database: Databas
         audit_heads.read_notes(file)
 
 
-async def test_the_database_refuses_to_change_or_forget_an_entry(database: Database):
+async def test_database_rejects_updates_and_deletes_of_entries(database: Database):
     await write(database, "one")
-    statements = ["UPDATE audit_entries SET who = 'me'", "DELETE FROM audit_entries"]
+    statements = ["UPDATE audit_entries SET actor = 'me'", "DELETE FROM audit_entries"]
     if database.dialect == "postgresql":
         statements.append("TRUNCATE audit_entries")
     for statement in statements:
@@ -134,11 +134,11 @@ async def test_the_database_refuses_to_change_or_forget_an_entry(database: Datab
                 await connection.execute(text(statement))
 
 
-async def test_an_entry_whose_transaction_fails_leaves_no_gap(database: Database):
+async def test_rolled_back_entry_leaves_no_gap(database: Database):
     async def fail() -> None:
         async with database.transaction() as connection:
             ids = {"account_id": "a", "subject_id": "b"}
-            await audit.append(connection, at=NOON, who="cli", action="x", **ids)
+            await audit.append(connection, at=NOON, actor="cli", action="x", **ids)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -147,7 +147,7 @@ async def test_an_entry_whose_transaction_fails_leaves_no_gap(database: Database
     assert (await audit_heads.verify(database)).problems == []
 
 
-async def test_writers_at_once_make_one_chain(database: Database, database_url: str):
+async def test_concurrent_writers_make_one_chain(database: Database, database_url: str):
     """Each writer with connections of its own, as so many processes have them; and a look in between."""
     names = itertools.count()
     others = [Database.connect(database_url) for _ in range(4)]

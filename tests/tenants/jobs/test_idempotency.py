@@ -122,7 +122,7 @@ class Keys(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("num_examples", [20, pytest.param(400, marks=pytest.mark.full)])
-def test_no_order_of_events_answers_a_key_twice(sqlite_url: str, num_examples: int):
+def test_no_order_of_events_gives_a_key_two_responses(sqlite_url: str, num_examples: int):
     with asyncio.Runner() as runner:
         database = Database.connect(sqlite_url)
         Keys.database, Keys.runner = database, runner
@@ -133,7 +133,7 @@ def test_no_order_of_events_answers_a_key_twice(sqlite_url: str, num_examples: i
             runner.run(database.close())
 
 
-async def test_of_many_at_once_one_is_let_through(database: Database):
+async def test_one_of_many_concurrent_requests_gets_the_lease(database: Database):
     keyed = Keyed(new_id_hex(), "a" * 64, "f" * 64)
     now = datetime.now(UTC)
     found = await asyncio.gather(

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -15,9 +16,11 @@ from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from storage.redis_link import Reply, Sender
 from tenants.quota import quota_script as script
+from tenants.quota.gateway_presence import PRESENCE_INTERVAL_S
 from tenants.quota.limits import Item, in_force, items_of, parse_rules
 from tenants.quota.quota import Quota
 from tenants.quota.quota_plan import Plan, QuotaExceeded, Reservation
+from tenants.quota.unreported_calls import UnreportedCalls
 from tests.waiting import wait_until
 
 LEASE_S = 60.0
@@ -68,20 +71,32 @@ async def reserve(
         return error
 
 
+async def both_are_counted(redis: Redis) -> None:
+    """Wait until both gateways have announced themselves and counted each other."""
+    await wait_until(lambda: redis.zcard("presence:gateways") == 2)
+    await asyncio.sleep(PRESENCE_INTERVAL_S + 0.5)
+
+
+async def disconnect(quota: Quota, redis: Redis) -> None:
+    """Close all connections to Redis; they are reopened in the background."""
+    redis.client_kill_filter(_type="normal", skipme=True)
+    await wait_until(lambda: not quota.is_available, interval_s=0.001)
+
+
 async def admitted(quotas: list[Quota], plan_of: Callable[[Quota], Plan], count: int, **cost: int) -> list[Reservation]:
     """Of so many calls at once, spread over the gateways, those that were let in."""
     jobs = (reserve(quotas[i % len(quotas)], plan_of(quotas[i % len(quotas)]), f"op{i}", **cost) for i in range(count))
     return [found for found in await asyncio.gather(*jobs) if isinstance(found, Reservation)]
 
 
-async def test_exactly_as_many_as_there_is_room_for_whoever_asks(gateways: list[Quota]):
+async def test_limit_is_exact_across_gateways(gateways: list[Quota]):
     text = items("chat=50/3600")
     assert len(await admitted(gateways, lambda quota: quota.plan("a", text), 200)) == 50
     other = items("chat=50/3600", "b")
     assert len(await admitted(gateways, lambda quota: quota.plan("b", other), 60)) == 50
 
 
-async def test_a_refusal_counts_nowhere_and_names_the_longest_wait(gateways: list[Quota]):
+async def test_rejected_call_is_counted_nowhere_and_waits_for_the_slowest_window(gateways: list[Quota]):
     quota = gateways[0]
     plan = quota.plan("a", items("account=5/3600, token=2/60, chat=1/600"))
     first = await reserve(quota, plan, "1")
@@ -97,7 +112,7 @@ async def test_a_refusal_counts_nowhere_and_names_the_longest_wait(gateways: lis
     assert [s.remaining for s in second.window_statuses] == [3, 0, 7]
 
 
-async def test_a_window_begins_with_what_it_counts_first_and_ends_by_redis_s_clock(gateways: list[Quota], redis: Redis):
+async def test_window_starts_with_its_first_call_and_ends_by_the_redis_clock(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("chat=1/2"))
     assert isinstance(await reserve(quota, plan, "1"), Reservation)
@@ -113,7 +128,7 @@ async def test_a_window_begins_with_what_it_counts_first_and_ends_by_redis_s_clo
     assert refused.retry_after_s <= 2
 
 
-async def test_calls_at_once_are_counted_until_they_leave_or_their_lease_ends(gateways: list[Quota], redis: Redis):
+async def test_concurrent_calls_are_counted_until_settled_or_expired(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("account.calls=3, token.calls=2")
     reservations = [await reserve(one, one.plan("a", text), str(i)) for i in range(3)]
@@ -129,7 +144,7 @@ async def test_calls_at_once_are_counted_until_they_leave_or_their_lease_ends(ga
     assert isinstance(await reserve(two, two.plan("a", text), "5"), Reservation)
 
 
-async def test_whoever_asks_one_call_after_the_other_is_not_refused_for_the_one_before(gateways: list[Quota]):
+async def test_sequential_calls_are_not_rejected_because_of_each_other(gateways: list[Quota]):
     quota = gateways[0]
     plan = quota.plan("a", items("account.calls=2"))
     other = await quota.reserve(plan, "beside")
@@ -140,7 +155,7 @@ async def test_whoever_asks_one_call_after_the_other_is_not_refused_for_the_one_
     quota.settle(other)
 
 
-async def test_tokens_are_taken_by_a_guess_and_put_right_when_the_call_leaves(gateways: list[Quota], redis: Redis):
+async def test_estimated_tokens_are_corrected_when_the_call_is_settled(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("account.tokens=100/3600"))
     first = await reserve(quota, plan, "1", tokens=80)
@@ -156,7 +171,7 @@ async def test_tokens_are_taken_by_a_guess_and_put_right_when_the_call_leaves(ga
     await wait_until(lambda: redis.hget("quota:t:account:a", "n") == b"150")
 
 
-async def test_a_script_that_runs_twice_counts_once(gateways: list[Quota], redis: Redis):
+async def test_repeated_script_counts_once(gateways: list[Quota], redis: Redis):
     text = items("chat=5/3600, account.tokens=100/3600, account.calls=9")
     found = [await reserve(quota, quota.plan("a", text), "same", tokens=10) for quota in gateways]
     assert all(isinstance(reservation, Reservation) for reservation in found)
@@ -201,9 +216,7 @@ async def spender(own_redis_server: EmbeddedRedis, redis: Redis) -> AsyncIterato
     await asyncio.sleep(0)  # for the transport to be closed
 
 
-async def test_a_budget_is_reserved_before_and_settled_after_from_the_ledger_s_word_on(
-    spender: tuple[Quota, Ledger], redis: Redis
-):
+async def test_budget_is_seeded_from_the_ledger_then_reserved_and_settled(spender: tuple[Quota, Ledger], redis: Redis):
     quota, ledger = spender
     ledger.sums["day"] = 40
     plan = quota.plan("a", (), (Purse("day", 100),))
@@ -219,9 +232,7 @@ async def test_a_budget_is_reserved_before_and_settled_after_from_the_ledger_s_w
     assert (redis.hget("day", "u"), redis.exists("unknown")) == (b"97", 0)
 
 
-async def test_what_a_dead_gateway_reserved_is_given_back_when_its_lease_ends(
-    spender: tuple[Quota, Ledger], redis: Redis
-):
+async def test_expired_lease_of_a_dead_gateway_releases_its_reservation(spender: tuple[Quota, Ledger], redis: Redis):
     quota, _ = spender
     plan = quota.plan("a", (), (Purse("day", 100), Purse("month", 1000)))
     assert isinstance(await reserve(quota, plan, "dead", micro_neurons=90), Reservation)
@@ -231,7 +242,7 @@ async def test_what_a_dead_gateway_reserved_is_given_back_when_its_lease_ends(
     assert [redis.hget(key, "r") for key in ("day", "month")] == [b"50", b"50"]
 
 
-async def test_after_a_flush_nothing_begins_anew(gateways: list[Quota], redis: Redis):
+async def test_windows_and_calls_are_restored_after_redis_is_flushed(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("chat=10/3600, account.calls=4")
     reservations = [await reserve(one, one.plan("a", text), str(i)) for i in range(4)]
@@ -248,13 +259,13 @@ async def test_after_a_flush_nothing_begins_anew(gateways: list[Quota], redis: R
     assert refused.item.name == "account.calls"
 
 
-async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
+async def test_each_gateway_enforces_its_share_of_the_rest_while_redis_is_unavailable(
     gateways: list[Quota], redis: Redis, own_redis_server: EmbeddedRedis
 ):
     one, two = gateways
-    await wait_until(lambda: [quota._local.num_gateways for quota in gateways] == [2, 2])
+    await both_are_counted(redis)
     text, plain = items("chat=50/3600"), items("chat=8/3600", "b")
-    before = [await reserve(quota, quota.plan("a", text), f"{i}{quota._id}") for i in range(5) for quota in gateways]
+    before = [await reserve(quota, quota.plan("a", text), f"{i}{id(quota)}") for i in range(5) for quota in gateways]
     assert all(isinstance(found, Reservation) for found in before)
     own_redis_server.stop()
     seen = await admitted(gateways, lambda quota: quota.plan("a", text), 200)
@@ -262,10 +273,11 @@ async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
     unseen = await admitted(gateways, lambda quota: quota.plan("b", plain), 30)
     assert len(unseen) == 8
     for reservation in seen[:7]:
-        (one if reservation.op in one._running else two).settle(reservation)
+        one.settle(reservation)  # has no effect for reservations of the other gateway
+        two.settle(reservation)
     own_redis_server.start()
     own_redis_server.wait_ready()
-    await wait_until(lambda: all(quota._link.is_open for quota in gateways))
+    await wait_until(lambda: all(quota.is_available for quota in gateways))
     # Redis, which kept nothing, is told what was seen, what was let in meanwhile, and who is still there.
     # Whoever comes back first gives back what it saw last, which may be one call less.
     assert 9 + len(seen) <= int(redis.hget("quota:r:chat:a", "n") or 0) <= 10 + len(seen)
@@ -273,7 +285,7 @@ async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
     assert isinstance(await reserve(two, two.plan("b", plain), "late"), QuotaExceeded)
 
 
-async def test_a_closed_budget_lets_nobody_in_while_redis_is_away(
+async def test_calls_with_a_budget_are_rejected_while_redis_is_unavailable(
     spender: tuple[Quota, Ledger], own_redis_server: EmbeddedRedis
 ):
     quota, _ = spender
@@ -284,7 +296,7 @@ async def test_a_closed_budget_lets_nobody_in_while_redis_is_away(
     assert isinstance(await quota.reserve(open_one, "2", micro_neurons=1), Reservation)
 
 
-async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], redis: Redis):
+async def test_redis_that_rejects_writes_counts_as_unavailable(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("chat=4/3600"))
     redis.config_set("maxmemory", 1)
@@ -297,7 +309,7 @@ async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], 
     await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1")
 
 
-async def test_a_call_waits_until_it_has_output_and_is_under_way_until_it_leaves(gateways: list[Quota], redis: Redis):
+async def test_waiting_slot_is_held_until_output_and_call_slot_until_the_end(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("account.calls=4, account.waiting=2")
     first, second, third = [await reserve(one, one.plan("a", text), str(i)) for i in range(3)]
@@ -318,14 +330,13 @@ async def test_a_call_waits_until_it_has_output_and_is_under_way_until_it_leaves
     one.settle(first)
     one.settle(second)
     await wait_until(lambda: redis.zrange("quota:w:account:a", 0, -1) == [b"4"])
-    assert one._local._calls == {"quota:c:account:a": 1, "quota:w:account:a": 1}
 
 
-async def test_while_redis_is_away_whoever_has_output_makes_room_for_another(
+async def test_first_output_releases_a_waiting_slot_while_redis_is_unavailable(
     gateways: list[Quota], redis: Redis, own_redis_server: EmbeddedRedis
 ):
     one = gateways[0]
-    await wait_until(lambda: one._local.num_gateways == 2)
+    await both_are_counted(redis)
     plan = one.plan("a", items("account.waiting=2"))
     before = await reserve(one, plan, "before")
     assert isinstance(before, Reservation)
@@ -337,12 +348,12 @@ async def test_while_redis_is_away_whoever_has_output_makes_room_for_another(
     one.release_waiting(found)
     own_redis_server.start()
     own_redis_server.wait_ready()
-    await wait_until(lambda: one._link.is_open)
+    await wait_until(lambda: one.is_available)
     await wait_until(lambda: redis.zcard("quota:open:a") == 2)
     assert redis.zcard("quota:w:account:a") == 0
 
 
-async def test_who_finds_all_places_taken_is_told_how_long_one_is_held(
+async def test_retry_after_is_estimated_from_how_long_slots_are_held(
     gateways: list[Quota], monkeypatch: pytest.MonkeyPatch
 ):
     quota, now_s = gateways[0], 1000.0
@@ -369,7 +380,7 @@ class Clockwork:
     def call_later(self, *_: object) -> None: ...
 
 
-async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
+async def test_new_connection_is_used_only_after_its_preparation(
     gateways: list[Quota], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ):
     """A call that came while Redis was coming back found one script there and the next one not."""
@@ -385,7 +396,7 @@ async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
     monkeypatch.setattr(quota, "_load_scripts", slowly)
     redis.flushall()
     redis.script_flush()
-    quota._link.drop("by the test")
+    await disconnect(quota, redis)
     found = await reserve(quota, plan, "2")
     assert isinstance(found, Reservation)
     assert not found.is_counted
@@ -393,59 +404,52 @@ async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
     await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"2")
 
 
-async def test_whoever_is_let_in_while_redis_is_told_of_others_is_told_too(
+async def test_calls_admitted_during_recovery_are_reported_too(
     gateways: list[Quota], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ):
-    quota = gateways[0]
-    plan, send = quota.plan("a", items("chat=9/3600")), quota._send_owed
+    quota, send = gateways[0], UnreportedCalls.send
+    plan = quota.plan("a", items("chat=9/3600"))
     meanwhile: list[asyncio.Task[Reservation | QuotaExceeded]] = []
 
-    def send_owed(link: Sender) -> asyncio.Future[list[Reply]]:
-        told = send(link)
-        if not meanwhile:
+    def send_slowly(self: UnreportedCalls, link: Sender, **fields: Any) -> asyncio.Future[list[Reply]]:
+        replies = send(self, link, **fields)
+        if fields["running"] and not meanwhile:
             meanwhile.append(asyncio.create_task(reserve(quota, plan, "2")))
-        return told
+        return replies
 
-    monkeypatch.setattr(quota, "_send_owed", send_owed)
-    quota._link.drop("by the test")
+    monkeypatch.setattr(UnreportedCalls, "send", send_slowly)
+    await disconnect(quota, redis)
     alone = await reserve(quota, plan, "1")
     assert isinstance(alone, Reservation)
-    await wait_until(lambda: quota._link.is_open)
+    await wait_until(lambda: quota.is_available)
     assert isinstance(await meanwhile[0], Reservation)
     assert isinstance(await reserve(quota, plan, "3"), Reservation)
     assert redis.hget("quota:r:chat:a", "n") == b"3"
-    assert not quota._unreported
 
 
-async def test_what_was_owed_and_did_not_arrive_is_still_owed(gateways: list[Quota], redis: Redis):
-    quota = gateways[0]
-    plan = quota.plan("a", items("chat=9/3600"))
-    quota._link.drop("by the test")
-    reservation = await reserve(quota, plan, "1")
-    assert isinstance(reservation, Reservation)
-
+async def test_unreported_calls_are_kept_if_they_do_not_arrive():
     class Broken:
         def send(self, _data: bytes, _num_replies: int = 1) -> asyncio.Future[Reply]:
-            answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            answer.set_exception(StoreUnavailable("by the test"))
-            return answer
+            reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            reply.set_exception(StoreUnavailable("by the test"))
+            return reply
 
+        def drop(self, reason: str) -> None: ...
+
+    unreported = UnreportedCalls()
+    unreported.add_reservation(Reservation(Plan("a", items("chat=9/3600")), "1", 0, 0), 0.0)
     with pytest.raises(StoreUnavailable):
-        await quota._send_owed(Broken())
-    await asyncio.sleep(
-        0
-    )  # from Python 3.12 on, what has failed already is raised before those who look at it are told
-    assert [each for each, _ in quota._unreported] == [reservation]
-    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1")
+        await unreported.send(Broken(), epoch="e", lease_ms=1000, running={}, now_s=1.0)
+    await wait_until(lambda: bool(unreported))  # callbacks of the failed replies run after the exception is raised
 
 
-async def test_scripts_that_redis_forgets_between_two_of_them_are_told_again(gateways: list[Quota], redis: Redis):
+async def test_scripts_are_loaded_again_when_redis_loses_some(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("chat=9/3600"))
     assert isinstance(await reserve(quota, plan, "1"), Reservation)
     redis.flushall()
     redis.script_flush()
-    redis.script_load(script.SCRIPTS["enter"])  # the one that is asked first, and not what it leads to
+    redis.script_load(script.SCRIPTS["reserve"])  # the one that is asked first, and not what it leads to
     found = await reserve(quota, plan, "2")
     assert isinstance(found, Reservation)
     assert found.is_counted

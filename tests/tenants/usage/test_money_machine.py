@@ -161,9 +161,7 @@ async def _nothing() -> None: ...
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_examples", [8, pytest.param(150, marks=pytest.mark.full)])
-def test_no_order_of_events_gives_away_more_than_there_is(
-    sqlite_url: str, redis_server: EmbeddedRedis, num_examples: int
-) -> None:
+def test_no_order_of_events_exceeds_the_budget(sqlite_url: str, redis_server: EmbeddedRedis, num_examples: int) -> None:
     with asyncio.Runner() as runner, Redis.from_url(redis_server.url) as redis:
         redis.flushall()
         database = Database.connect(sqlite_url)

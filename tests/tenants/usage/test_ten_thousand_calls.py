@@ -104,7 +104,7 @@ async def _replay(database: Database, folder: Path) -> None:
 
 
 @pytest.mark.skipif(find_postgres() is None, reason="no Postgres")
-async def test_ten_thousand_calls_are_ten_thousand_rows_whatever_is_killed(tmp_path: Path) -> None:
+async def test_ten_thousand_calls_are_ten_thousand_rows_despite_kills(tmp_path: Path) -> None:
     server = PostgresServer()
     server.start()
     try:

@@ -27,7 +27,7 @@ class ClockOfToday(HandClock):
 
 @pytest.mark.parametrize("wrong_by", [timedelta(), timedelta(days=40), timedelta(days=-40)])
 @pytest.mark.parametrize("is_wrong_from_the_start", [False, True])
-async def test_each_call_is_known_as_long_as_it_should_be_whatever_a_clock_says(
+async def test_entries_are_deleted_only_by_correct_clocks(
     sqlite_database: Database, wrong_by: timedelta, is_wrong_from_the_start: bool
 ):
     database, clock, now = sqlite_database, ClockOfToday(), datetime.now(UTC)
@@ -45,6 +45,6 @@ async def test_each_call_is_known_as_long_as_it_should_be_whatever_a_clock_says(
     assert sum(total.num_calls for total in await usage_sums.total(database, MINE, *EVER)) == 3
 
 
-async def test_the_database_tells_its_time(database: Database):
+async def test_database_returns_its_clock(database: Database):
     before, told, after = datetime.now(UTC), await database.now(), datetime.now(UTC)
     assert before - timedelta(seconds=1) <= told <= after + timedelta(seconds=1)
