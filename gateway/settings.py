@@ -72,19 +72,18 @@ class GatewaySettings(ProcessSettings):
     )
     objects_url: str = setting(
         "OBJECTS_URL",
-        "URL of the object store for uploaded fine-tunes: file:///folder or s3://bucket/prefix. Empty disables "
-        "uploads.",
+        "URL of the object store for uploaded finetunes: file:///folder or s3://bucket/prefix. Empty disables uploads.",
         default="",
         check=is_objects_url,
     )
     finetune_max_bytes: int = setting(
-        "HEARTH_FINETUNE_MAX_BYTES", "Largest file of a fine-tune, in bytes.", default=300 << 20, check=at_least(1024)
+        "HEARTH_FINETUNE_MAX_BYTES", "Largest file of a finetune, in bytes.", default=300 << 20, check=at_least(1024)
     )
     finetune_max_rank: int = setting(
-        "HEARTH_FINETUNE_MAX_RANK", "Largest LoRA rank of a fine-tune.", default=32, check=_engine_rank
+        "HEARTH_FINETUNE_MAX_RANK", "Largest LoRA rank of a finetune.", default=32, check=_engine_rank
     )
     finetunes_per_account: int = setting(
-        "HEARTH_FINETUNES_PER_ACCOUNT", "Largest number of fine-tunes per account.", default=100, check=at_least(0)
+        "HEARTH_FINETUNES_PER_ACCOUNT", "Largest number of finetunes per account.", default=100, check=at_least(0)
     )
     document_max_bytes: int = setting(
         "HEARTH_DOCUMENT_MAX_BYTES",
