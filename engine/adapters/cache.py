@@ -1,7 +1,7 @@
 """Adapter cache: the LoRA adapters in a rank's memory. The least recently used idle one is evicted first.
 
-A thread reads and checks adapters and writes them to slots while steps continue. Adapters with references are never evicted. Which
-sequence waits for which adapter is the business of `queue.py`.
+A thread reads and checks adapters and writes them to slots while steps continue. Adapters with references are never
+evicted. `queue.py` knows which sequence waits for which adapter.
 """
 
 from __future__ import annotations
