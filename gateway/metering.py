@@ -18,7 +18,6 @@ from prometheus_client import Histogram
 from catalog.pricing import price_in_micro_neurons
 from engine.protocol.events import Event, Failed, Finished, Result, Started, Token, ToolCallDelta, Usage
 from gateway.call import Call
-from gateway.dispatch import Dispatch
 from gateway.errors import Refusal
 from gateway.retry_tracker import RetryTracker
 from telemetry import metrics
@@ -29,6 +28,20 @@ from tenants.usage.usage_entries import UsageEntry
 FINAL_EVENTS_TIMEOUT_S = 2.0  # for the node of a cancelled call to report its usage
 
 _ENDS = (Finished, Failed)  # a `Finished | Failed` in isinstance would build a union for every event
+
+
+class Source(Protocol):
+    """The events of a call on its way (`gateway/dispatch.py`)."""
+
+    node_id: str
+    num_attempts: int
+
+    async def take(self, not_before_s: float = 0.0) -> list[Event]: ...
+    def cancel(self) -> None: ...
+    def abandon(self) -> None: ...
+    def stop(self) -> None: ...
+    async def final_events(self, timeout_s: float) -> list[Event]: ...
+    def close(self) -> None: ...
 
 
 class Ledger(Protocol):
@@ -43,7 +56,7 @@ class MeteredEvents:
     def __init__(
         self,
         call: Call,
-        dispatch: Dispatch,
+        source: Source,
         ledger: Ledger,
         pop: str,
         clock: Clock,
@@ -51,7 +64,7 @@ class MeteredEvents:
         on_first_output: Callable[[], None] | None = None,
     ) -> None:
         self._call = call
-        self._dispatch = dispatch
+        self._source = source
         self._ledger = ledger
         self._pop = pop
         self._clock = clock
@@ -80,7 +93,7 @@ class MeteredEvents:
         """Return the next events; the last one only after the usage entry is durable. Raises Refusal, ClientLeft, and
         StoreUnavailable if the entry cannot be made durable."""
         try:
-            events = await self._dispatch.take(not_before_s)
+            events = await self._source.take(not_before_s)
         except Refusal as refusal:
             self._why_unfinished = refusal.reason.name.lower()
             raise
@@ -91,23 +104,23 @@ class MeteredEvents:
 
     def abandon(self) -> None:
         """End the call: the client disconnected."""
-        self._dispatch.abandon()
+        self._source.abandon()
 
     def stop(self) -> None:
         """End the call: the gateway shuts down."""
-        self._dispatch.stop()
+        self._source.stop()
 
     async def close(self) -> None:
         """Cancel the call if it is still running, and settle its usage. A call that never reached a node leaves no
         entry."""
-        if not self._is_settled and self._dispatch.num_attempts:
+        if not self._is_settled and self._source.num_attempts:
             await asyncio.shield(asyncio.ensure_future(self._cancel_and_settle()))
-        self._dispatch.close()
+        self._source.close()
 
     async def _cancel_and_settle(self) -> None:
         self._is_cut_short = True
-        self._dispatch.cancel()
-        self._count(await self._dispatch.final_events(FINAL_EVENTS_TIMEOUT_S))
+        self._source.cancel()
+        self._count(await self._source.final_events(FINAL_EVENTS_TIMEOUT_S))
         await self._settle()
 
     def _count(self, events: list[Event]) -> None:
@@ -178,7 +191,7 @@ class MeteredEvents:
             revision=call.card.revision,
             task=call.card.task_slug,
             pop=self._pop,
-            node_id=self._dispatch.node_id,
+            node_id=self._source.node_id,
             status=self._why_unfinished if self._is_cut_short or self._end is None else self._end.reason,
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=usage.cached_tokens,
@@ -186,7 +199,7 @@ class MeteredEvents:
             started_at=call.started_at,
             ttft_ms=None if self._first_event_s is None else (self._first_event_s - call.started_s) * 1000,
             duration_ms=(ended_s - call.started_s) * 1000,
-            attempts=self._dispatch.num_attempts,
+            attempts=self._source.num_attempts,
             micro_neurons=self.micro_neurons,
             is_stream=call.is_stream,
             device_us=usage.device_us,
