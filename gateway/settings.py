@@ -25,7 +25,7 @@ from telemetry.settings import (
 )
 from tenants.credentials.conditions import parse_networks
 from tenants.quota.limits import parse_rules
-from tenants.residency import parse_place, parse_places
+from tenants.residency import parse_location, parse_locations
 
 
 def _engine_rank(value: int) -> str | None:
@@ -123,14 +123,14 @@ class GatewaySettings(ProcessSettings):
         "run only "
         "in PoPs that are listed here.",
         default="",
-        check=parsed_by(parse_places),
+        check=parsed_by(parse_locations),
     )
     stores_place: str = setting(
         "HEARTH_STORES_PLACE",
         "Location of Redis, the database and the object store, as in DE or US:fedramp. Empty: the location of "
         "this gateway.",
         default="",
-        check=parsed_by(parse_place),
+        check=parsed_by(parse_location),
     )
     max_calls: int = setting(
         "HEARTH_MAX_CALLS",
