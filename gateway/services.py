@@ -49,7 +49,7 @@ from tenants.quota.allowance import Allowance
 from tenants.quota.limits import Limits, parse_rules
 from tenants.quota.quota import LEASE_MARGIN_S, Quota
 from tenants.usage.ledger import UsageLedger
-from tenants.usage.usage_upkeep import Kept, UsageMaintenance
+from tenants.usage.usage_upkeep import UsageMaintenance, UsageRetention
 
 if TYPE_CHECKING:
     from gateway.management.operators import Operators
@@ -200,7 +200,7 @@ async def _load_initial(services: Services) -> None:
 def _loops(services: Services) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
     """Return the background jobs."""
     settings, database = services.settings, services.database
-    kept = Kept(settings.usage_entries_days, settings.usage_minutes_days, settings.usage_hours_days)
+    retention = UsageRetention(settings.usage_entries_days, settings.usage_minutes_days, settings.usage_hours_days)
 
     async def watch_allowance() -> None:
         await services.allowance.watch(services.quota)
@@ -213,7 +213,7 @@ def _loops(services: Services) -> tuple[Callable[[], Coroutine[Any, Any, None]],
         services.ledger.run,
         services.quota.run,
         watch_allowance,
-        UsageMaintenance(database, SYSTEM_CLOCK, kept).run,
+        UsageMaintenance(database, SYSTEM_CLOCK, retention).run,
         services.idempotency_keys.run,
         AuditHeadRecorder(database, settings.audit_heads, settings.token_pepper, services.clock).run,
     )

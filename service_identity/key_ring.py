@@ -56,7 +56,7 @@ def read_private_keys(folder: Path) -> dict[str, Ed25519PrivateKey]:
 
 def key_id(private: Ed25519PrivateKey) -> str:
     """Return a key's id: the first 32 hexadecimal digits of the SHA-256 of its public key."""
-    return _id_of(_public_bytes(private))
+    return _id_of(private.public_key().public_bytes_raw())
 
 
 def generate() -> Ed25519PrivateKey:
@@ -66,7 +66,7 @@ def generate() -> Ed25519PrivateKey:
 
 def public_half(private: Ed25519PrivateKey) -> str:
     """Return the public key as 64 hexadecimal digits."""
-    return _public_bytes(private).hex()
+    return private.public_key().public_bytes_raw().hex()
 
 
 def public_key(public: str, subject: str, *, start_s: float, life_days: int, pop: str = "") -> PublicKey:
@@ -216,10 +216,6 @@ def _replacing(path: Path, mode: int) -> Iterator[Path]:
     finally:
         os.close(descriptor)
         temporary.unlink(missing_ok=True)
-
-
-def _public_bytes(private: Ed25519PrivateKey) -> bytes:
-    return private.public_key().public_bytes_raw()
 
 
 def _id_of(public: bytes) -> str:

@@ -134,6 +134,18 @@ def postgres_server() -> Iterator[PostgresServer]:
     server.close()
 
 
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """Yield a PostgreSQL server that only this test uses and may kill."""
+    if find_postgres() is None:
+        pytest.skip("no Postgres: neither the pgserver wheel nor initdb on PATH")
+    server = PostgresServer()
+    server.start()
+    asyncio.run(migrate(server.url))
+    yield server
+    server.close()
+
+
 @pytest.fixture(scope="session")
 def postgres_url(postgres_server: PostgresServer) -> str:
     """DATABASE_URL of the server's default database. Tests that create tables use `database` or `new_postgres_url`."""

@@ -47,7 +47,7 @@ class NodeSettings(ProcessSettings):
     http: str = setting(
         "HEARTH_NODE_HTTP",
         "Address of the HTTP interface for operators and health checks: host:port or unix:///path.",
-        default="127.0.0.1:8788",
+        default="127.0.0.1:8790",
         check=parsed_by(parse_http_address),
     )
     node_id: str = setting(

@@ -14,7 +14,7 @@ from engine.tool_calls.json_calls import JsonCalls
 from engine.tool_calls.tagged_calls import TaggedCalls
 
 HERMES = JsonCalls(
-    name="hermes",  # Hermes, Qwen 2.5 and 3, Granite 4, SmolLM 3, and our own
+    name="hermes",  # Hermes, Qwen 2.5 and 3, Granite 4, SmolLM 3, and the built-in model
     opening="<tool_call>",
     head="\n",
     between="\n</tool_call>\n<tool_call>\n",

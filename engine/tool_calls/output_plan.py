@@ -60,7 +60,8 @@ class OutputPlan:
             )
         if self.thinking is None or isinstance(calls, HarmonyParser):
             return calls
-        return ReasoningOutputParser(ReasoningParser(self.thinking.reasoning, self.thinking.phase), calls)
+        reasoning = ReasoningParser(self.thinking.reasoning, self.thinking.phase)
+        return reasoning if calls is None else ReasoningOutputParser(reasoning, calls)
 
 
 def shown_tools(task: TextGeneration) -> tuple[Tool, ...]:

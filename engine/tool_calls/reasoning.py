@@ -65,7 +65,10 @@ def find_reasoning(words: Collection[str]) -> Reasoning | None:
 
 
 class ReasoningParser:
-    """Splits an output that begins in `phase` into reasoning and text."""
+    """Splits an output that begins in `phase` into reasoning and text. An `OutputParser` for output without calls."""
+
+    num_calls = 0
+    is_complete = False
 
     def __init__(self, reasoning: Reasoning, phase: Phase) -> None:
         self._reasoning = reasoning
@@ -86,7 +89,7 @@ class ReasoningParser:
             pass
         return pieces
 
-    def flush(self) -> list[OutputPiece]:
+    def flush(self, *, is_cut: bool = False) -> list[OutputPiece]:  # noqa: ARG002
         """Return the text held back, at the end of the output."""
         text, self._buffer = self._buffer, ""
         if self.is_reasoning:

@@ -9,16 +9,14 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 from starlette.datastructures import FormData, UploadFile
-from starlette.requests import Request
 from starlette.responses import Response
 
 from documents.options import parse_options
 from gateway import envelope, quotas
 from gateway.errors import ClientLeft, Reason, Refusal
 from gateway.http import json_body, multipart, struct_fields
-from gateway.http.exchange import Exchange
 from gateway.inference.markdown_conversion import MAX_NAME, Conversion, Document, supported_types
-from gateway.management.endpoint import invalid_ai_input, principal_of
+from gateway.management.endpoint import ManagementRequest, invalid_ai_input
 from gateway.openapi.operation import describe
 from gateway.services import Services
 from tenants.credentials.principal import Principal
@@ -38,7 +36,7 @@ class ConvertForm(Struct, frozen=True):
 
 
 @describe(body=ConvertForm, body_media_type="multipart/form-data")
-async def convert(services: Services, request: Request) -> Response:
+async def convert(services: Services, request: ManagementRequest) -> Response:
     """Convert files to Markdown or plain text. The form has `files` and optionally `conversionOptions`; the response
     has a row for each file, with an error for a file that cannot be read."""
 
@@ -68,10 +66,10 @@ class TransformBody(Struct, frozen=True):
 
 
 @describe(body=TransformBody)
-async def transform(services: Services, request: Request) -> Response:
+async def transform(services: Services, request: ManagementRequest) -> Response:
     """Convert files in JSON, as a Worker's binding sends them: `files` with name, media type and base64 content, and
     optionally `options`."""
-    exchange: Exchange = request.scope["hearth.exchange"]
+    exchange = request.exchange
 
     async def read() -> Conversion:
         max_bytes = services.documents.max_bytes * 4 // 3 + _FORM_OVERHEAD_BYTES
@@ -114,14 +112,16 @@ def _conversion(documents: Sequence[Document], options: Any) -> Conversion:
         raise Refusal(Reason.INPUT_INVALID, str(error)) from None
 
 
-async def _convert(services: Services, request: Request, read: Callable[[], Awaitable[Conversion]]) -> Response:
+async def _convert(
+    services: Services, request: ManagementRequest, read: Callable[[], Awaitable[Conversion]]
+) -> Response:
     """Convert the files that `read` returns.
 
     Like a call, a conversion holds a concurrency slot, is subject to the limits of its task, leaves a usage entry, and
     ends when the client disconnects. Raises Refusal, ClientLeft.
     """
-    exchange: Exchange = request.scope["hearth.exchange"]
-    principal = services.locations.restrict(principal_of(request), exchange)
+    exchange = request.exchange
+    principal = services.locations.restrict(request.principal, exchange)
     if not services.ledger.has_room:
         raise Refusal(Reason.DEPENDENCY_DOWN)
     with services.admission.enter(principal.account_id) as slot, services.documents.room():
@@ -189,7 +189,7 @@ def _usage_entry(
     )
 
 
-async def list_supported(_services: Services, _request: Request) -> Response:
+async def list_supported(_services: Services, _request: ManagementRequest) -> Response:
     """List the supported file extensions with their media types."""
     return _respond(supported_types())
 

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.management.endpoint import Count, PageQuery, format_time, takes_query
+from gateway.management.endpoint import Count, ManagementRequest, PageQuery, format_time, takes_query
 from gateway.services import Services
 from tenants.audit import audit_log
 from tenants.audit.audit_log import AuditEntry
@@ -24,9 +23,9 @@ class AuditQuery(PageQuery, frozen=True, kw_only=True):
 
 
 @takes_query(AuditQuery)
-async def list_(services: Services, request: Request, query: AuditQuery) -> Response:
+async def list_(services: Services, request: ManagementRequest, query: AuditQuery) -> Response:
     """List audit entries, newest first."""
-    account_id, action = request.path_params["account_id"], query.action_type
+    account_id, action = request.account_id, query.action_type
     offset = (query.number - 1) * query.size
     found = await audit_log.list_recent(services.database, account_id, query.size, offset=offset, action=action)
     total = await audit_log.count(services.database, account_id, action=action)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from msgspec import Struct
-from starlette.requests import Request
 from starlette.responses import Response
 
 from catalog.authors import author_rows
@@ -16,7 +15,7 @@ from catalog.schemas import schema_document
 from catalog.search import MAX_PER_PAGE, AnyModel, SearchQuery
 from engine.protocol.sampling import SHARED_PARAMETERS
 from gateway import envelope
-from gateway.management.endpoint import Count, PageQuery, respond, takes_query
+from gateway.management.endpoint import Count, ManagementRequest, PageQuery, respond, takes_query
 from gateway.model_names import find_model, find_shown
 from gateway.openapi.operation import describe
 from gateway.services import Services
@@ -72,7 +71,7 @@ _SEARCH_RESPONSES = {
 
 @describe(content=_SEARCH_RESPONSES)
 @takes_query(ModelsQuery)
-async def search(services: Services, _request: Request, query: ModelsQuery) -> Response:
+async def search(services: Services, _request: ManagementRequest, query: ModelsQuery) -> Response:
     """Search the catalog. A page past the end is empty; `format=openrouter` returns OpenRouter's list of models."""
     found = services.registry.search(
         SearchQuery(
@@ -94,7 +93,7 @@ async def search(services: Services, _request: Request, query: ModelsQuery) -> R
 
 
 @takes_query(AuthorsQuery)
-async def search_authors(services: Services, _request: Request, query: AuthorsQuery) -> Response:
+async def search_authors(services: Services, _request: ManagementRequest, query: AuthorsQuery) -> Response:
     """List the authors of models."""
     authors = [model.author for model in services.registry.search(SearchQuery(include_deprecated=True)).models]
     rows = author_rows(authors, (query.search or query.author).strip().lower())
@@ -102,7 +101,7 @@ async def search_authors(services: Services, _request: Request, query: AuthorsQu
 
 
 @takes_query(TasksQuery)
-async def search_tasks(_services: Services, _request: Request, query: TasksQuery) -> Response:
+async def search_tasks(_services: Services, _request: ManagementRequest, query: TasksQuery) -> Response:
     """List the tasks of models."""
     words = (query.search or query.task).strip().lower()
     tasks = [task for task in TASKS.values() if words in task.name.lower() or words in task.description.lower()]
@@ -111,18 +110,18 @@ async def search_tasks(_services: Services, _request: Request, query: TasksQuery
 
 
 @takes_query(SchemaQuery)
-async def schema(services: Services, _request: Request, query: SchemaQuery) -> Response:
+async def schema(services: Services, _request: ManagementRequest, query: SchemaQuery) -> Response:
     """Get the JSON Schemas of a model's input and output."""
     return respond(schema_document(await find_shown(services.registry, query.model)))
 
 
-async def list_openai(services: Services, _request: Request) -> Response:
+async def list_openai(services: Services, _request: ManagementRequest) -> Response:
     """List all models in OpenAI's format."""
     rows = [_openai_row(card, card.name) for card in services.registry.all()]
     return _json({"object": "list", "data": rows})
 
 
-async def get_openai(services: Services, request: Request) -> Response:
+async def get_openai(services: Services, request: ManagementRequest) -> Response:
     """Get a model in OpenAI's format, under the requested name."""
     resolved = await find_model(services.registry, request.path_params["model"])
     return _json(_openai_row(resolved.card, resolved.requested_name))

@@ -14,12 +14,13 @@ import logging
 import math
 import uuid
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from storage.redis_link import CommandRefused, RedisLink, Reply, Sender, command, raise_if_refused
 from telemetry import metrics
+from telemetry.bounded_cache import BoundedCache
 from tenants.quota import quota_script as script
 from tenants.quota.gateway_presence import GatewayPresence
 from tenants.quota.limits import Item
@@ -40,7 +41,7 @@ _MAX_TRIES = 4
 class Budgets(Protocol):
     """The source of what accounts have used of their budgets: the usage ledger."""
 
-    async def used(self, budget: Any) -> int:
+    async def used(self, budget: Budget) -> int:
         """Return the micro-neurons used of a budget. Raises StoreUnavailable."""
         ...
 
@@ -72,7 +73,7 @@ class Quota:
         self._pipelined: list[bytes] = []
         self._flush_timer: asyncio.TimerHandle | None = None
         self._unreported = UnreportedCalls()
-        self._plans: dict[tuple[str, tuple[Item, ...], tuple[Budget, ...]], Plan] = {}
+        self._plans: BoundedCache[tuple[str, tuple[Item, ...], tuple[Budget, ...]], Plan] = BoundedCache(MAX_PLANS)
         self._seeding_tasks: dict[str, asyncio.Task[None]] = {}
 
     def plan(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> Plan:
@@ -82,9 +83,8 @@ class Quota:
         key = (account_id, items, budgets)
         found = self._plans.get(key)
         if found is None:
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.clear()
-            found = self._plans[key] = Plan(account_id, items, budgets)
+            found = Plan(account_id, items, budgets)
+            self._plans.put(key, found)
         return found
 
     async def reserve(self, plan: Plan, op: str, *, tokens: int = 0, micro_neurons: int = 0) -> Reservation:

@@ -7,7 +7,8 @@ built once per plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from datetime import datetime
 
 from msgspec import Struct
 
@@ -34,19 +35,20 @@ class WindowStatus(Struct, frozen=True, gc=False):
     reset_s: int
 
 
-class Budget(Protocol):
-    """An amount of micro-neurons, whose use and reservations Redis counts under `key` and keeps for `ttl_s`."""
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`limit` micro-neurons for an account or one of its API tokens, from `since` until before `until`. Counted under
+    `key` in Redis for `ttl_s`; calls are rejected while the budget cannot be counted."""
 
-    @property
-    def key(self) -> str: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def ttl_s(self) -> float: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def requires_redis(self) -> bool: ...
+    key: str
+    name: str
+    limit: int
+    account_id: str
+    api_token_id: str
+    since: datetime
+    until: datetime
+    ttl_s: float
+    requires_redis: bool = True
 
 
 def _head(name: str, keys: Sequence[str], facts: Sequence[str | int]) -> bytes:
@@ -75,7 +77,7 @@ class Plan:
     )
 
     def __init__(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> None:
-        self.budgets = budgets  # in the order of the items that they are, the last ones
+        self.budgets = budgets  # in the order of the last items
         self.items = items = items + tuple(map(_item_of, budgets))
         self.has_calls = any(item.kind == "c" for item in items)
         self.waiting = tuple(item for item in items if item.ends_at_first_output)

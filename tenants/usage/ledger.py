@@ -36,14 +36,14 @@ from tenants.usage.usage_entries import (
 _log = logging.getLogger(__name__)
 
 _BATCH_ENTRIES = 500
-_GATHER_S = 0.05  # after the first of many calls, whose entries one transaction takes
-_BETWEEN_S = 0.2  # from one transaction to the next while calls go on: each keeps them waiting, for the disk above all
+_GATHER_S = 0.05  # from the first entry to the transaction, which collects further entries
+_BETWEEN_S = 0.2  # from one transaction to the next under load, because each delays running calls
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
-_CHECK_S = 60.0  # with nothing to move, how often the ledger is asked whether it still knows
-_NO_ROWS = "the ledger takes no rows at all: is the database migrated, may we write?"
+_CHECK_S = 60.0  # between checks of the database's position while there is nothing to move
+_NO_ROWS = "database: usage entries are rejected; check that it is migrated and writable"
 _spooled = metrics.BufferedCounter(metrics.USAGE_SPOOLED)
-# A number too big for its column is an OverflowError on SQLite, and a driver's error on Postgres.
+# A number that is too large for its column raises OverflowError on SQLite and a driver error on Postgres.
 _REFUSALS = (StoreError, SQLAlchemyError, OverflowError)
 
 
@@ -103,21 +103,23 @@ class UsageLedger:
         """Move all entries that are in the spool now. Later entries wait for the next flush, so that entries are moved
         in batches. Raises StoreUnavailable; entries that were not moved stay in the spool."""
         async with self._moving:
-            while not self._is_closed:
-                self._something_to_move.clear()
-                try:
-                    if not self._is_compared:
-                        await self._compare()
-                    is_all = await self._move_batch()
-                except LedgerRolledBack:
-                    self._is_compared = False
-                except BaseException:
-                    self._something_to_move.set()
-                    self._is_compared = False  # the next database connection may reach an older copy
-                    raise
-                else:
-                    if is_all:
-                        return
+            while not self._is_closed and not await self._compare_and_move():
+                pass
+
+    async def _compare_and_move(self) -> bool:
+        """Compare positions if necessary, then move one batch. Returns True if nothing is left to move."""
+        self._something_to_move.clear()
+        try:
+            if not self._is_compared:
+                await self._compare()
+            return await self._move_batch()
+        except LedgerRolledBack:
+            self._is_compared = False
+            return False
+        except BaseException:
+            self._something_to_move.set()
+            self._is_compared = False  # the next database connection may reach an older copy
+            raise
 
     async def check(self) -> None:
         """Write entries again that the database has lost. Raises StoreUnavailable."""
@@ -145,7 +147,7 @@ class UsageLedger:
             raise StoreUnavailable(_NO_ROWS) from error
         num_back = await self._spool.move_to(*((known.segment, known.offset) if known is not None else (0, 0)))
         if num_back > 0:
-            _log.warning("the ledger has forgotten entries and is told again", extra={"num_entries": num_back})
+            _log.warning("usage entries that the database has lost are written again", extra={"num_entries": num_back})
             self._something_to_move.set()
         self._confirmed, self._is_compared = known, True
 
@@ -155,15 +157,15 @@ class UsageLedger:
         if not records:
             return True
         entries = [entry for entry in await map_yielding(self._decoded, records) if entry is not None]
-        place = SpoolPosition(self._spool.id, position.segment, position.offset)
+        position_in_ledger = SpoolPosition(self._spool.id, position.segment, position.offset)
         try:
-            num_new = await write(self._database, entries, place, confirmed=self._confirmed)
+            num_new = await write(self._database, entries, position_in_ledger, confirmed=self._confirmed)
         except StoreUnavailable:
             raise
         except _REFUSALS:
             num_new = await self._write_one_by_one(entries)
-            await write(self._database, [], place, confirmed=self._confirmed)
-        self._confirmed = place
+            await write(self._database, [], position_in_ledger, confirmed=self._confirmed)
+        self._confirmed = position_in_ledger
         await self._spool.acknowledge(position)
         metrics.USAGE_WRITTEN.inc(num_new)
         return len(records) < _BATCH_ENTRIES
@@ -191,7 +193,7 @@ class UsageLedger:
 
     def _set_aside(self, record: bytes, reason: str) -> None:
         """Append a record that cannot become a row to `refused.hex` beside the spool, one record per line."""
-        _log.error("a usage entry cannot be written and is kept aside", extra={"reason": reason})
+        _log.error("a usage entry was rejected and set aside in refused.hex", extra={"reason": reason})
         with (self._spool.directory / "refused.hex").open("a") as file:
             file.write(record.hex() + "\n")
             file.flush()

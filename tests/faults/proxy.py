@@ -199,7 +199,7 @@ class FaultProxy:
                 writer.write_eof()
             else:
                 await _wait_while(lambda: link in self._links)
-        except (OSError, asyncio.IncompleteReadError):
+        except (OSError, RuntimeError):  # RuntimeError: the server sent data after `half_close`
             self._reset(link)
             return
         if len([task for task in link.tasks if not task.done()]) <= 1:  # the other direction has ended too

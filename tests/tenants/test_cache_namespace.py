@@ -1,4 +1,4 @@
-"""tenants/cache_namespace.py: two who should not share never do, and nobody can make what is not theirs."""
+"""tenants/cache_namespace.py: namespaces of different accounts differ and cannot be forged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Usage is exactly once wherever the process that records it dies, and whatever a power cut leaves (promise P6)."""
+"""Usage is recorded exactly once wherever the recording process is killed and whatever a power failure undoes (promise
+P6).
+"""
 
 from __future__ import annotations
 

@@ -97,15 +97,14 @@ def test_what_is_packed_can_be_had_packed(tmp_path: Path) -> None:
         path, _ = write_random("llama 2", tmp_path / quantization, quantization)
         checkpoint = weights.open_checkpoint(path)
         for name in ("model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight"):
-            packed = checkpoint.read_quantized(name)
-            assert packed is not None
-            assert packed.bits == bits
-            whole = torch.zeros(packed.shape)
-            source = checkpoint.find(name)
+            source: Any = checkpoint.find(name)
             with weights.Files() as files:
+                packed = source.read_quantized(files)
+                whole = torch.zeros(packed.shape)
                 source.fill(files, whole, 0, packed.shape[0])
+            assert packed.bits == bits
             assert torch.equal(packed.dequantize(torch.float32), whole)
-        assert checkpoint.read_quantized("model.norm.weight") is None
+        assert checkpoint.packed_form("model.norm.weight") is None
 
 
 # ── what is not sound ──

@@ -62,8 +62,6 @@ EVERY = {
     "phi-3": "tokenizers/phi-3",
     "gpt-neox-20b": "tokenizers/gpt-neox-20b",
     "whisper-tiny": "tokenizers/whisper-tiny",
-    "bert-base-uncased": "tokenizers/bert-base-uncased",
-    "all-minilm-l6-v2": "tokenizers/all-minilm-l6-v2",
     "stories260K": "models/stories260K",
     "spark": "",
     "unigram": "",

@@ -1,4 +1,4 @@
-"""api_token_text.py: which texts are tokens of ours, which could be someone's, and which are none."""
+"""tenants/credentials/api_token_text.py: which texts are Hearth tokens, other credentials, or neither."""
 
 from __future__ import annotations
 

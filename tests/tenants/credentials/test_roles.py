@@ -1,4 +1,4 @@
-"""What members may do by their role, tokens by their list of models, and accounts by their terms."""
+"""Limits of members by role, of tokens by their models, and of accounts by their terms."""
 
 from __future__ import annotations
 

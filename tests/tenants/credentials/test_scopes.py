@@ -1,4 +1,4 @@
-"""tenants/credentials/scopes.py: what each permission group opens."""
+"""tenants/credentials/scopes.py: the scopes of each permission group."""
 
 from __future__ import annotations
 

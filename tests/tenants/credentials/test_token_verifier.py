@@ -1,4 +1,4 @@
-"""tenants/credentials/token_verifier.py: what is remembered, what is forgotten and when, and what is never let in."""
+"""tenants/credentials/token_verifier.py: what is cached, when the cache is invalidated, and what is always rejected."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, 
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
+from telemetry.bounded_cache import BoundedCache
 from telemetry.steady_clock import ACCEPT_JUMP_AFTER_S, SteadyClock
 from tenants import accounts, users
 from tenants.change_context import ChangeContext
@@ -34,7 +35,7 @@ from tests.tenants.switchable_database import SwitchableDatabase
 from tests.tenants.token_status import set_disabled
 from tests.waiting import PATIENCE_S, wait_until
 
-TRIES = 3  # at what takes seconds and no more: a machine may stand still for as long
+TRIES = 3  # attempts at timing-dependent tests, because a machine may stall
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ async def test_last_use_is_stored_and_deferred_while_the_database_is_unavailable
     clock.pass_time(FRESH_S)
     await verifier.verify(created.secret[:-1] + "x")
     await verifier.note_uses()
-    assert await last_use() == used_at  # who knows half of a secret uses nothing
+    assert await last_use() == used_at  # unchanged by a wrong secret with a known lookup id
     await verifier.verify(created.secret)
     await verifier.note_uses()
     assert await last_use() == clock.now()
@@ -106,7 +107,7 @@ async def test_invalid_checksum_never_reaches_the_database(
 
 
 async def test_unknown_lookup_id_and_wrong_secret_are_indistinguishable(
-    verifier: TokenVerifier, created: api_tokens.CreatedToken, monkeypatch: pytest.MonkeyPatch
+    verifier: TokenVerifier, created: api_tokens.CreatedToken, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[tuple[int, int]] = []
     real = hmac.compare_digest
@@ -118,7 +119,7 @@ async def test_unknown_lookup_id_and_wrong_secret_are_indistinguishable(
     monkeypatch.setattr(hmac, "compare_digest", compare)
     unknown, _ = mint("user")
     assert await verifier.verify(unknown) == Refused("unknown")
-    other_pepper = TokenVerifier(verifier._database, b"another pepper, 32 bytes long....")
+    other_pepper = TokenVerifier(database, b"another pepper, 32 bytes long....")
     assert await other_pepper.verify(created.secret) == Refused("unknown")
     assert compared == [(32, 32), (32, 32)]
 
@@ -126,11 +127,10 @@ async def test_unknown_lookup_id_and_wrong_secret_are_indistinguishable(
 async def test_flood_of_unknown_secrets_evicts_no_valid_one(
     switchable: SwitchableDatabase, created: api_tokens.CreatedToken, clock: HandClock
 ) -> None:
-    verifier = TokenVerifier(switchable, PEPPER, clock, max_remembered=10)
+    verifier = TokenVerifier(switchable, PEPPER, clock, max_cached=10)
     await verifier.verify(created.secret)
     for _ in range(50):
         await verifier.verify(mint("user")[0])
-    assert len(verifier._refused) == 10
     num_uses = switchable.num_uses
     assert isinstance(await verifier.verify(created.secret), Principal)
     assert switchable.num_uses == num_uses
@@ -208,7 +208,7 @@ async def test_every_kind_of_change_is_seen_at_the_next_poll(
 
 @pytest.fixture
 async def unreachable_redis(tmp_path: Path) -> AsyncIterator[Ephemeral]:
-    """A Redis that nobody answers at."""
+    """Return a Redis client whose server does not exist."""
     ephemeral = Ephemeral.connect(f"unix://{tmp_path / 'nobody'}")
     yield ephemeral
     await ephemeral.close()
@@ -221,7 +221,7 @@ async def test_change_by_the_same_process_is_seen_at_once_without_redis(
     clock: HandClock,
     unreachable_redis: Ephemeral,
 ) -> None:
-    verifier = TokenVerifier(database, PEPPER, clock, unreachable_redis)  # nobody polls here
+    verifier = TokenVerifier(database, PEPPER, clock, unreachable_redis)  # without polling
     ids = account_id, created.token.api_token_id
 
     async def verdict() -> Any:
@@ -249,6 +249,23 @@ async def test_change_by_the_same_process_is_seen_at_once_without_redis(
     assert await verdict() == Refused("revoked", ids[1], ids[0], "user")
 
 
+def pause_next_read(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Make the next read of a token wait. Returns an event that is set when the read waits, and one that ends the
+    wait."""
+    has_read, may_go_on = asyncio.Event(), asyncio.Event()
+    real = credential_rows.evaluate_token
+
+    async def evaluate(*row: Any) -> credential_rows.Evaluation:
+        evaluation = await real(*row)
+        if not has_read.is_set():
+            has_read.set()
+            await may_go_on.wait()
+        return evaluation
+
+    monkeypatch.setattr(credential_rows, "evaluate_token", evaluate)
+    return has_read, may_go_on
+
+
 async def test_row_read_before_a_change_is_not_used_for_later_requests(
     created: api_tokens.CreatedToken,
     database: Database,
@@ -258,17 +275,7 @@ async def test_row_read_before_a_change_is_not_used_for_later_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     verifier = TokenVerifier(database, PEPPER, clock, unreachable_redis)
-    has_read, may_go_on = asyncio.Event(), asyncio.Event()
-    real = credential_rows.judge_token
-
-    async def slowly(*read: Any) -> credential_rows.Evaluation:
-        judged = await real(*read)
-        if not has_read.is_set():
-            has_read.set()
-            await may_go_on.wait()
-        return judged
-
-    monkeypatch.setattr(credential_rows, "judge_token", slowly)
+    has_read, may_go_on = pause_next_read(monkeypatch)
     before = asyncio.create_task(verifier.verify(created.secret))
     await has_read.wait()
     await api_tokens.revoke(
@@ -296,7 +303,7 @@ async def test_change_of_one_token_keeps_other_tokens_cached(
     await verifier.poll()
     switchable.is_away = True
     assert isinstance(await verifier.verify(created.secret), Principal)
-    with pytest.raises(StoreUnavailable):  # it was seen to change, so nothing old is said of it
+    with pytest.raises(StoreUnavailable):  # no older result is used after a change
         await verifier.verify(other.secret)
 
 
@@ -348,25 +355,28 @@ async def test_token_revoked_before_an_outage_is_rejected_during_it(
 
 
 async def test_result_read_before_a_change_is_not_cached_after_it(
-    verifier: TokenVerifier, created: api_tokens.CreatedToken, database: Database, account_id: str
+    verifier: TokenVerifier,
+    created: api_tokens.CreatedToken,
+    database: Database,
+    account_id: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The race: the row is read, the token is revoked, the poll sees that, and only then the reading is kept."""
+    """The race: the row is read, the token is revoked, the poll sees the change, and then the read ends."""
     await verifier.poll()
-    real = verifier._remember
-    held: list[Any] = []
-    verifier._remember = lambda *arguments: held.append(arguments)  # type: ignore[method-assign]
-    await verifier.verify(created.secret)
+    has_read, may_go_on = pause_next_read(monkeypatch)
+    reading = asyncio.create_task(verifier.verify(created.secret))
+    await has_read.wait()
     await api_tokens.revoke(database, account_id, created.token.api_token_id)
     await verifier.poll()
-    real(*held[0])
-    verifier._remember = real  # type: ignore[method-assign]
+    may_go_on.set()
+    await reading
     assert isinstance(await verifier.verify(created.secret), Refused)
 
 
 async def test_results_from_before_the_first_poll_survive_an_outage_unless_something_changed(
     switchable: SwitchableDatabase, created: api_tokens.CreatedToken, database: Database, account_id: str
 ) -> None:
-    """A gateway that has just started, perhaps while its database was slow to answer."""
+    """A gateway that has just started, while its database may have been slow."""
     for has_changed in (False, True):
         verifier = TokenVerifier(switchable, PEPPER)
         await verifier.verify(created.secret)
@@ -389,21 +399,22 @@ async def test_late_read_does_not_remove_an_older_result(
     switchable: SwitchableDatabase,
     account_id: str,
     clock: HandClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While a known token is confirmed again, another one changes; then the database goes unreachable_redis."""
+    """While a known token is confirmed again, another token changes; then the database becomes unavailable."""
     other = await api_tokens.create(
         database, PEPPER, account_id, "another", WORKERS_AI_GROUPS, context=ChangeContext(clock=clock)
     )
     await verifier.poll()
     await verifier.verify(created.secret)
     clock.pass_time(FRESH_S)
-    real = verifier._remember
-    held: list[Any] = []
-    verifier._remember = lambda *arguments: held.append(arguments)  # type: ignore[method-assign]
-    await verifier.verify(created.secret)
+    has_read, may_go_on = pause_next_read(monkeypatch)
+    reading = asyncio.create_task(verifier.verify(created.secret))
+    await has_read.wait()
     await api_tokens.revoke(database, account_id, other.token.api_token_id)
     await verifier.poll()
-    real(*held[0])
+    may_go_on.set()
+    await reading
     switchable.is_away = True
     assert isinstance(await verifier.verify(created.secret), Principal)
 
@@ -422,7 +433,7 @@ async def test_older_copy_of_the_database_clears_the_cache(
 
 @pytest.fixture
 async def watching_verifier(database: Database) -> AsyncIterator[TokenVerifier]:
-    """A verifier whose watch runs, on the real clock and without Redis."""
+    """Return a verifier whose `watch` runs, with the system clock and without Redis."""
     verifier = TokenVerifier(database, PEPPER)
     watch = asyncio.create_task(verifier.watch())
     yield verifier
@@ -522,7 +533,7 @@ async def _seconds_until_refused(verifier: TokenVerifier, secret: str) -> float:
 def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
     migrated_sqlite_file: Path, tmp_path: Path
 ) -> None:
-    """The auth cache under tokens that come and go, outages, polls and time: compared with what is true."""
+    """Compare the verifier with the true state while tokens change, the database fails, polls run and time passes."""
     numbers = iter(range(1 << 30))
 
     class AuthCache(RuleBasedStateMachine):
@@ -540,7 +551,7 @@ def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
             self.verifier = TokenVerifier(self.database, PEPPER, self.clock)
             self.account_id = self.run(accounts.create(self.real, "Ada")).account_id
             self.tokens: dict[str, api_tokens.ApiToken] = {}
-            self.is_revoked: dict[str, bool] = {}  # secret -> whether the verifier has polled since
+            self.is_revoked: dict[str, bool] = {}  # by secret: True once the verifier has polled since the revocation
             self.confirmed_s: dict[str, float] = {}
 
         def run(self, awaitable: Any) -> Any:
@@ -574,7 +585,7 @@ def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
         def time_passes(self, seconds: int, is_jump: bool) -> None:
             self.clock.jump_wall(seconds) if is_jump else self.clock.pass_time(seconds)
             self.steady.now()
-            self.verifier._clock.now()  # each process asks every second
+            self.verifier._clock.now()  # as a process does every second
 
         @rule(secret=secrets)
         def verify(self, secret: str) -> None:
@@ -593,7 +604,7 @@ def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
                 assert isinstance(verdict, Refused), "let in after a poll had seen it revoked"
             else:
                 age_s = self.clock.monotonic_s() - self.confirmed_s.get(secret, -STALE_S)
-                limit_s = STALE_S if self.database.is_away or self.verifier._is_database_away else FRESH_S
+                limit_s = STALE_S if self.database.is_away or self.verifier._is_database_unavailable else FRESH_S
                 assert isinstance(verdict, Refused) or age_s < limit_s
             if isinstance(verdict, Principal) and not self.database.is_away and secret not in self.is_revoked:
                 self.confirmed_s[secret] = self.clock.monotonic_s()
@@ -607,7 +618,8 @@ def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
 
         @invariant()
         def remembers_no_text(self) -> None:
-            assert all(len(key) == 32 for table in (self.verifier._good, self.verifier._refused) for key in table)
+            caches = [each for each in vars(self.verifier).values() if isinstance(each, BoundedCache)]
+            assert all(len(key) == 32 for cache in caches for key in cache)
 
         def teardown(self) -> None:
             self.run(self.real.close())

@@ -1,5 +1,4 @@
-"""user_tokens.py, users.py and accounts.py on both databases: every family is made, listed, found by a process
-that starts later, and deleted; and what a verifier remembers keeps up with each change."""
+"""user_tokens.py, users.py and accounts.py on both databases, and how verifiers follow each change."""
 
 from __future__ import annotations
 
@@ -80,7 +79,7 @@ async def test_verifier_sees_every_change_of_a_token(
 
     wider = spec(Policy("p", "allow", (WRITE,), (EVERYWHERE,)), Policy("q", "deny", (READ,), (EVERYWHERE,)))
     await user_tokens.replace(database, holder, id_, wider, context=OPS)
-    assert (await principal_of(verifier, made.secret)).scopes == {"ai:run"}  # remembered, until the next poll
+    assert (await principal_of(verifier, made.secret)).scopes == {"ai:run"}  # cached until the next poll
     await verifier.poll()
     assert (await principal_of(verifier, made.secret)).scopes == {"ai:write"}
 

@@ -1,4 +1,6 @@
-"""batches.py: each request answered once and entered once, whoever dies; accounts served in fair shares."""
+"""tenants/jobs/batches.py: one result and one usage entry per request despite crashes, and fair shares between
+accounts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def later(seconds: float) -> datetime:
 
 
 async def queue(database: Database, account_id: str, *, chunks: int = 1, of: int = 2, cost: int = 10) -> str:
-    """Queue a batch of so many chunks; its id."""
+    """Queue a batch with these chunks and return its id."""
     made = [NewChunk(number * of, of, cost, b"sealed") for number in range(chunks)]
     batch = NewBatch(uuid7(), account_id, "t" * 32, "@cf/test/parrot", "@cf/test/parrot", NOW, made)
     await batches.submit(database, batch, max_waiting=1000)
@@ -40,7 +42,7 @@ async def queue(database: Database, account_id: str, *, chunks: int = 1, of: int
 
 
 def answered(leased: LeasedChunk, numbers: Sequence[int] | None = None) -> list[Completion]:
-    """Answers to what a chunk needs, or to these of it."""
+    """Return results for all open requests of a chunk, or for `numbers`."""
     first = leased.key[1]
     wanted = range(first, first + leased.num_requests) if numbers is None else numbers
     return [
@@ -141,7 +143,7 @@ async def test_number_of_waiting_requests_per_account_is_limited(database: Datab
 
 
 async def test_busy_accounts_get_equal_shares(database: Database):
-    """One has much work in dear chunks, another in cheap ones; a third comes late and has saved up nothing."""
+    """One account has expensive chunks, another many cheap ones. A third comes later and has saved up no priority."""
     ada, bob, eve = [(await accounts.create(database, name)).account_id for name in ("ada", "bob", "eve")]
     for _ in range(3):
         await queue(database, ada, chunks=10, of=1, cost=30)
@@ -188,7 +190,9 @@ async def test_expired_batches_are_deleted_and_others_stay(database: Database, a
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 8))])
 async def test_killed_workers_leave_one_result_and_one_entry_per_request(database: Database, seed: int):
-    """Seeded: chunks are taken, answered in parts told once or twice, left by the dead and taken over, to the end."""
+    """Seeded: chunks are leased, answered in parts that may be repeated, abandoned and taken over, until all are
+    finished.
+    """
     choose = random.Random(seed)
     owners = (f"w{number}" for number in itertools.count())
     tenants = [(await accounts.create(database, name)).account_id for name in ("ada", "bob")]

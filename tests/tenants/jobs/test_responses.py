@@ -1,4 +1,4 @@
-"""Responses that are kept, and the keys that webhooks are signed with: rows of their account, on both databases."""
+"""Stored responses and webhook signing keys, on both databases."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from storage.database import Database
 from tenants import accounts
 from tenants.audit import audit_log as audit
 from tenants.jobs import responses, webhook_keys
-from tenants.jobs.responses import Kept
+from tenants.jobs.responses import ResponseRow
 
 NOW = datetime(2026, 11, 22, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -17,9 +17,9 @@ OWN, OTHER = "a" * 32, "b" * 32
 
 
 async def test_response_is_visible_to_its_account_until_it_expires_or_is_deleted(database: Database) -> None:
-    queued = Kept(ID, OWN, NOW + MINUTE, b"queued", None)
-    done = Kept(ID, OWN, NOW + MINUTE, b"done", b"turns")
-    await responses.keep(database, [queued, Kept(OTHER_ID, OWN, NOW + 2 * MINUTE, b"later", b"")])
+    queued = ResponseRow(ID, OWN, NOW + MINUTE, b"queued", None)
+    done = ResponseRow(ID, OWN, NOW + MINUTE, b"done", b"turns")
+    await responses.keep(database, [queued, ResponseRow(OTHER_ID, OWN, NOW + 2 * MINUTE, b"later", b"")])
     assert await responses.find(database, OWN, ID, NOW) == queued
     await responses.keep(database, [queued, done])
     assert await responses.find(database, OWN, ID, NOW) == done

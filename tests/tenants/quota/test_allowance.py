@@ -1,4 +1,4 @@
-"""allowance.py: which budgets a call is held to, what the ledger says of them, and what a month comes to."""
+"""tenants/quota/allowance.py: the budgets that apply to a call, their usage by the ledger, and forecasts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from catalog.pricing import micro_neurons_for
 from storage.database import Database
 from telemetry.steady_clock import ACCEPT_JUMP_AFTER_S
 from tenants.quota import budgets
-from tenants.quota.allowance import Allowance, Budget, forecast
+from tenants.quota.allowance import Allowance, forecast
 from tenants.quota.budgets import MonthlyBudget
 from tenants.quota.quota_days import QuotaCalendar
+from tenants.quota.quota_plan import Budget
 from tenants.usage import usage_entries as usage
 from tests.tenants.usage.made_entries import entry
 
@@ -23,7 +24,7 @@ FREE = 10_000_000_000
 
 @dataclass
 class Clock:
-    """Moved by hand; `wall` may be made to jump."""
+    """A clock that is advanced by hand; `wall` can jump."""
 
     wall: datetime = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
     passed_s: float = 0.0
@@ -157,7 +158,7 @@ def test_clock_jump_moves_the_day_neither_back_nor_forward(jump_s: float) -> Non
         assert days.day() == datetime(2026, 11, 20, tzinfo=UTC)
         clock.wait(60)
         true += timedelta(seconds=60)
-    clock.wall -= timedelta(seconds=jump_s)  # set right again
+    clock.wall -= timedelta(seconds=jump_s)  # corrected
     before = days.day()
     for _ in range(40):
         clock.wait(60)

@@ -1,4 +1,4 @@
-"""Rules as text, which of them hold for whom, and what a call must pass."""
+"""tenants/quota/limits.py: parsing rules, and the limits that apply to a call."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_rules_are_parsed():
         parse_rules(",".join(f"a{chr(97 + i % 26)}{chr(97 + i // 26)}=1/2" for i in range(201)))
     with pytest.raises(ValueError, match="8192 characters"):
         parse_rules("a=1/2," * 2000)
-    with pytest.raises(ValueError, match="name no plan"):
+    with pytest.raises(ValueError, match="must not name a plan"):
         parse_own("free:account=1/60")
 
 

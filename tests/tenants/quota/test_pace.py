@@ -1,4 +1,4 @@
-"""How long it takes until a place becomes free."""
+"""tenants/quota/pace.py: estimates of the time until a slot is released."""
 
 import pytest
 

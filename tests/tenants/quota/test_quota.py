@@ -1,4 +1,6 @@
-"""What all gateways count together, on a real Redis: exact, given back after a flush, shared while Redis is away."""
+"""tenants/quota/quota.py on a real Redis: exact limits across gateways, recovery, and shares while Redis is
+unavailable.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,7 @@ LEASE_S = 60.0
 
 @pytest.fixture
 def redis(own_redis_server: EmbeddedRedis) -> Iterator[Redis]:
-    """Empty at the start of each test."""
+    """Return a client of an empty Redis."""
     if not own_redis_server.is_running:
         own_redis_server.start()
         own_redis_server.wait_ready()
@@ -42,7 +44,7 @@ MakeQuota = Callable[..., Quota]
 
 @pytest.fixture
 async def gateways(own_redis_server: EmbeddedRedis, redis: Redis) -> AsyncIterator[list[Quota]]:
-    """Two gateways' quotas, running."""
+    """Return the running quotas of two gateways."""
     ephemeral = Ephemeral.connect(own_redis_server.url, timeout_s=5)
     made = [Quota(own_redis_server.url, ephemeral, timeout_s=5, lease_s=LEASE_S) for _ in range(2)]
     jobs = []
@@ -84,7 +86,7 @@ async def disconnect(quota: Quota, redis: Redis) -> None:
 
 
 async def admitted(quotas: list[Quota], plan_of: Callable[[Quota], Plan], count: int, **cost: int) -> list[Reservation]:
-    """Of so many calls at once, spread over the gateways, those that were let in."""
+    """Return the admitted ones of `count` concurrent calls, spread over the gateways."""
     jobs = (reserve(quotas[i % len(quotas)], plan_of(quotas[i % len(quotas)]), f"op{i}", **cost) for i in range(count))
     return [found for found in await asyncio.gather(*jobs) if isinstance(found, Reservation)]
 
@@ -118,10 +120,10 @@ async def test_window_starts_with_its_first_call_and_ends_by_the_redis_clock(gat
     assert isinstance(await reserve(quota, plan, "1"), Reservation)
     assert isinstance(await reserve(quota, plan, "2"), QuotaExceeded)
     (key,) = redis.keys("quota:r:*")  # type: ignore[misc]
-    redis.hincrby(key, "b", -2000)  # as if two seconds had passed
+    redis.hincrby(key, "b", -2000)  # moves the window's start back by two seconds
     other = gateways[1]
     assert isinstance(await reserve(other, other.plan("a", plan.items), "3"), Reservation)
-    # A clock that was set back does not close the window for longer than it is.
+    # A clock that was set back does not extend the window.
     redis.hincrby(key, "b", 3_600_000)
     refused = await reserve(other, other.plan("a", items("chat=1/2")), "4")
     assert isinstance(refused, QuotaExceeded)
@@ -137,10 +139,10 @@ async def test_concurrent_calls_are_counted_until_settled_or_expired(gateways: l
     assert (reservations[2].item.name, reservations[2].retry_after_s) == ("token.calls", 1)
     assert isinstance(reservations[0], Reservation)
     one.settle(reservations[0])
-    one.settle(reservations[0])  # the second one has no effect
+    one.settle(reservations[0])  # has no effect the second time
     await wait_until(lambda: redis.zcard("quota:open:a") == 1)
     assert isinstance(await reserve(two, two.plan("a", text), "4"), Reservation)
-    redis.zadd("quota:c:token:t", {"1": 1, "4": 1})  # the leases of those who died with their gateway
+    redis.zadd("quota:c:token:t", {"1": 1, "4": 1})  # leases of dead gateways
     assert isinstance(await reserve(two, two.plan("a", text), "5"), Reservation)
 
 
@@ -213,7 +215,7 @@ async def spender(own_redis_server: EmbeddedRedis, redis: Redis) -> AsyncIterato
     yield quota, ledger
     await quota.close()
     await ephemeral.close()
-    await asyncio.sleep(0)  # for the transport to be closed
+    await asyncio.sleep(0)  # lets the transport close
 
 
 async def test_budget_is_seeded_from_the_ledger_then_reserved_and_settled(spender: tuple[Quota, Ledger], redis: Redis):
@@ -269,7 +271,7 @@ async def test_each_gateway_enforces_its_share_of_the_rest_while_redis_is_unavai
     assert all(isinstance(found, Reservation) for found in before)
     own_redis_server.stop()
     seen = await admitted(gateways, lambda quota: quota.plan("a", text), 200)
-    assert 38 <= len(seen) <= 41  # of 40 left; one of the two may have seen one call less
+    assert 38 <= len(seen) <= 41  # of the remaining 40; one gateway may know one call less
     unseen = await admitted(gateways, lambda quota: quota.plan("b", plain), 30)
     assert len(unseen) == 8
     for reservation in seen[:7]:
@@ -278,8 +280,8 @@ async def test_each_gateway_enforces_its_share_of_the_rest_while_redis_is_unavai
     own_redis_server.start()
     own_redis_server.wait_ready()
     await wait_until(lambda: all(quota.is_available for quota in gateways))
-    # Redis, which kept nothing, is told what was seen, what was let in meanwhile, and who is still there.
-    # Whoever comes back first gives back what it saw last, which may be one call less.
+    # The gateways restore the windows they knew, the calls admitted meanwhile and the running calls. The first gateway
+    # to recover may know one call less.
     assert 9 + len(seen) <= int(redis.hget("quota:r:chat:a", "n") or 0) <= 10 + len(seen)
     assert int(redis.hget("quota:r:chat:b", "n") or 0) == 8
     assert isinstance(await reserve(two, two.plan("b", plain), "late"), QuotaExceeded)
@@ -373,7 +375,7 @@ async def test_retry_after_is_estimated_from_how_long_slots_are_held(
 
 @dataclass(frozen=True)
 class Clockwork:
-    """An event loop's clock that is moved by hand; nothing is called later."""
+    """An event loop whose clock is advanced by hand and that calls nothing later."""
 
     time: Callable[[], float]
 
@@ -383,7 +385,7 @@ class Clockwork:
 async def test_new_connection_is_used_only_after_its_preparation(
     gateways: list[Quota], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ):
-    """A call that came while Redis was coming back found one script there and the next one not."""
+    """A call during recovery could find one script loaded and the next one missing."""
     quota = gateways[0]
     plan = quota.plan("a", items("chat=9/3600"))
     assert isinstance(await reserve(quota, plan, "1"), Reservation)
@@ -440,7 +442,7 @@ async def test_unreported_calls_are_kept_if_they_do_not_arrive():
     unreported.add_reservation(Reservation(Plan("a", items("chat=9/3600")), "1", 0, 0), 0.0)
     with pytest.raises(StoreUnavailable):
         await unreported.send(Broken(), epoch="e", lease_ms=1000, running={}, now_s=1.0)
-    await wait_until(lambda: bool(unreported))  # callbacks of the failed replies run after the exception is raised
+    await wait_until(lambda: bool(unreported))  # set by a callback that runs after the exception is raised
 
 
 async def test_scripts_are_loaded_again_when_redis_loses_some(gateways: list[Quota], redis: Redis):
@@ -449,7 +451,7 @@ async def test_scripts_are_loaded_again_when_redis_loses_some(gateways: list[Quo
     assert isinstance(await reserve(quota, plan, "1"), Reservation)
     redis.flushall()
     redis.script_flush()
-    redis.script_load(script.SCRIPTS["reserve"])  # the one that is asked first, and not what it leads to
+    redis.script_load(script.SCRIPTS["reserve"])  # only the first script of a call
     found = await reserve(quota, plan, "2")
     assert isinstance(found, Reservation)
     assert found.is_counted

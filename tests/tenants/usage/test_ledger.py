@@ -1,4 +1,4 @@
-"""tenants/usage/ledger.py: one row per call, whatever dies, and whenever."""
+"""tenants/usage/ledger.py: one row per call, whatever fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 async def ledger(switchable: SwitchableDatabase, tmp_path: Path) -> AsyncIterator[UsageLedger]:
-    """A ledger that runs."""
+    """Return a running ledger."""
     ledger = UsageLedger(Spool(tmp_path / "spool"), switchable)
     running = asyncio.create_task(ledger.run())
     yield ledger
@@ -110,7 +110,7 @@ async def test_close_moves_remaining_entries(switchable: SwitchableDatabase, tmp
 
 
 async def test_replayed_spool_gives_one_row_per_entry(switchable: SwitchableDatabase, tmp_path: Path) -> None:
-    """As after a crash between the commit and the acknowledgement, again and again; nobody remembers how far it was."""
+    """As after repeated crashes between the commit and the acknowledgement, with the position unknown."""
     for _ in range(3):
         async with switchable.transaction() as connection:
             await connection.execute(delete(usage_spools))
@@ -176,11 +176,11 @@ async def test_invalid_entry_is_set_aside_and_others_are_written(
 
 
 async def test_older_copy_of_the_database_gets_the_entries_again(sqlite_url: str, tmp_path: Path) -> None:
-    """As after failing over to a replica that lagged: what it had confirmed and does not know is moved once more."""
+    """As after a failover to a replica that lagged: entries that the replica does not have are moved again."""
     file = Path(sqlite_url.removeprefix("sqlite://"))
     database = Database.connect(sqlite_url)
     ledger = UsageLedger(Spool(tmp_path / "spool", segment_bytes=4096, keep_s=600), database)
-    for number in range(40):  # some segments of them
+    for number in range(40):  # several segments
         await ledger.record(entry(f"r{number:02}"))
         await ledger.flush()
         if number == 9:
@@ -219,7 +219,7 @@ async def test_older_copy_is_detected_by_the_next_batch(sqlite_url: str, tmp_pat
 async def test_spool_without_a_cursor_continues_at_the_ledger_s_position(
     switchable: SwitchableDatabase, tmp_path: Path
 ) -> None:
-    """So entries that the ledger has had, and has let go of since, are not counted again."""
+    """Entries that the ledger had and has deleted since are not counted again."""
     ledger = UsageLedger(Spool(tmp_path / "spool"), switchable)
     await ledger.record(entry("r1"))
     await ledger.close()
@@ -235,7 +235,7 @@ async def test_spool_without_a_cursor_continues_at_the_ledger_s_position(
 async def test_killed_processes_leave_one_row_per_recorded_call(
     database: Database, database_url: str, tmp_path: Path
 ) -> None:
-    """Real processes, killed while they record and while they move; each prints what `record` returned for."""
+    """Processes are killed while they record and move entries; each prints the calls for which `record` returned."""
     program = (
         "import asyncio, itertools, sys\n"
         "from pathlib import Path\n"

@@ -1,6 +1,6 @@
-"""Reserve, settle, crash, flush, replay, in any order, on a real Redis and a real ledger: nobody gets more than there
-is, what is counted is what the ledger says once the two have been compared, and the ledger is the sum of what was
-settled.
+"""Reserve, settle, crash, flush and replay in any order, on a real Redis and a real ledger.
+
+The budget is never exceeded, the counts equal the ledger after a comparison, and the ledger equals the settled calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GATEWAYS = 2
 
 
 class Money(RuleBasedStateMachine):
-    """Calls of one free account through two gateways, all of them at one time: no day ends meanwhile."""
+    """Calls of one free account through two gateways. The clock stands still, so no day ends."""
 
     clock = HandClock()
     database: Database
@@ -44,9 +44,9 @@ class Money(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.caller = Caller(account_id=new_id_hex())
-        self.settled = 0  # in the ledger
-        self.open: dict[str, int] = {}  # op -> reserved, of calls that hold it
-        self.unreported = 0  # settled in the ledger, and not told to Redis
+        self.settled = 0  # micro-neurons in the ledger
+        self.open: dict[str, int] = {}  # reserved micro-neurons of open calls, by operation id
+        self.unreported = 0  # settled in the ledger but not reported to Redis
         self.entries: list[UsageEntry] = []
 
     held = Bundle("held")
@@ -62,14 +62,15 @@ class Money(RuleBasedStateMachine):
         except QuotaExceeded:
             assert self.settled + sum(self.open.values()) + cost > LIMIT, "there was room"
             return None
-        # What was settled and not told is not counted until the next comparison: no more than that is given away.
+        # Unreported settlements are not counted until the next comparison, so the limit may be exceeded by no more than
+        # these.
         assert self.settled - self.unreported + sum(self.open.values()) + cost <= LIMIT
         self.open[op] = cost
         return gateway, reservation
 
     @rule(call=consumes(held), share=st.sampled_from([0.0, 0.5, 1.0]), is_told=st.booleans())
     def settle(self, call: tuple[int, Reservation] | None, share: float, is_told: bool) -> None:
-        """The entry becomes durable; then the gateway tells Redis, or dies before it does."""
+        """Write the entry; then the gateway reports to Redis, or dies before."""
         if call is None:
             return
         gateway, reservation = call
@@ -84,18 +85,18 @@ class Money(RuleBasedStateMachine):
 
     @rule(call=consumes(held))
     def crash(self, call: tuple[int, Reservation] | None) -> None:
-        """Nothing was done, and nothing is said; the lease ends."""
+        """Crash without a report; the lease expires."""
         if call is not None:
             self._lease_ends(call[1])
             del self.open[call[1].op]
 
     @rule()
     def flush(self) -> None:
-        """Redis forgets; what is open is taken up again by its gateway, what is used comes from the ledger."""
+        """Flush Redis; gateways restore open calls, and the used amount comes from the ledger."""
         self.redis.flushall()
         self.unreported = 0
         (budget,) = self.allowance.of(self.caller)
-        for quota in self.quotas:  # both notice
+        for quota in self.quotas:  # both gateways notice the flush
             plan = quota.plan(self.caller.account_id, (), (budget,))
             self._settle_now(quota, self._run(quota.reserve(plan, f"op{next(self.ops)}", micro_neurons=0)))
 
@@ -116,7 +117,7 @@ class Money(RuleBasedStateMachine):
         assert all(value >= 0 for value in counted.values()), counted
 
     def teardown(self) -> None:
-        """The ledger is what was settled."""
+        """Check that the ledger equals the settled calls."""
         (budget,) = self.allowance.of(self.caller)
         assert self._run(self.allowance.used(budget)) == self.settled
 
@@ -135,7 +136,7 @@ class Money(RuleBasedStateMachine):
         self._behind(quota)
 
     def _behind(self, quota: Quota) -> None:
-        """Until all that was said on this connection has been done."""
+        """Wait until all commands sent on this connection have run."""
 
         async def said() -> None:
             quota._flush()
@@ -190,6 +191,6 @@ def test_no_order_of_events_exceeds_the_budget(sqlite_url: str, redis_server: Em
                     await quota.close()
                 await ephemeral.close()
                 await database.close()
-                await asyncio.sleep(0)  # for the transports to be closed
+                await asyncio.sleep(0)  # lets the transports close
 
             runner.run(stop())

@@ -1,4 +1,4 @@
-"""tenants/usage/usage_sums.py on both databases: each call in exactly one sum, whatever is folded and whenever."""
+"""tenants/usage/usage_sums.py on both databases: each call is counted in exactly one sum, whatever is folded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""tenants/usage/usage_upkeep.py: what is kept for so long is let go after it, and not because a clock was wrong."""
+"""tenants/usage/usage_upkeep.py: old entries are deleted, but not because of a wrong clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.database import Database, uuid7_floor
 from tenants.usage import usage_entries as usage
 from tenants.usage import usage_sums
 from tenants.usage.usage_sums import Filter
-from tenants.usage.usage_upkeep import Kept, UsageMaintenance
+from tenants.usage.usage_upkeep import UsageMaintenance, UsageRetention
 from tests.tenants.hand_clock import HandClock
 from tests.tenants.usage.made_entries import EVER, entry
 
@@ -18,7 +18,7 @@ MINE = Filter("a" * 32)
 
 
 class ClockOfToday(HandClock):
-    """Moved by hand, from now on."""
+    """A clock that is advanced by hand and starts at the current time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ async def test_entries_are_deleted_only_by_correct_clocks(
     await usage.write(database, [entry(uuid7_floor(at), started_at=at) for at in begun])
     if is_wrong_from_the_start:
         clock.jump_wall(wrong_by.total_seconds())
-    upkeep = UsageMaintenance(database, clock, Kept())
+    upkeep = UsageMaintenance(database, clock, UsageRetention())
     if not is_wrong_from_the_start:
         clock.jump_wall(wrong_by.total_seconds())
     await upkeep.turn()
