@@ -37,7 +37,6 @@ from engine.protocol.tasks.text_generation import TextGeneration
 from gateway import authentication, quotas
 from gateway.__main__ import settle_interpreter
 from gateway.call import Call
-from gateway.client_address import ClientAddress
 from gateway.metering import MeteredEvents
 from gateway.services import Services
 from storage.database import Database, uuid7
@@ -62,7 +61,7 @@ RULES = (
     "account=100000000/60, account.tokens=10000000000/60, token=100000000/300, text-generation=100000000/60, "
     "account.calls=100000"
 )
-ADDRESS = ClientAddress("127.0.0.1", None)
+PEER = ("127.0.0.1", 40000)
 CARD = next(card for card in cards() if card.name == PARROT)
 TASK = TextGeneration(prompt="Explain in two sentences why the sky is blue.")
 EVENTS: list[Event] = [
@@ -94,7 +93,6 @@ class PlatformAddress:
     """The components, and the state that a call brings with it."""
 
     services: Services
-    verifier: TokenVerifier
     ledger: UsageLedger
     headers: list[tuple[bytes, bytes]]
     principal: Principal
@@ -123,7 +121,7 @@ class PlatformAddress:
 
     async def authenticate(self) -> None:
         self.make_call()
-        principal = await authentication.authenticate(self.verifier, self.headers, ADDRESS)
+        principal = await authentication.authenticate(self.services, self.headers, PEER)
         authentication.authorize(principal, self.principal.account_id, authentication.RUN_MODELS_SCOPE)
 
     async def admit(self) -> None:
@@ -136,7 +134,7 @@ class PlatformAddress:
         await events.close()
 
     async def all(self) -> None:
-        principal = await authentication.authenticate(self.verifier, self.headers, ADDRESS)
+        principal = await authentication.authenticate(self.services, self.headers, PEER)
         authentication.authorize(principal, self.principal.account_id, authentication.RUN_MODELS_SCOPE)
         call = self.make_call()
         headers: list[tuple[bytes, bytes]] = []
@@ -166,12 +164,14 @@ async def opened(folder: Path, redis: EmbeddedRedis) -> AsyncIterator[PlatformAd
     )
     quota = Quota(redis.url, ephemeral, timeout_s=5.0, lease_s=60.0, budgets=allowance)
     await quota.open()
-    parts = SimpleNamespace(quota=quota, limits=Limits(parse_rules(RULES)), allowance=allowance)
+    parts = SimpleNamespace(
+        verifier=verifier, trusted_proxies=None, quota=quota, limits=Limits(parse_rules(RULES)), allowance=allowance
+    )
     jobs = [asyncio.create_task(job()) for job in (quota.run, ledger.run, verifier.watch)]
     headers = [(b"host", b"x"), (b"authorization", b"Bearer " + made.secret.encode())]
-    principal = await authentication.authenticate(verifier, headers, ADDRESS)
+    principal = await authentication.authenticate(cast(Services, parts), headers, PEER)
     try:
-        yield PlatformAddress(cast(Services, parts), verifier, ledger, headers, principal, redis.pid)
+        yield PlatformAddress(cast(Services, parts), ledger, headers, principal, redis.pid)
     finally:
         await ledger.close()
         await quota.close()

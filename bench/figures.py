@@ -1,7 +1,7 @@
-"""What tests and benches measure of the promises: a line each, in the file that HEARTH_FIGURES names.
+"""Record what tests and benchmarks measure about the promises: one line each, in the file named by HEARTH_FIGURES.
 
-`make figures` (`scripts/measure_promises.py`) gathers them. Where HEARTH_FIGURES names no file nothing is written: not
-every run is to be evidence. Knows promises by their id in `scripts/promises.toml`.
+`make figures` (`scripts/measure_promises.py`) collects the lines. Without HEARTH_FIGURES nothing is written: not
+every run is evidence. Promises are identified by their id in `scripts/promises.toml`.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ async def measure(url: str, num_rows: int) -> dict[str, Any]:
     database = Database.connect(url, statement_timeout_s=60)
     busy, usual = Filter(f"{3:032x}"), Filter(f"{500:032x}")
     span = (since, until + timedelta(days=1))
-    day = usage_sums.day_of(until)
+    day = until.replace(hour=0), until.replace(hour=0) + timedelta(days=1)
     ids = [f"{number:032x}" for number in range(200)]
     found = {
         "busy account, 30 days by day": lambda: usage_sums.total(database, busy, *span, by="day"),

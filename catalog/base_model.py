@@ -13,9 +13,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from catalog.builtin import builtin_models, find_folder
-from catalog.card import ModelCard
-from catalog.errors import CardError
+from catalog.card import ModelCard, parse_model_id
+from catalog.errors import CardError, FinetuneError
 from catalog.manifest import FileEntry, blob_key, decode_manifest, manifest_key
+from catalog.registry import Registry
 from storage.errors import Damaged, Missing
 from storage.objects import Objects
 from weight_files.adapter_files import LAYER, ROOT
@@ -37,6 +38,17 @@ class BaseModel:
 
     architecture: str
     targets: Mapping[str, tuple[int, int] | None]
+
+
+def find_base(registry: Registry, model_id: str) -> ModelCard:
+    """Return the card of a model that supports LoRA adapters. Raises InvalidModelId or FinetuneError."""
+    name = parse_model_id(model_id)
+    resolved = registry.find(name)
+    if resolved is None:
+        raise FinetuneError(f"there is no model {name}: publish or alias it first")
+    if "lora" not in resolved.card.capabilities:
+        raise FinetuneError(f"{name} does not support fine-tunes")
+    return resolved.card
 
 
 async def read_base(objects: Objects, card: ModelCard) -> BaseModel | None:

@@ -31,10 +31,8 @@ DRAFT = "draft:"  # prefix of a draft model's id in `speculation`
 
 NativeShape = Literal["legacy", "chat_completion"]
 ToolParser = Literal[
-    "hermes", "mistral", "mistral_named", "llama3_json", "llama4_pythonic", "cohere", "granite", "lfm2", "apriel",
-    "apertus", "deepseek_v3", "deepseek_v31", "deepseek_v32", "deepseek_v4", "kimi_k2", "glm45", "qwen3_coder",
-    "seed_oss", "gemma4", "minimax_m2", "step3", "longcat", "olmo3", "functionary_v31", "granite_20b_fc",
-    "phi4_mini_json", "internlm", "nemotron_nano", "gigachat3", "gigachat31", "xlam", "harmony",
+    "hermes", "mistral", "mistral_named", "llama3_json", "cohere", "granite", "apertus", "deepseek_v3", "deepseek_v31",
+    "deepseek_v32", "deepseek_v4", "kimi_k2", "glm45", "qwen3_coder", "gemma4", "phi4_mini_json", "harmony",
 ]  # fmt: skip
 Positive = Annotated[int, Meta(ge=1)]
 

@@ -1,16 +1,4 @@
-"""Exceptions of the catalog.
-
-    CatalogError
-    ├── InvalidModelId     not a valid model id
-    ├── CardError          an unreadable model card or manifest
-    ├── SchemaViolation    a request body that violates the task's schema
-    ├── PublishError       a folder that cannot be published
-    ├── PullError          a failed download from a model hub
-    ├── AliasError         an alias that leads to no model
-    └── FinetuneError      an invalid fine-tune or fine-tune file
-
-Messages name files, fields and limits, but never contain values from a request.
-"""
+"""Exceptions of the catalog. Their messages name files, fields and limits, but never contain values from a request."""
 
 from __future__ import annotations
 

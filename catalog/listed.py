@@ -1,8 +1,7 @@
 """Listed models: well-known public models that are listed even if their weights are not published here.
 
 An operator who has a model's weights publishes them under the same id; the published card then replaces the listed
-model. The list is `catalog/listed.jsonl`, one model per line, read once. `python -m scripts.write_listed_models`
-updates its facts from a file and leaves descriptions, successors and models that are not in that file unchanged.
+model. The list is `catalog/listed.jsonl`, one model per line sorted by name, edited by hand and read once.
 """
 
 from __future__ import annotations
@@ -16,7 +15,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from catalog.card import TASKS, Prices, author_of, id_of
+from catalog.card import RUN_TASKS, TASKS, Prices, author_of, id_of, parse_model_id
+from catalog.errors import PullError
 from catalog.pricing import USD_PER_1000_NEURONS
 
 # The creation date of models whose own date is unknown: the day on which they were added to the list.
@@ -111,3 +111,15 @@ def listed_models() -> dict[str, ListedModel]:
     """Return name -> listed model."""
     lines = resources.files("catalog").joinpath("listed.jsonl").read_bytes()
     return {model.name: model for model in msgspec.json.Decoder(ListedModel).decode_lines(lines)}
+
+
+def repository_of(model_id: str) -> str:
+    """Return the hub repository of a listed model. Raises InvalidModelId or PullError."""
+    listed = listed_models().get(parse_model_id(model_id))
+    if listed is None:
+        raise PullError(f"{model_id} is not a listed model: give a hub repository")
+    if listed.task not in RUN_TASKS:
+        raise PullError(f"{model_id} is for {listed.task}, which nodes do not support yet")
+    if listed.hub is None:
+        raise PullError(f"no repository is known for {model_id}: give one, with --name {model_id}")
+    return listed.hub

@@ -28,21 +28,12 @@ def listed_finetunes() -> list[Finetune]:
     """Return all listed fine-tunes. They have no files; calls that use one get an error that says so."""
     return [
         Finetune(
-            id_of("finetune", name),
-            PLATFORM,
-            name,
-            model,
+            id_of("finetune", name), PLATFORM, name, model,
             f"{description} Its files are in {hub} and are not published here.",
-            True,
-            _LISTED_ON,
-            _LISTED_ON,
-            None,
-            None,
-            None,
-            None,
+            True, _LISTED_ON, _LISTED_ON, None, None, None, None,
         )
         for name, (model, description, hub) in _KNOWN.items()
-    ]
+    ]  # fmt: skip
 
 
 async def list_public(database: Database, *, limit: int, offset: int, order_by: str = "") -> list[Finetune]:
@@ -51,9 +42,9 @@ async def list_public(database: Database, *, limit: int, offset: int, order_by: 
     if len(page) >= limit:
         return page
     num_public, published = await finetunes.count_public(database, _KNOWN)
-    rest = [each for each in listed_finetunes() if each.name not in published]
+    unpublished = [finetune for finetune in listed_finetunes() if finetune.name not in published]
     first = max(0, offset - num_public)
-    return page + rest[first : first + limit - len(page)]
+    return page + unpublished[first : first + limit - len(page)]
 
 
 def find_listed(reference: str) -> Finetune | None:

@@ -7,6 +7,7 @@ Python files, `auto_map`, custom module classes) is rejected without an option t
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -14,27 +15,22 @@ from typing import Any
 
 import msgspec
 
-from catalog.card import CardFacts
+from catalog.card import CardFacts, parse_facts
 from catalog.errors import InvalidModelId, PublishError
-from catalog.listed import ListedModel
-from catalog.safetensors_header import check_safetensors
+from catalog.listed import ListedModel, listed_models
+from telemetry.clock import SYSTEM_CLOCK
+from weight_files.safetensors_header import HeaderError, read_header
 
-_MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".model", ".jinja")
+_MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
 _CODE = (".py", ".pyc", ".so", ".dll", ".dylib")
 _MAX_CONFIG_BYTES = 1024 * 1024
-_TOKENIZERS = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-)  # in the order in which the engine looks for them
 _INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A valid model folder: its `config.json` and the sorted relative paths of its model files."""
+    """A validated model folder: its `config.json` and the sorted relative paths of its model files."""
 
     path: Path
     config: dict[str, Any]
@@ -65,8 +61,8 @@ def inspect_folder(path: Path) -> ModelFolder:
     files = tuple(file for file in found if is_model_file(file))
     if "config.json" not in files:
         raise PublishError("config.json is missing")
-    if not any(file in files for file in _TOKENIZERS):
-        raise PublishError("tokenizer.json is missing, and there is no SentencePiece model (tokenizer.model) instead")
+    if "tokenizer.json" not in files:
+        raise PublishError("tokenizer.json is missing: save the tokenizer with transformers, which writes it")
     for file in files:
         _check_for_code(path, file)
     _check_weights(path, files)
@@ -77,8 +73,28 @@ def inspect_folder(path: Path) -> ModelFolder:
     return ModelFolder(path, config, files)
 
 
+def facts_of(
+    folder: ModelFolder, name: str | None, card: Path | None, *, supports_tools: Callable[[Path], bool]
+) -> CardFacts:
+    """Return the facts of a card file, or facts derived from the folder and completed for a listed model.
+
+    `name` takes precedence over the card's name and is required without a card. `supports_tools` returns True if the
+    chat template in a folder has a supported tool call format. Raises PublishError, CardError, OSError.
+    """
+    if card is not None:
+        facts = parse_facts(card.read_text("utf-8"), str(card))
+        return facts if name is None else msgspec.structs.replace(facts, name=name)
+    if name is None:
+        raise PublishError("a model without a card needs a name")
+    facts = derive_facts(folder, name, SYSTEM_CLOCK.now())
+    if facts.task == "Text Generation" and supports_tools(folder.path):
+        facts = msgspec.structs.replace(facts, capabilities=facts.capabilities | {"function_calling"})
+    listed = listed_models().get(name)
+    return facts if listed is None else facts_as_listed(facts, listed)
+
+
 def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
-    """Derive the facts of a model without a card from its files, without prices.
+    """Return the facts of a model without a card, derived from its files. They have no prices.
 
     Raises PublishError if the task cannot be derived.
     """
@@ -105,22 +121,21 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
 
 
 def facts_as_listed(facts: CardFacts, listed: ListedModel) -> CardFacts:
-    """Complete derived facts with description, prices and schema of the listed model. Capabilities stay the derived
-    ones.
+    """Return derived facts with the description, prices and schema of the listed model. Capabilities stay derived.
 
     Raises PublishError if the tasks differ.
     """
     if facts.task != listed.task:
         raise PublishError(f"{listed.name} is a model for {listed.task}, but these files are for {facts.task}")
-    known: dict[str, Any] = {
+    changes: dict[str, Any] = {
         "description": listed.description,
         "prices": listed.neurons_per_million,
         "created_at": listed.created_at,
         "is_beta": listed.is_beta,
     }
     if listed.native_shape == "chat_completion":
-        known |= {"schema": listed.schema, "native_shape": "chat_completion"}
-    return msgspec.structs.replace(facts, **known)
+        changes |= {"schema": listed.schema, "native_shape": "chat_completion"}
+    return msgspec.structs.replace(facts, **changes)
 
 
 def _embedding_facts(folder: ModelFolder) -> dict[str, Any]:
@@ -147,13 +162,9 @@ def _check_for_code(folder: Path, file: str) -> None:
     if file == "modules.json":
         modules = _load(folder, file)
         if not isinstance(modules, list) or not all(_is_known_module(module) for module in modules):
-            raise PublishError("modules.json: a module is not one of sentence-transformers' own")
-    elif file.endswith("config.json") and _asks_for_code(_load(folder, file)):
-        raise PublishError(f"{file}: auto_map asks for code of the model's own, which is never run")
-
-
-def _asks_for_code(config: Any) -> bool:
-    return isinstance(config, dict) and "auto_map" in config
+            raise PublishError("modules.json: only module classes of sentence-transformers are supported")
+    elif file.endswith("config.json") and isinstance(config := _load(folder, file), dict) and "auto_map" in config:
+        raise PublishError(f"{file}: auto_map refers to code in the model, which is never run: remove auto_map")
 
 
 def _is_known_module(module: Any) -> bool:
@@ -164,7 +175,10 @@ def _check_weights(folder: Path, files: tuple[str, ...]) -> None:
     weights = [file for file in files if file.endswith(".safetensors")]
     if not weights:
         raise PublishError("there is no safetensors file")
-    tensors = {file: check_safetensors(folder / file) for file in weights}
+    try:
+        tensors = {file: read_header(folder / file) for file in weights}
+    except HeaderError as error:
+        raise PublishError(str(error)) from error
     if _INDEX not in files:
         return
     weight_map = _read_json(folder, _INDEX, max_bytes=64 * _MAX_CONFIG_BYTES).get("weight_map")

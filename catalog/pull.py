@@ -26,9 +26,8 @@ OnProgress = Callable[[str, int, int], None]  # file, bytes transferred, total b
 
 _MAX_ATTEMPTS_WITHOUT_PROGRESS = 5
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_MODULE_FOLDER = re.compile(
-    r"[0-9]+_[A-Za-z]+/[^/]+"
-)  # folders of sentence-transformers modules, for example 1_Pooling/config.json
+# Files of sentence-transformers modules, for example 1_Pooling/config.json.
+_MODULE_FILE = re.compile(r"[0-9]+_[A-Za-z]+/[^/]+")
 
 
 @dataclass(frozen=True)
@@ -58,12 +57,14 @@ class Pulled:
 def pull(
     repo_id: str,
     revision: str,
-    staging: Path,
+    staging: Path | None = None,
     *,
     on_progress: OnProgress | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Pulled:
-    """Download `repo_id` at `revision` (a branch, tag or commit) into a new folder in `staging`. Blocking.
+    """Download `repo_id` at `revision` (a branch, tag or commit) into a new folder in `staging`.
+
+    `staging` is by default in the user's cache. Blocks until the download is complete.
 
     Raises PullError, for example after five attempts in a row without progress. Downloaded data stays, and the next
     call continues there.
@@ -71,10 +72,15 @@ def pull(
     if importlib.util.find_spec("huggingface_hub") is None:
         raise PullError("pulling needs the `engine` extra: the package huggingface_hub is not installed")
     commit, files = _list_files(repo_id, revision)
-    folder = staging / re.sub(r"[^A-Za-z0-9._-]", "--", repo_id) / commit
+    folder = (staging or _default_staging()) / re.sub(r"[^A-Za-z0-9._-]", "--", repo_id) / commit
     for file in files:
         _fetch(repo_id, commit, file, folder, on_progress or _ignore_progress, sleep)
     return Pulled(folder, repo_id, commit, files)
+
+
+def _default_staging() -> Path:
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "hearth" / "pull"
 
 
 def _list_files(repo_id: str, revision: str) -> tuple[str, tuple[HubFile, ...]]:
@@ -96,9 +102,8 @@ def _list_files(repo_id: str, revision: str) -> tuple[str, tuple[HubFile, ...]]:
 
 
 def _is_wanted(path: str) -> bool:
-    return (
-        is_plain_path(path) and is_model_file(path) and ("/" not in path or _MODULE_FOLDER.fullmatch(path) is not None)
-    )
+    is_in_known_folder = "/" not in path or _MODULE_FILE.fullmatch(path) is not None
+    return is_plain_path(path) and is_model_file(path) and is_in_known_folder
 
 
 def _hub_file(repo_id: str, sibling: Any) -> HubFile:
@@ -110,13 +115,9 @@ def _hub_file(repo_id: str, sibling: Any) -> HubFile:
 
 def _without_duplicates(files: list[HubFile]) -> list[HubFile]:
     """Leave out duplicate weights. Some repositories have the weights twice; loaders read the files named `model*`."""
-    if not any(file.path.startswith("model") and file.path.endswith(".safetensors") for file in files):
-        return files
-    return [
-        file
-        for file in files
-        if "/" in file.path or not file.path.endswith(".safetensors") or file.path.startswith("model")
-    ]
+    others = [file for file in files if re.fullmatch(r"(?!model)[^/]*\.safetensors", file.path)]
+    has_model_files = any(re.fullmatch(r"model.*\.safetensors", file.path) for file in files)
+    return [file for file in files if file not in others] if has_model_files else files
 
 
 def _fetch(
@@ -160,16 +161,11 @@ def _request(repo_id: str, commit: str, file: HubFile, partial: Path, on_progres
     url = hf_hub_url(repo_id, file.path, revision=commit, endpoint=_endpoint())
     headers = build_hf_headers(library_name="hearth") | {"accept-encoding": "identity"}
     with partial.open("ab") as target:
-        progress_bar = _ProgressBar(file, target.tell(), on_progress)
+        done = target.tell()
+        progress_bar: Any = _ProgressBar(file, done, on_progress)
+        size = file.size_bytes
         try:
-            http_get(
-                url,
-                target,
-                resume_size=target.tell(),
-                headers=headers,
-                expected_size=file.size_bytes,
-                tqdm_class=progress_bar,
-            )
+            http_get(url, target, resume_size=done, headers=headers, expected_size=size, tqdm_class=progress_bar)
         except OSError:
             raise
         except HTTPError as error:
@@ -214,7 +210,7 @@ def _ignore_progress(_file: str, _done: int, _total: int) -> None:
 
 
 class _ProgressBar:
-    """Reports progress. The hub library expects a progress bar class and calls this object instead."""
+    """Reports progress. The hub library calls this object in place of a progress bar class."""
 
     def __init__(self, file: HubFile, done: int, on_progress: OnProgress) -> None:
         self._file = file

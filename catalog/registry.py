@@ -22,7 +22,7 @@ from catalog.card import ModelCard, decode_card
 from catalog.errors import CardError
 from catalog.listed import ListedModel, listed_models
 from catalog.rows import read_aliases, read_cards, read_number
-from catalog.search import MAX_PER_PAGE, AnyModel, SearchPage, SearchQuery, search_page
+from catalog.search import AnyModel, SearchPage, SearchQuery, search_page
 from storage.database import Database
 from storage.errors import StoreUnavailable
 from telemetry.clock import SYSTEM_CLOCK, Clock
@@ -117,20 +117,17 @@ class Registry:
         """Return all cards sorted by name, without aliases."""
         return [card for _, card in sorted(self._snapshot.cards.items())]
 
-    def search(
-        self,
-        *,
-        search: str = "",
-        task: str = "",
-        author: str = "",
-        source: int | None = None,
-        hide_experimental: bool = False,
-        include_deprecated: bool = False,
-        page: int = 1,
-        per_page: int = MAX_PER_PAGE,
-    ) -> SearchPage:
-        """Return one page of the search route. The parameters are those of `SearchQuery`."""
-        query = SearchQuery(search, task, author, source, hide_experimental, include_deprecated, page, per_page)
+    def matching(self, text: str = "", task: str = "") -> list[Resolved]:
+        """Return models and aliases of a task whose name or description contains `text`, sorted by name."""
+        words = text.lower()
+        return [
+            found
+            for name, found in sorted(self._snapshot.resolved.items())
+            if task in ("", found.card.task) and (words in name.lower() or words in found.card.description.lower())
+        ]
+
+    def search(self, query: SearchQuery) -> SearchPage:
+        """Return one page of the search route."""
         return search_page(self.everything(), query, self._clock.now().date())
 
     async def refresh(self) -> bool:
@@ -139,7 +136,7 @@ class Registry:
             return await self._read()
 
     async def _read(self) -> bool:
-        """Callers hold the lock: an older read that finishes after a newer one would undo the newer one's update."""
+        """Read the database. Callers hold the lock: an older read must not overwrite the result of a newer one."""
         if self._database is None:
             return False
         self._num_reads += 1

@@ -88,7 +88,7 @@ class InputSchema:
                 return admitted
             violation = describe(alternative.validator.iter_errors(admitted))
         except ValueError as error:  # invalid Unicode, or nested too deeply for the validator
-            raise SchemaViolation("the body holds text or nesting that cannot be read", "/") from error
+            raise SchemaViolation("the body contains invalid Unicode or is nested too deeply", "/") from error
         raise violation
 
     def is_valid(self, admitted: Body) -> bool:

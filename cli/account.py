@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +15,9 @@ from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
+    from storage.database import Database
     from tenants.accounts import Account
+    from tenants.change_context import ChangeContext
 
 app = typer.Typer(
     help="Accounts: create, list, block, unblock; plan, limits, residency and retention.", no_args_is_help=True
@@ -47,7 +51,12 @@ def terms(
     json: JsonOption = False,
 ) -> None:
     """Change an account's plan, or limits that replace the operator's. Takes effect within seconds."""
-    print_record(asyncio.run(_set_terms(data, account_id, plan, limits)), is_json=json)
+    from tenants import accounts
+
+    if plan is None and limits is None:
+        raise CommandFailed("pass --plan, --limits or both", exit_code=2)
+    change = partial(accounts.set_terms, plan=plan, limits=limits)
+    print_record(asyncio.run(_change(data, account_id, change)), is_json=json)
 
 
 @app.command("list")
@@ -59,13 +68,17 @@ def list_(data: DataOption = None, json: JsonOption = False) -> None:
 @app.command()
 def block(account_id: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
     """Reject all calls of an account until it is unblocked."""
-    print_record(asyncio.run(_set_blocked(data, account_id, True)), is_json=json)
+    from tenants import accounts
+
+    print_record(asyncio.run(_change(data, account_id, partial(accounts.set_blocked, is_blocked=True))), is_json=json)
 
 
 @app.command()
 def unblock(account_id: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
     """Allow the calls of a blocked account again."""
-    print_record(asyncio.run(_set_blocked(data, account_id, False)), is_json=json)
+    from tenants import accounts
+
+    print_record(asyncio.run(_change(data, account_id, partial(accounts.set_blocked, is_blocked=False))), is_json=json)
 
 
 @app.command()
@@ -79,7 +92,14 @@ def region(
     json: JsonOption = False,
 ) -> None:
     """Restrict where an account's calls may run and its content may be stored."""
-    print_record(asyncio.run(_set_residency(data, account_id, region=locations)), is_json=json)
+    from tenants import accounts
+    from tenants.residency import parse_rule
+
+    async def change(database: Database, account_id: str, *, context: ChangeContext) -> Account:
+        rule = None if locations == "anywhere" else parse_rule(locations)
+        return await accounts.set_region(database, account_id, rule, context=context)
+
+    print_record(asyncio.run(_change(data, account_id, change)), is_json=json)
 
 
 @app.command()
@@ -90,26 +110,10 @@ def retention(
     json: JsonOption = False,
 ) -> None:
     """Set what may be stored of an account's calls."""
-    print_record(asyncio.run(_set_residency(data, account_id, retention=rule)), is_json=json)
-
-
-async def _set_terms(data: Path | None, account_id: str, plan: str | None, limits: str | None) -> dict[str, Any]:
-    from storage.errors import Missing
     from tenants import accounts
 
-    if plan is None and limits is None:
-        raise CommandFailed("pass --plan, --limits or both", exit_code=2)
-    target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
-        try:
-            await accounts.set_terms(database, account_id, plan=plan, limits=limits, who="cli", ephemeral=ephemeral)
-        except Missing:
-            raise CommandFailed(f"there is no account {account_id}") from None
-        except ValueError as error:
-            raise CommandFailed(str(error), exit_code=2) from None
-        found = await accounts.find(database, account_id)
-        assert found is not None
-        return record(found)
+    change = partial(accounts.set_retention, retention=rule)
+    print_record(asyncio.run(_change(data, account_id, change)), is_json=json)
 
 
 async def _create(data: Path | None, name: str, account_id: str | None, plan: str) -> dict[str, Any]:
@@ -132,43 +136,18 @@ async def _list(data: Path | None) -> list[dict[str, Any]]:
         return [record(account) for account in await accounts.list_all(database)]
 
 
-async def _set_blocked(data: Path | None, account_id: str, is_blocked: bool) -> dict[str, Any]:
+async def _change(data: Path | None, account_id: str, change: Callable[..., Awaitable[Account]]) -> dict[str, Any]:
+    """Call `change(database, account_id, context=...)` and return the changed account. Raises CommandFailed."""
     from storage.errors import Missing
-    from tenants import accounts
 
     target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         try:
-            await (accounts.block if is_blocked else accounts.unblock)(database, account_id, ephemeral=ephemeral)
+            return record(await change(database, account_id, context=context))
         except Missing:
             raise CommandFailed(f"there is no account {account_id}") from None
-        found = await accounts.find(database, account_id)
-        assert found is not None
-        return record(found)
-
-
-async def _set_residency(
-    data: Path | None, account_id: str, *, region: str = "", retention: str = ""
-) -> dict[str, Any]:
-    from storage.errors import Missing
-    from tenants import accounts
-    from tenants.residency import parse_rule
-
-    target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
-        try:
-            if region:
-                rule = None if region == "anywhere" else parse_rule(region)
-                await accounts.set_region(database, account_id, rule, who="cli", ephemeral=ephemeral)
-            else:
-                await accounts.set_retention(database, account_id, retention, who="cli", ephemeral=ephemeral)
         except ValueError as error:
             raise CommandFailed(str(error), exit_code=2) from None
-        except Missing:
-            raise CommandFailed(f"there is no account {account_id}") from None
-        found = await accounts.find(database, account_id)
-        assert found is not None
-        return record(found)
 
 
 def record(account: Account) -> dict[str, Any]:

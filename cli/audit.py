@@ -14,7 +14,7 @@ from cli.target import DataOption, Target
 from cli.token import check_account
 
 app = typer.Typer(help="Audit log: list entries, verify that the log is intact.", no_args_is_help=True)
-COLUMNS = ("sequence", "at", "who", "action", "subject_id", "detail")
+COLUMNS = ("sequence", "at", "actor", "action", "subject_id", "detail")
 
 HeadsOption = Annotated[
     Path | None,

@@ -25,7 +25,7 @@ def audit_entry(action: str, subject_id: str, detail: str = "") -> Callable[[Asy
         from tenants.audit import audit_log as audit
 
         ids = {"account_id": PLATFORM, "subject_id": subject_id[:_MAX_SUBJECT]}
-        await audit.append(connection, at=SYSTEM_CLOCK.now(), who="cli", action=action, detail=detail, **ids)
+        await audit.append(connection, at=SYSTEM_CLOCK.now(), actor="cli", action=action, detail=detail, **ids)
 
     return append
 

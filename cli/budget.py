@@ -96,7 +96,7 @@ async def _put(target: Target, budget: MonthlyBudget) -> None:
         await check_account(database, account_id)
         if token and not await api_tokens.may_be_used_on(database, account_id, token):
             raise CommandFailed(f"account {account_id} has no API token {token}")
-        await budgets.put(database, budget, who="cli")
+        await budgets.put(database, budget)
 
 
 async def _list(data: Path | None, account: str | None) -> list[dict[str, Any]]:
@@ -114,7 +114,7 @@ async def _remove(data: Path | None, account: str | None, token: str, unit: str)
 
     target = Target.find(data)
     async with target.database() as database:
-        return await budgets.remove(database, account_of(target, account), token, unit, who="cli")
+        return await budgets.remove(database, account_of(target, account), token, unit)
 
 
 async def _alerts(data: Path | None, account: str | None) -> list[dict[str, Any]]:

@@ -15,9 +15,7 @@ from cli.target import DataOption, Target
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection
 
-    from catalog.card import ModelCard
     from catalog.finetunes import Finetune, Note
-    from storage.database import Database
 
 app = typer.Typer(help="Fine-tunes: list, publish for all accounts, remove.", no_args_is_help=True)
 COLUMNS = ("id", "name", "model", "account", "public", "is_complete", "created_at")
@@ -66,18 +64,22 @@ async def _list(data: Path | None) -> list[dict[str, Any]]:
 
 async def _publish(data: Path | None, folder: Path, name: str, model: str, description: str) -> dict[str, Any]:
     from catalog import finetunes
-    from catalog.base_model import read_base
+    from catalog.base_model import find_base, read_base
+    from catalog.card import parse_model_id
+    from catalog.registry import Registry
     from weight_files.adapter_files import MAX_RANK
 
     async with stores(data) as (database, objects):
         with failures():
-            model, card = await _base_model(database, model)
+            registry = Registry(database)
+            await registry.refresh()
+            card = find_base(registry, model)
             made = await finetunes.publish(
                 database,
                 objects,
                 folder,
                 name=name,
-                model=model,
+                model=parse_model_id(model),
                 description=description,
                 max_rank=MAX_RANK,
                 base=await read_base(objects, card),
@@ -97,21 +99,6 @@ async def _remove(data: Path | None, finetune_id: str) -> dict[str, Any]:
         ):
             raise CommandFailed(f"there is no fine-tune {finetune_id}")
     return _row(found)
-
-
-async def _base_model(database: Database, text: str) -> tuple[str, ModelCard]:
-    """Return the id and the card of a model that supports LoRA. Raises CommandFailed and InvalidModelId."""
-    from catalog.card import parse_model_id
-    from catalog.registry import Registry
-
-    name, registry = parse_model_id(text), Registry(database)
-    await registry.refresh()
-    resolved = registry.find(name)
-    if resolved is None:
-        raise CommandFailed(f"there is no model {name}: publish or alias it first")
-    if "lora" not in resolved.card.capabilities:
-        raise CommandFailed(f"{name} does not support fine-tunes")
-    return name, resolved.card
 
 
 def _entry(action: str, detail: str) -> Note:

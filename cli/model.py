@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from catalog.model_folder import ModelFolder
     from storage.database import Database
     from storage.objects import Objects
-    from variants.quantize import Request
 
 app = typer.Typer(help="Models: list, publish, pull, quantize, alias.", no_args_is_help=True)
 COLUMNS = ("name", "task", "source", "context_window", "size", "revision", "alias_of")
@@ -52,6 +50,8 @@ def publish(
     json: JsonOption = False,
 ) -> None:
     """Publish a model from a folder in the Hugging Face layout."""
+    if name is None and card is None:
+        raise CommandFailed("give a --name or a --card", exit_code=2)
     print_record(asyncio.run(_publish(data, folder, name, card, json)), is_json=json)
 
 
@@ -87,14 +87,18 @@ def quantize(
     """Publish an int8 or int4 variant of a model, with a report of quality and speed."""
     try:
         from variants.quantize import QuantizeError, Request
+        from variants.quantize import quantize as quantize_model
     except ImportError as error:
         raise CommandFailed(f"this needs the engine: pip install 'hearth[engine]' ({error.name} is missing)") from None
     request = Request(model, number_format, group_size, name, text, staging, output, threads)
     try:
         with failures():
-            print_record(_quantize(data, request, json), is_json=json)
+            card, report = quantize_model(
+                request, partial(stores, data), partial(_publish_folder, json), lambda line: typer.echo(line, err=True)
+            )
     except QuantizeError as error:
         raise CommandFailed(str(error), exit_code=2 if error.is_usage else 1) from None
+    print_record(_row(card) | report, is_json=json)
 
 
 @app.command()
@@ -113,30 +117,24 @@ def alias(
 
 
 async def _list(data: Path | None, search: str, task: str) -> list[dict[str, Any]]:
-    from catalog.aliases import list_aliases
     from catalog.registry import Registry
 
     async with Target.find(data).database() as database:
         registry = Registry(database)
         await registry.refresh()
-        aliases = await list_aliases(database)
-    words = search.lower()
-    shown = []
-    for name in sorted({card.name for card in registry.all()} | aliases.keys()):
-        found = registry.find(name)
-        if found is None or (task and found.card.task != task):
-            continue
-        if words in name.lower() or words in found.card.description.lower():
-            shown.append(_row(found.card) | {"name": name, "alias_of": found.alias_of})
-    return shown
+    return [
+        _row(found.card) | {"name": found.requested_name, "alias_of": found.alias_of}
+        for found in registry.matching(search, task)
+    ]
 
 
 async def _publish(data: Path | None, path: Path, name: str | None, card: Path | None, json: bool) -> dict[str, Any]:
-    from catalog.model_folder import inspect_folder
+    from catalog.model_folder import facts_of, inspect_folder
 
     async with stores(data) as (database, objects):
         folder = await asyncio.to_thread(inspect_folder, path)
-        return await _publish_folder(database, objects, folder, _facts(folder, name, card), json)
+        facts = facts_of(folder, name, card, supports_tools=_supports_tools)
+        return _row(await _publish_folder(json, database, objects, folder, facts))
 
 
 async def _pull(
@@ -148,50 +146,21 @@ async def _pull(
     staging: Path | None,
     json: bool,
 ) -> dict[str, Any]:
-    from catalog.model_folder import inspect_folder
+    from catalog.listed import repository_of
+    from catalog.model_folder import facts_of, inspect_folder
     from catalog.pull import pull as pull_files
     from cli.transfer_progress import transfer_progress
 
-    if repo_id.startswith("@"):
-        name, repo_id = name or repo_id, _repository_of(repo_id)
     async with stores(data) as (database, objects):
+        if repo_id.startswith("@"):
+            name, repo_id = name or repo_id, repository_of(repo_id)
         with transfer_progress(json) as on_progress:
-            place = staging or _default_staging()
-            pulled = await asyncio.to_thread(pull_files, repo_id, revision, place, on_progress=on_progress)
+            pulled = await asyncio.to_thread(pull_files, repo_id, revision, staging, on_progress=on_progress)
         folder = await asyncio.to_thread(inspect_folder, pulled.folder)
-        facts = _facts(folder, name or f"@hf/{repo_id}", card)
-        row = await _publish_folder(database, objects, folder, facts, json)
+        facts = facts_of(folder, name or f"@hf/{repo_id}", card, supports_tools=_supports_tools)
+        published = await _publish_folder(json, database, objects, folder, facts)
     await asyncio.to_thread(pulled.remove)
-    return row | {"repo_id": repo_id, "commit": pulled.commit}
-
-
-def _quantize(data: Path | None, request: Request, json: bool) -> dict[str, Any]:
-    """Download and publish in event loops; quantize between them without one, so that Ctrl-C works at once."""
-    from catalog.model_folder import inspect_folder
-    from variants.quantize import check_request, fetch_base, make_variant, variant_facts
-    from variants.staging import staging_folder
-
-    recipe, text = check_request(request)
-    with staging_folder(request.staging) as staging:
-
-        async def fetch() -> tuple[ModelCard, Path]:
-            async with stores(data) as (database, objects):
-                return await fetch_base(database, objects, request, staging)
-
-        base, base_folder = asyncio.run(fetch())
-        variant = make_variant(
-            request, recipe, text, base, base_folder, staging / "variant", lambda line: typer.echo(line, err=True)
-        )
-        folder, facts = inspect_folder(variant.folder), variant_facts(base, request, variant)
-
-        async def publish_variant() -> dict[str, Any]:
-            async with stores(data) as (database, objects):
-                return await _publish_folder(database, objects, folder, facts, json, variant.recipe)
-
-        row = asyncio.run(publish_variant())
-        if request.output is not None:
-            shutil.copytree(variant.folder, request.output)
-    return row | variant.report
+    return _row(published) | {"repo_id": repo_id, "commit": pulled.commit}
 
 
 async def _alias(data: Path | None, name: str, target: str | None) -> None:
@@ -207,19 +176,19 @@ async def _alias(data: Path | None, name: str, target: str | None) -> None:
 
 
 async def _publish_folder(
+    json: bool,
     database: Database,
     objects: Objects,
     folder: ModelFolder,
     facts: CardFacts,
-    json: bool,
     recipe: Recipe | None = None,
-) -> dict[str, Any]:
+) -> ModelCard:
     from catalog.publish import publish as publish_folder
     from cli.audit_entries import append_published
     from cli.transfer_progress import transfer_progress
 
     with transfer_progress(json) as on_progress:
-        published = await publish_folder(
+        return await publish_folder(
             database,
             objects,
             folder,
@@ -228,64 +197,15 @@ async def _publish_folder(
             note=append_published,
             on_file=lambda entry, _was_uploaded: on_progress(entry.path, entry.size_bytes, entry.size_bytes),
         )
-    return _row(published)
 
 
-def _facts(folder: ModelFolder, name: str | None, card: Path | None) -> CardFacts:
-    """Return the facts of the card, or facts derived from the folder. `name` takes precedence over the card's name."""
-    import msgspec
-
-    from catalog.card import parse_facts
-    from catalog.listed import listed_models
-    from catalog.model_folder import derive_facts, facts_as_listed
-    from telemetry.clock import SYSTEM_CLOCK
-
-    if card is None:
-        if name is None:
-            raise CommandFailed("give a --name or a --card", exit_code=2)
-        facts = derive_facts(folder, name, SYSTEM_CLOCK.now())
-        if facts.task == "Text Generation" and _can_call_tools(folder.path):
-            facts = msgspec.structs.replace(facts, capabilities=facts.capabilities | {"function_calling"})
-        listed = listed_models().get(name)
-        return facts if listed is None else facts_as_listed(facts, listed)
-    facts = parse_facts(card.read_text("utf-8"), str(card))
-    return facts if name is None else msgspec.structs.replace(facts, name=name)
-
-
-def _repository_of(text: str) -> str:
-    """Return the hub repository of a listed model. Raises CommandFailed."""
-    from catalog.card import RUN_TASKS, parse_model_id
-    from catalog.listed import listed_models
-
-    with failures():
-        listed = listed_models().get(parse_model_id(text))
-    if listed is None:
-        raise CommandFailed(f"{text} is no listed model: name a repository of the hub")
-    if listed.task not in RUN_TASKS:
-        raise CommandFailed(f"{text} is of the task {listed.task}, which nodes do not do yet")
-    if listed.hub is None:
-        raise CommandFailed(f"no repository is known for {text}: give one, with --name {text}")
-    return listed.hub
-
-
-def _can_call_tools(folder: Path) -> bool:
-    """Return True if the chat template has a supported tool call format; False if the engine is not installed."""
+def _supports_tools(model_dir: Path) -> bool:
+    """Return True if the model supports tool calls; False if the engine is not installed."""
     try:
-        from engine.text.files import TokenizerUnusable
-        from engine.text.tokenizer import Tokenizer
-        from engine.tool_calls.tool_format import find_tool_format
+        from engine.tool_calls.tool_format import supports_tools
     except ImportError:
         return False
-    try:
-        template = Tokenizer(folder).chat_template
-    except TokenizerUnusable:
-        return False
-    return template is not None and find_tool_format(template.render) is not None
-
-
-def _default_staging() -> Path:
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "hearth" / "pull"
+    return supports_tools(model_dir)
 
 
 def _row(card: ModelCard) -> dict[str, Any]:

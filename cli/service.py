@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,16 +19,15 @@ import typer
 
 from cli.output import CommandFailed, JsonOption, print_record, print_rows
 from cli.target import DataOption, Target
+from cli.token import parse_period
 from local_platform.errors import PlatformError
-from local_platform.service_keys import LIFE_DAYS, ensure_key, keys_path
+from local_platform.service_keys import LIFE_DAYS, create_key, ensure_key, keys_path
 
 if TYPE_CHECKING:
     from service_identity.service_tokens import PublicKey, Ring
 
 app = typer.Typer(help="Service keys of gateways and nodes: make, add, rotate, revoke, list.", no_args_is_help=True)
 COLUMNS = ("kid", "subject", "pop", "status", "not_before", "not_after", "public")
-_PERIOD = re.compile(r"(\d{1,5})([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 SubjectArgument = Annotated[
     str, typer.Argument(help="gateway/NAME, node/NODE_ID or operator/NAME.", show_default=False)
@@ -53,7 +52,8 @@ def make(
     from service_identity import key_ring as service_ring
 
     path = ring_path(ring, data)
-    private, row = _create_key(path, subject, pop, days, start_s=time.time())
+    with _failures(path):
+        private, row = create_key(path, subject, pop, days, start_s=time.time())
     _change(path, data, "service_key.make", row.kid, subject, lambda old: service_ring.with_key(old, row))
     print_record({**_shown(row), "private_key": str(private)}, is_json=json)
 
@@ -79,10 +79,8 @@ def ensure(
             _change(path, data, "service_key.make", kid, subject, edit)
             new.append(kid)
 
-        try:
+        with _failures(path):
             folder = ensure_key(path, subject, pop, change)
-        except PlatformError as error:
-            raise CommandFailed(str(error)) from None
         rows.append({"subject": subject, "pop": pop, "keys": str(folder), "is_new": bool(new)})
     print_rows(rows, ("subject", "pop", "keys", "is_new"), is_json=json, empty="no services given")
 
@@ -100,11 +98,9 @@ def add(
     """Add the public key of a key pair that was created on another machine."""
     from service_identity import key_ring as service_ring
 
-    try:
-        row = service_ring.public_key(public, subject, start_s=time.time(), life_days=days, place=pop)
-    except ValueError as error:
-        raise CommandFailed(str(error), 2) from None
     path = ring_path(ring, data)
+    with _failures(path):
+        row = service_ring.public_key(public, subject, start_s=time.time(), life_days=days, pop=pop)
     _change(path, data, "service_key.add", row.kid, subject, lambda old: service_ring.with_key(old, row))
     print_record(_shown(row), is_json=json)
 
@@ -126,8 +122,9 @@ def rotate(
     known = [key for key in _read(path).keys if key.subject == subject]
     if not known:
         raise CommandFailed(f"{path} has no key of {subject}")
-    pop = service_ring.newest_key(known).place
-    private, row = _create_key(path, subject, pop, days, start_s=time.time() + _seconds("starts", starts))
+    pop = service_ring.newest_key(known).pop
+    with _failures(path):
+        private, row = create_key(path, subject, pop, days, start_s=time.time() + _seconds("starts", starts))
     overlap_s = _seconds("overlap", overlap)
     rotated: Callable[[Ring], Ring] = lambda old: service_ring.rotated(old, row, overlap_s=overlap_s)  # noqa: E731
     _change(path, data, "service_key.rotate", row.kid, subject, rotated)
@@ -151,14 +148,10 @@ def issue(
     path, life_s = ring_path(ring, data), _seconds("life", life)
     if not 0 < life_s <= service_tokens.MAX_LIFE_S:
         raise CommandFailed(f"--life must be at most {service_tokens.MAX_LIFE_S} s (got {life})", 2)
-    try:
+    with _failures(path):
         kind, _ = service_tokens.parse_subject(subject)
         service_tokens.parse_subject(to)
         identity = ServiceIdentity(path, service_ring.folder_of(keys_path(path), subject), kind)
-    except ValueError as error:
-        raise CommandFailed(str(error), 2) from None
-    except service_ring.UnsafeKeyFile as error:
-        raise CommandFailed(str(error)) from None
     token = identity.sign(to, life_s=life_s)
     if not token:
         raise CommandFailed(f"{subject} has no valid private key on this machine")
@@ -233,48 +226,31 @@ def ring_path(ring: Path | None, data: Path | None) -> Path:
 
 def inventory(path: Path) -> list[dict[str, Any]]:
     """Return all keys of a ring as rows with COLUMNS. Raises CommandFailed."""
+    from service_identity.key_ring import status_of
+
     found = _read(path)
     return [{**_shown(key), "status": status_of(key, found, time.time())} for key in found.keys]
 
 
-def status_of(key: PublicKey, ring: Ring, now_s: float) -> str:
-    """Return revoked, expired, active or not yet."""
-    if key.revoked_at or key.subject in ring.revoked_subjects:
-        return "revoked"
-    if now_s >= key.not_after:
-        return "expired"
-    return "active" if now_s >= key.not_before else "not yet"
-
-
-def _create_key(ring: Path, subject: str, pop: str, days: int, *, start_s: float) -> tuple[Path, PublicKey]:
-    """Create a private key; return its file and the row for the ring. Raises CommandFailed."""
-    from service_identity import key_ring as service_ring
-
-    try:
-        private = service_ring.generate()
-        public = service_ring.public_half(private)
-        row = service_ring.public_key(public, subject, start_s=start_s, life_days=days, place=pop)
-        if ring.exists() and subject in _read(ring).revoked_subjects:
-            raise ValueError(f"{subject} is revoked: run `hearth service reinstate {subject}` first")
-        return service_ring.write_private_key(service_ring.folder_of(keys_path(ring), subject), private), row
-    except ValueError as error:
-        raise CommandFailed(str(error), 2) from None
-    except OSError as error:
-        raise CommandFailed(f"{ring.parent}: {error.strerror}") from None
-
-
 def _change(path: Path, data: Path | None, action: str, id_: str, detail: str, change: Callable[[Ring], Ring]) -> None:
     """Change the ring, and append an audit entry if the platform's database is known. Raises CommandFailed."""
-    from service_identity import key_ring as service_ring
+    with _failures(path):
+        asyncio.run(_change_and_audit(path, data, action, id_, detail, change))
+
+
+@contextlib.contextmanager
+def _failures(ring: Path) -> Iterator[None]:
+    """Convert errors of service keys to CommandFailed."""
+    from service_identity.key_ring import UnsafeKeyFile
 
     try:
-        asyncio.run(_change_and_audit(path, data, action, id_, detail, change))
-    except service_ring.UnsafeKeyFile as error:
+        yield
+    except (UnsafeKeyFile, PlatformError) as error:
         raise CommandFailed(str(error)) from None
     except ValueError as error:
         raise CommandFailed(str(error), 2) from None
     except OSError as error:
-        raise CommandFailed(f"{path}: {error.strerror}") from None
+        raise CommandFailed(f"{ring}: {error.strerror}") from None
 
 
 async def _change_and_audit(
@@ -303,12 +279,10 @@ def _platform_of(path: Path, data: Path | None) -> Target | None:
 
 
 def _read(path: Path) -> Ring:
-    from service_identity import key_ring as service_ring
+    from service_identity.key_ring import read_ring
 
-    try:
-        return service_ring.read_ring(path).ring
-    except service_ring.UnsafeKeyFile as error:
-        raise CommandFailed(str(error)) from None
+    with _failures(path):
+        return read_ring(path).ring
 
 
 def _shown(key: PublicKey) -> dict[str, Any]:
@@ -316,11 +290,11 @@ def _shown(key: PublicKey) -> dict[str, Any]:
         return datetime.fromtimestamp(at_s, UTC).isoformat()
 
     times = {"not_before": shown_time(key.not_before), "not_after": shown_time(key.not_after)}
-    return {"kid": key.kid, "subject": key.subject, "pop": key.place, **times, "public": key.public}
+    return {"kid": key.kid, "subject": key.subject, "pop": key.pop, **times, "public": key.public}
 
 
 def _seconds(option: str, text: str) -> int:
-    match = _PERIOD.fullmatch(text)
-    if match is None:
+    period_s = parse_period(text)
+    if period_s is None:
         raise CommandFailed(f"--{option} must be a period such as 60s, 1h or 7d (got {text!r})", 2)
-    return int(match[1]) * _SECONDS[match[2]]
+    return period_s

@@ -20,7 +20,7 @@ from local_platform.data_dir import DEFAULT_DATA, URL_FIELDS, DataDir
 
 if TYPE_CHECKING:
     from storage.database import Database
-    from storage.ephemeral import Ephemeral
+    from tenants.change_context import ChangeContext
 
 DataOption = Annotated[
     Path | None, typer.Option("--data", help="Data directory of a platform started by `hearth up`. Default: .hearth.")
@@ -114,19 +114,20 @@ class Target:
             await database.close()
 
     @contextlib.asynccontextmanager
-    async def redis(self) -> AsyncIterator[Ephemeral | None]:
-        """Open the platform's Redis, to notify gateways of a change at once; None if there is no Redis.
+    async def change_context(self) -> AsyncIterator[ChangeContext]:
+        """Open the platform's Redis, if it has one, to notify gateways of changes at once.
 
         Redis may be unavailable: gateways then read the change from the database within a second.
         """
         from storage.ephemeral import Ephemeral
+        from tenants.change_context import CLI, ChangeContext
 
         url = self.environ.get("REDIS_URL", "")
         if not url:
-            yield None
+            yield CLI
             return
         store = Ephemeral.connect(url)
         try:
-            yield store
+            yield ChangeContext(ephemeral=store)
         finally:
             await store.close()

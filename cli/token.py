@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="API tokens: create, list, revoke.", no_args_is_help=True)
 COLUMNS = ("api_token_id", "name", "kind", "status", "groups", "created_at", "expires_at")
-_PERIOD = re.compile(r"(\d{1,5})([smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 AccountOption = Annotated[
     str | None, typer.Option("--account", help="Account id. Default: the first account of `hearth up`.")
@@ -79,17 +77,21 @@ def parse_expiry(text: str, now: datetime) -> datetime:
 
     Raises CommandFailed if not in the future.
     """
-    period = _PERIOD.fullmatch(text)
+    period_s = parse_period(text)
     try:
-        found = (
-            now + timedelta(seconds=int(period[1]) * _SECONDS[period[2]]) if period else datetime.fromisoformat(text)
-        )
+        found = datetime.fromisoformat(text) if period_s is None else now + timedelta(seconds=period_s)
     except ValueError:
         raise CommandFailed(f"--expires must be a period such as 30d or an ISO 8601 time (got {text!r})", 2) from None
     found = found if found.tzinfo else found.replace(tzinfo=UTC)
     if found <= now:
         raise CommandFailed(f"--expires must be in the future (got {text!r})", exit_code=2)
     return found
+
+
+def parse_period(text: str) -> int | None:
+    """Return the seconds of a period such as 60s, 12h or 30d; None if the text is not a period."""
+    period = re.fullmatch(r"(\d{1,5})([smhd])", text)
+    return int(period[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[period[2]] if period else None
 
 
 def account_of(target: Target, account: str | None) -> str:
@@ -152,9 +154,9 @@ async def _revoke(data: Path | None, account: str | None, api_token_id: str) -> 
 
     target = Target.find(data)
     account_id = account_of(target, account)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         try:
-            await api_tokens.revoke(database, account_id, api_token_id, ephemeral=ephemeral)
+            await api_tokens.revoke(database, account_id, api_token_id, context=context)
         except Missing:
             raise CommandFailed(f"this account has no API token {api_token_id}") from None
         found = await api_tokens.find(database, account_id, api_token_id)

@@ -132,15 +132,10 @@ async def _latency(target: Target, filter_: Filter, span: tuple[datetime, dateti
 
 async def _forecast(target: Target, filter_: Filter) -> dict[str, Any]:
     from catalog.pricing import usd
-    from tenants.quota.allowance import forecast
-    from tenants.usage import usage_sums
+    from tenants.quota.allowance import read_forecast
 
-    now = datetime.now(UTC)
-    first, _ = usage_sums.month_of(now)
-    since = min(first, now - timedelta(days=7))
     async with _open(target, filter_) as database:
-        totals = await usage_sums.total(database, filter_, since, now + timedelta(days=1), by="day")
-    found = forecast({total.key: total.micro_neurons for total in totals}, now, 0)
+        found = await read_forecast(database, filter_, datetime.now(UTC))
     return {
         "month": found.month,
         "used_neurons": found.used / 1e6,
@@ -155,15 +150,12 @@ async def _export(target: Target, filter_: Filter, span: tuple[datetime, datetim
     from tenants.usage import usage_export
 
     format: usage_export.Format = "csv" if file.suffix == ".csv" else "parquet"
-    num_bytes = 0
     try:
         async with _open(target, filter_) as database:
-            pieces = usage_export.export(database, filter_, *span, format)
             with file.open("wb") as out:
-                async for piece in pieces:
-                    num_bytes += out.write(piece)
+                pieces = usage_export.export(database, filter_, *span, format)
+                return sum([out.write(piece) async for piece in pieces])
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}") from error
     except usage_export.ParquetUnavailable as error:
         raise CommandFailed(str(error)) from error
-    return num_bytes

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict
-from enum import Enum, StrEnum
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,14 +35,6 @@ class RoleName(StrEnum):
     viewer = "viewer"
 
 
-class _Change(Enum):
-    """A change of a membership."""
-
-    join = "join"
-    role = "role"
-    leave = "leave"
-
-
 @app.command()
 def create(
     email: Email,
@@ -67,7 +61,10 @@ def join(
     json: JsonOption = False,
 ) -> None:
     """Add a user to an account."""
-    print_record(asyncio.run(_change_membership(data, email, account, _Change.join, role)), is_json=json)
+    from tenants import users
+
+    change = partial(users.join, role=role.value)
+    print_record(asyncio.run(_change_membership(data, email, account, change)), is_json=json)
 
 
 @app.command("role")
@@ -79,13 +76,18 @@ def set_role(
     json: JsonOption = False,
 ) -> None:
     """Change a member's role. Takes effect for all of the user's credentials within seconds."""
-    print_record(asyncio.run(_change_membership(data, email, account, _Change.role, role)), is_json=json)
+    from tenants import users
+
+    change = partial(users.set_role, role=role.value)
+    print_record(asyncio.run(_change_membership(data, email, account, change)), is_json=json)
 
 
 @app.command()
 def leave(email: Email, account: AccountId, data: DataOption = None, json: JsonOption = False) -> None:
     """Remove a user from an account. The user's credentials lose access to it within seconds."""
-    print_record(asyncio.run(_change_membership(data, email, account, _Change.leave)), is_json=json)
+    from tenants import users
+
+    print_record(asyncio.run(_change_membership(data, email, account, users.leave)), is_json=json)
 
 
 @app.command()
@@ -119,23 +121,16 @@ async def _list(data: Path | None) -> list[dict[str, Any]]:
 
 
 async def _change_membership(
-    data: Path | None, email: str, account_id: str, change: _Change, role: RoleName = RoleName.administrator
+    data: Path | None, email: str, account_id: str, change: Callable[..., Awaitable[None]]
 ) -> dict[str, Any]:
+    """Call `change(database, user_id, account_id, context=...)` and return the user. Raises CommandFailed."""
     from storage.errors import Conflict, Missing
-    from tenants import users
-    from tenants.credentials.roles import parse_role
 
     target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         user = await _find(database, email)
-        member = (database, user.user_id, account_id)
         try:
-            if change is _Change.join:
-                await users.join(*member, role=parse_role(role.value), ephemeral=ephemeral)
-            elif change is _Change.role:
-                await users.set_role(*member, parse_role(role.value), ephemeral=ephemeral)
-            else:
-                await users.leave(*member, ephemeral=ephemeral)
+            await change(database, user.user_id, account_id, context=context)
         except Missing as error:
             raise CommandFailed(f"there is no {error}") from None
         except Conflict:
@@ -147,9 +142,9 @@ async def _roll(data: Path | None, email: str) -> dict[str, Any]:
     from tenants import users
 
     target = Target.find(data)
-    async with target.database() as database, target.redis() as ephemeral:
+    async with target.database() as database, target.change_context() as context:
         user = await _find(database, email)
-        key = await users.roll_global_key(database, target.pepper(), user.user_id, ephemeral=ephemeral)
+        key = await users.roll_global_key(database, target.pepper(), user.user_id, context=context)
         return await record(database, user) | {"global_key": key}
 
 

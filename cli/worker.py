@@ -105,17 +105,17 @@ def _print_events(
     was_ready = False
     for line in process.stdout:
         event = jsonlib.loads(line)
+        is_broken = event["event"] == "broken"
         if is_json:
             print_json(event)
             sys.stdout.flush()
-        elif event["event"] == "broken":
-            _log(event["message"])
-        elif was_ready:
-            _log("the Worker has changed and runs again")
-        else:
-            sys.stdout.write(_ready_text(event["url"], worker, gateway))
-            sys.stdout.flush()
-            was_ready = True
+            continue
+        if is_broken or was_ready:
+            _log(event["message"] if is_broken else "the Worker has changed and runs again")
+            continue
+        sys.stdout.write(_ready_text(event["url"], worker, gateway))
+        sys.stdout.flush()
+        was_ready = True
     status = process.wait()
     if status not in STOPPED_STATUSES:
         raise CommandFailed(f"the Worker's process exited with status {status}")

@@ -1,7 +1,7 @@
-"""Checks of office files, which are zip archives of XML parts, before a reader opens them.
+"""Office files: zip archives of XML parts, checked before a reader opens them, and their parts as element trees.
 
 Rejects encrypted archives, archives that expand beyond the limits, XML with entity declarations, and references to
-external parts.
+external parts. Names are compared without their XML namespace.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ import io
 import re
 import zipfile
 import zlib
+from xml.etree.ElementTree import Element
 from xml.parsers import expat
+
+from defusedxml import DefusedXmlException
+from defusedxml.ElementTree import ParseError, fromstring
 
 from documents.errors import DocumentRefused
 
@@ -19,8 +23,8 @@ MAX_EXPANDED_BYTES = 256 << 20
 MAX_RATIO = 300  # limit for archives that expand to more than `_SMALL_BYTES`
 _SMALL_BYTES = 16 << 20
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
-# Relationships whose target becomes part of the document. A link's does not, nor a template's.
-_FETCHED = re.compile(r"/(image|subDocument|frame|aFChunk|oleObject)$")
+# Relationships whose target becomes part of the document, unlike the targets of links and templates.
+_EMBEDDED = re.compile(r"/(image|subDocument|frame|aFChunk|oleObject)$")
 
 
 def open_archive(data: bytes) -> zipfile.ZipFile:
@@ -33,10 +37,31 @@ def open_archive(data: bytes) -> zipfile.ZipFile:
         _check_sizes(parts, len(data))
         for part in parts:
             if part.filename.lower().endswith((".xml", ".rels")):
-                _check_xml(archive.read(part), is_relations=part.filename.endswith(".rels"))
+                check_xml(archive.read(part), is_relations=part.filename.endswith(".rels"))
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OSError) as error:
         raise DocumentRefused("the file is damaged or its content does not match its type") from error
     return archive
+
+
+def parse_part(archive: zipfile.ZipFile, part: str) -> Element | None:
+    """Return the root element of a part, or None if the archive has no such part. Raises DocumentRefused."""
+    try:
+        root: Element = fromstring(archive.read(part))
+    except KeyError:
+        return None
+    except (ParseError, DefusedXmlException) as error:
+        raise DocumentRefused("the file contains XML that is not well-formed") from error
+    return root
+
+
+def local_name(element: Element) -> str:
+    """Return the name of an element without its namespace."""
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+
+
+def attribute(element: Element, name: str) -> str:
+    """Return the value of an attribute, found by its name without namespace, or "" if the attribute is missing."""
+    return next((value for key, value in element.attrib.items() if key.rpartition("}")[2] == name), "")
 
 
 def _check_sizes(parts: list[zipfile.ZipInfo], num_bytes: int) -> None:
@@ -55,26 +80,22 @@ def _check_sizes(parts: list[zipfile.ZipInfo], num_bytes: int) -> None:
         raise DocumentRefused("parts of the file overlap")
 
 
-def check_xml(data: bytes) -> None:
-    """Raise DocumentRefused if XML is not well-formed or declares entities."""
-    _check_xml(data, is_relations=False)
-
-
-def _check_xml(data: bytes, *, is_relations: bool) -> None:
+def check_xml(data: bytes, *, is_relations: bool = False) -> None:
+    """Raise DocumentRefused if XML is not well-formed, declares entities, or relates to external parts to embed."""
     parser = expat.ParserCreate()
 
-    def refuse(*_: object) -> int:
+    def refuse_entity(*_: object) -> int:
         raise DocumentRefused("the file declares XML entities, which are not supported")
 
-    def look(_name: str, attributes: dict[str, str]) -> None:
-        if attributes.get("TargetMode") == "External" and _FETCHED.search(attributes.get("Type", "")):
+    def check_relation(_name: str, attributes: dict[str, str]) -> None:
+        if attributes.get("TargetMode") == "External" and _EMBEDDED.search(attributes.get("Type", "")):
             raise DocumentRefused("the file refers to an external part, which is not fetched")
 
-    parser.EntityDeclHandler = refuse
-    parser.ExternalEntityRefHandler = refuse
-    parser.UnparsedEntityDeclHandler = refuse
+    parser.EntityDeclHandler = refuse_entity
+    parser.ExternalEntityRefHandler = refuse_entity
+    parser.UnparsedEntityDeclHandler = refuse_entity
     if is_relations:
-        parser.StartElementHandler = look
+        parser.StartElementHandler = check_relation
     try:
         parser.Parse(data, True)
     except expat.ExpatError as error:

@@ -54,15 +54,11 @@ class Converter:
         )  # fmt: skip
         async with self._semaphore:
             local_end, remote_end = socket.socketpair()
-            with local_end:
-                with remote_end:
-                    await self._send_socket(remote_end)
+            with local_end, remote_end:
+                await self._send_socket(remote_end)
+                remote_end.close()  # the worker's copy must be the last one, so that its exit ends the stream
                 local_end.setblocking(False)
-                try:
-                    async with asyncio.timeout(clock_s(limits.timeout_s) + _GRACE_S):
-                        return await self._run_job(local_end, job)
-                except TimeoutError:
-                    return Outcome(refusal=f"conversion took longer than {limits.timeout_s} s")
+                return await self._run_job(local_end, job)
 
     async def _run_job(self, local_end: socket.socket, job: Job) -> Outcome:
         loop = asyncio.get_running_loop()
@@ -70,10 +66,11 @@ class Converter:
         frame = msgspec.msgpack.encode(job)
         response = bytearray()
         try:
-            await loop.sock_sendall(local_end, len(frame).to_bytes(8, "little") + frame)
-            while chunk := await loop.sock_recv(local_end, 1 << 20):
-                response += chunk
-        except ConnectionError:
+            async with asyncio.timeout(clock_s(job.timeout_s) + _GRACE_S):
+                await loop.sock_sendall(local_end, len(frame).to_bytes(8, "little") + frame)
+                while chunk := await loop.sock_recv(local_end, 1 << 20):
+                    response += chunk
+        except (ConnectionError, TimeoutError):
             response.clear()
         if len(response) >= 8 and len(response) == 8 + int.from_bytes(response[:8], "little"):
             return _decode_outcome(memoryview(response)[8:])

@@ -6,6 +6,7 @@ import re
 from typing import Any
 from urllib.parse import urljoin
 
+import soupsieve
 from bs4 import BeautifulSoup, Comment, Tag
 from markdownify import ATX, MarkdownConverter
 
@@ -43,11 +44,7 @@ class _PlainTextConverter(MarkdownConverter):
     def convert_pre(self, _node: Any, text: str, parent_tags: Any = ()) -> str:  # noqa: ARG002
         return f"\n\n{text}\n\n"
 
-    def convert_blockquote(self, _node: Any, text: str, parent_tags: Any = ()) -> str:  # noqa: ARG002
-        return f"\n\n{text.strip()}\n\n"
-
-    def convert_table(self, _node: Any, text: str, parent_tags: Any = ()) -> str:  # noqa: ARG002
-        return f"\n\n{text.strip()}\n\n"
+    convert_blockquote = convert_table = convert_pre
 
     def convert_tr(self, node: Any, _text: str, parent_tags: Any = ()) -> str:  # noqa: ARG002
         cells = node.find_all(["td", "th"], recursive=False)
@@ -56,19 +53,16 @@ class _PlainTextConverter(MarkdownConverter):
 
 def render(html: str, options: Options) -> str:
     """Convert a page, or the elements that `options.css_selector` matches. Raises DocumentRefused."""
-    try:
-        soup = BeautifulSoup(html, "html.parser")
-        for tag in soup(_SKIPPED):
-            tag.decompose()
-        for comment in soup.find_all(string=lambda text: isinstance(text, Comment)):
-            comment.extract()
-        roots = _select_roots(soup, options.css_selector)
-        base = f"https://{options.hostname}/" if options.hostname else ""
-        for root in roots:
-            _resolve_links(root, base)
-        return "\n\n".join(filter(None, (_convert(root, options) for root in roots)))
-    except RecursionError:
-        raise DocumentRefused("the file is nested too deeply") from None
+    soup = BeautifulSoup(html, "html.parser")
+    for tag in soup(_SKIPPED):
+        tag.decompose()
+    for comment in soup.find_all(string=lambda text: isinstance(text, Comment)):
+        comment.extract()
+    roots = _select_roots(soup, options.css_selector)
+    base = f"https://{options.hostname}/" if options.hostname else ""
+    for tag in [tag for root in roots for tag in root.find_all(["a", "img"])]:
+        _resolve_link(tag, "href" if tag.name == "a" else "src", base)
+    return "\n\n".join(filter(None, (_convert(root, options) for root in roots)))
 
 
 def _convert(root: Tag, options: Options) -> str:
@@ -86,8 +80,6 @@ def _convert(root: Tag, options: Options) -> str:
 def _select_roots(soup: BeautifulSoup, selector: str) -> list[Tag]:
     if not selector:
         return [soup.body or soup]
-    import soupsieve
-
     try:
         found = soup.select(selector)
     except (soupsieve.SelectorSyntaxError, NotImplementedError, ValueError) as error:
@@ -98,16 +90,14 @@ def _select_roots(soup: BeautifulSoup, selector: str) -> list[Tag]:
     return [tag for tag in found if not any(id(parent) in chosen for parent in tag.parents)]
 
 
-def _resolve_links(root: Tag, base: str) -> None:
-    """Resolve relative URLs against `base` if given, and remove URLs whose scheme is not allowed."""
-    for name, attribute in (("a", "href"), ("img", "src")):
-        for tag in root.find_all(name):
-            address = str(tag.get(attribute) or "").strip()
-            scheme = _SCHEME.match(address)
-            if scheme is not None and scheme[1].lower() not in _LINK_SCHEMES:
-                del tag[attribute]
-            elif base and scheme is None and not address.startswith("#"):
-                try:
-                    tag[attribute] = urljoin(base, address)
-                except ValueError:
-                    del tag[attribute]
+def _resolve_link(tag: Tag, attribute: str, base: str) -> None:
+    """Resolve a relative URL against `base` if given. Remove a URL that is invalid or whose scheme is not allowed."""
+    address = str(tag.get(attribute) or "").strip()
+    scheme = _SCHEME.match(address)
+    if scheme is not None and scheme[1].lower() not in _LINK_SCHEMES:
+        del tag[attribute]
+    elif base and scheme is None and not address.startswith("#"):
+        try:
+            tag[attribute] = urljoin(base, address)
+        except ValueError:
+            del tag[attribute]

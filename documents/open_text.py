@@ -1,19 +1,22 @@
-"""Reader of OpenDocument text files: headings, paragraphs, lists, tables and links."""
+"""Reader of OpenDocument text files: headings, paragraphs, lists, tables and links, renamed to HTML elements."""
 
 from __future__ import annotations
 
-from html import escape
-from xml.etree.ElementTree import Element
+from xml.etree.ElementTree import Element, tostring
 
 from documents import markup
-from documents.archives import open_archive
+from documents.archives import attribute, local_name, open_archive, parse_part
 from documents.errors import DocumentRefused
 from documents.options import Options
-from documents.packages import attribute, escape_text, html_table, local_name, parse_part
 
-_MAX_SPACES = 100
-_MAX_REPEATED = 100
-_SKIPPED = {"tracked-changes", "annotation", "annotation-end", "sequence-decls", "forms", "note-citation", "image"}
+# Other elements only group their content and become a `span`.
+_HTML_NAMES = {
+    "p": "p", "list": "ul", "list-item": "li", "list-header": "li", "a": "a", "line-break": "br",
+    "table": "table", "table-row": "tr", "table-cell": "td", "covered-table-cell": "td",
+} | dict.fromkeys(
+    ("tracked-changes", "annotation", "annotation-end", "sequence-decls", "forms", "note-citation", "image"),
+    "template",  # not rendered
+)  # fmt: skip
 
 
 def read(data: bytes, _name: str, options: Options) -> str:
@@ -22,58 +25,21 @@ def read(data: bytes, _name: str, options: Options) -> str:
     body = next((each for each in root.iter() if local_name(each) == "text"), None) if root is not None else None
     if body is None:
         raise DocumentRefused("the file is not an OpenDocument text file")
-    try:
-        return markup.render(_blocks(body), options)
-    except RecursionError:
-        raise DocumentRefused("the file is nested too deeply") from None
+    for element in body.iter():
+        _rename(element)
+    return markup.render(tostring(body, "unicode", "html"), options)
 
 
-def _blocks(parent: Element) -> str:
-    return "".join(map(_block, parent))
-
-
-def _block(element: Element) -> str:
-    name = local_name(element)
-    if name in _SKIPPED:
-        return ""
+def _rename(element: Element) -> None:
+    """Replace an element's name and attributes by their HTML equivalents."""
+    name, level, address = local_name(element), attribute(element, "outline-level"), attribute(element, "href")
+    element.attrib = {"href": address} if name == "a" else {}
     if name == "h":
-        level = attribute(element, "outline-level")
-        number = min(6, max(1, int(level))) if level.isascii() and level.isdigit() and len(level) < 3 else 1
-        return f"<h{number}>{_line(element)}</h{number}>"
-    if name == "p":
-        return f"<p>{_line(element)}</p>"
-    if name == "list":
-        items = (each for each in element if local_name(each) in ("list-item", "list-header"))
-        return f"<ul>{''.join(f'<li>{_blocks(each)}</li>' for each in items)}</ul>"
-    if name == "table":
-        return html_table([_cells(row) for row in element.iter() if local_name(row) == "table-row"])
-    return _blocks(element)
-
-
-def _cells(row: Element) -> list[str]:
-    cells: list[str] = []
-    for cell in row:
-        if local_name(cell) in ("table-cell", "covered-table-cell"):
-            repeated = attribute(cell, "number-columns-repeated")
-            times = int(repeated) if repeated.isascii() and repeated.isdigit() and len(repeated) < 4 else 1
-            lines = [_line(each) for each in cell.iter() if local_name(each) in ("p", "h")]
-            cells += ["<br>".join(lines)] * min(times, _MAX_REPEATED)
-    return cells
-
-
-def _line(element: Element) -> str:
-    parts = [escape_text(element.text or "")]
-    for child in element:
-        name = local_name(child)
-        if name == "s":
-            count = attribute(child, "c")
-            is_count = count.isascii() and count.isdigit() and len(count) < 4
-            parts.append(" " * (min(int(count), _MAX_SPACES) if is_count else 1))
-        elif name in ("tab", "line-break"):
-            parts.append("<br>" if name == "line-break" else " ")
-        elif name == "a":
-            parts.append(f'<a href="{escape(attribute(child, "href"))}">{_line(child)}</a>')
-        elif name not in _SKIPPED:
-            parts.append(_line(child))
-        parts.append(escape_text(child.tail or ""))
-    return "".join(parts)
+        element.tag = f"h{level}" if level in tuple("123456") else "h6" if level.isdigit() else "h1"
+        return
+    if name in ("s", "tab"):
+        element.text = " "
+    if name == "note-body":  # a footnote stays within the paragraph that refers to it
+        for each in element.iter():
+            each.tag = "span"
+    element.tag = _HTML_NAMES.get(name, "span")

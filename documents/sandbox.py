@@ -17,12 +17,8 @@ from pathlib import Path
 
 _PR_SET_DUMPABLE, _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS = 4, 22, 38
 _SECCOMP_MODE_FILTER = 2
-_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = (
-    0x20,
-    0x15,
-    0x35,
-    0x06,
-)  # BPF opcodes: load a word, compare with a constant, return a constant
+# BPF opcodes: load a word, compare with a constant, return a constant
+_LOAD, _JUMP_IF_EQUAL, _JUMP_IF_AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _ALLOW, _REJECT, _KILL = 0x7FFF0000, 0x00050001, 0x80000000  # rejected calls fail with EPERM
 _CALL_NUMBER_OFFSET, _ARCHITECTURE_OFFSET = 0, 4  # offsets in struct seccomp_data
 _X32 = 0x40000000  # flag of x32 calls, which share the x86-64 architecture value

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import posixpath
 import zipfile
+from collections.abc import Iterable
+from html import escape
 from xml.etree.ElementTree import Element
 
 from documents import markup
-from documents.archives import open_archive
+from documents.archives import attribute, local_name, open_archive, parse_part
 from documents.errors import DocumentRefused
 from documents.options import Options
-from documents.packages import attribute, escape_text, html_table, local_name, parse_part
 
-_MAX_DEPTH = 50
 _RELATION = "{http://schemas.openxmlformats.org/officeDocument/2006/relationships}id"
 
 
@@ -23,78 +23,63 @@ def read(data: bytes, _name: str, options: Options) -> str:
     if presentation is None:
         raise DocumentRefused("the file is not a PowerPoint presentation")
     targets = _targets(archive, "ppt/presentation.xml")
-    slides = [targets.get(each.get(_RELATION, "")) for each in presentation.iter() if local_name(each) == "sldId"]
+    slides = [targets.get(slide.get(_RELATION, "")) for slide in _find_all(presentation, "sldId")]
     html = [_slide(archive, part, number) for number, part in enumerate(filter(None, slides), 1)]
     return markup.render("".join(html), options)
 
 
 def _slide(archive: zipfile.ZipFile, part: str, number: int) -> str:
-    root = parse_part(archive, part)
     title, body = "", []
-    for shape in _shapes(root, 0) if root is not None else ():
-        placeholder = next((attribute(each, "type") for each in shape.iter() if local_name(each) == "ph"), "")
+    for shape in _shapes(archive, part):
+        placeholder = _placeholder(shape)
         if placeholder in ("title", "ctrTitle") and not title:
             title = " ".join(_paragraphs(shape))
         elif placeholder not in ("sldNum", "dt", "ftr"):
             body.append(_content(shape))
-    head = escape_text(f"Slide {number}: {title}" if title else f"Slide {number}")
-    notes = _notes(archive, part)
-    return f"<h2>{head}</h2>{''.join(body)}" + (f"<h3>Notes</h3>{notes}" if notes else "")
+    notes_parts = [target for target in _targets(archive, part).values() if "/notesSlide" in target]
+    notes = [shape for notes_part in notes_parts for shape in _shapes(archive, notes_part)]
+    lines = [line for shape in notes if _placeholder(shape) == "body" for line in _paragraphs(shape)]
+    head = _elements("h2", [f"Slide {number}: {title}" if title else f"Slide {number}"])
+    return head + "".join(body) + ("<h3>Notes</h3>" + _elements("p", lines) if lines else "")
 
 
-def _shapes(element: Element, depth: int) -> list[Element]:
-    """Return the shapes of a slide, including the shapes inside groups."""
-    found = []
-    for child in element:
-        if local_name(child) in ("sp", "graphicFrame", "pic"):
-            found.append(child)
-        elif depth < _MAX_DEPTH:
-            found += _shapes(child, depth + 1)
-    return found
+def _shapes(archive: zipfile.ZipFile, part: str) -> list[Element]:
+    """Return the shapes of a slide or of its notes, including the shapes inside groups."""
+    root = parse_part(archive, part)
+    return [] if root is None else _find_all(root, "sp", "graphicFrame", "pic")
+
+
+def _placeholder(shape: Element) -> str:
+    return next((attribute(each, "type") for each in _find_all(shape, "ph")), "")
 
 
 def _content(shape: Element) -> str:
+    """Return the HTML of a shape: a picture's description, a table, a paragraph or a list of paragraphs."""
     if local_name(shape) == "pic":
-        description = next((attribute(each, "descr") for each in shape.iter() if local_name(each) == "cNvPr"), "")
-        return f"<p>{escape_text(description)}</p>" if description else ""
-    grid = next((each for each in shape.iter() if local_name(each) == "tbl"), None)
-    if grid is not None:
-        rows = [each for each in grid if local_name(each) == "tr"]
-        return html_table(
-            [
-                ["<br>".join(map(escape_text, _paragraphs(cell))) for cell in row if local_name(cell) == "tc"]
-                for row in rows
-            ]
-        )
-    lines = _paragraphs(shape)
-    if len(lines) < 2:
-        return "".join(f"<p>{escape_text(line)}</p>" for line in lines)
-    return f"<ul>{''.join(f'<li>{escape_text(line)}</li>' for line in lines)}</ul>"
+        return _elements("p", filter(None, [attribute(each, "descr") for each in _find_all(shape, "cNvPr")[:1]]))
+    if _find_all(shape, "tbl"):
+        rows = [[" ".join(_paragraphs(cell)) for cell in _find_all(row, "tc")] for row in _find_all(shape, "tr")]
+        return "<table>" + "".join("<tr>" + _elements("td", row) + "</tr>" for row in rows) + "</table>"
+    paragraphs = _paragraphs(shape)
+    return _elements("p", paragraphs) if len(paragraphs) < 2 else f"<ul>{_elements('li', paragraphs)}</ul>"
 
 
 def _paragraphs(element: Element) -> list[str]:
-    found = []
-    for paragraph in element.iter():
-        if local_name(paragraph) == "p":
-            runs = (
-                "\n" if local_name(each) == "br" else each.text or ""
-                for each in paragraph.iter()
-                if local_name(each) in ("t", "br")
-            )
-            text = " ".join("".join(runs).split())
-            if text:
-                found.append(text)
-    return found
+    """Return the paragraphs that have text."""
+    texts = (
+        "".join("\n" if local_name(each) == "br" else each.text or "" for each in _find_all(paragraph, "t", "br"))
+        for paragraph in _find_all(element, "p")
+    )
+    return [" ".join(text.split()) for text in texts if text.strip()]
 
 
-def _notes(archive: zipfile.ZipFile, part: str) -> str:
-    notes = next((target for target in _targets(archive, part).values() if "/notesSlide" in target), None)
-    root = parse_part(archive, notes) if notes else None
-    lines = []
-    for shape in _shapes(root, 0) if root is not None else ():
-        if any(local_name(each) == "ph" and attribute(each, "type") == "body" for each in shape.iter()):
-            lines += _paragraphs(shape)
-    return "".join(f"<p>{escape_text(line)}</p>" for line in lines)
+def _find_all(element: Element, *names: str) -> list[Element]:
+    return [each for each in element.iter() if local_name(each) in names]
+
+
+def _elements(name: str, texts: Iterable[str]) -> str:
+    """Return an HTML element for each text."""
+    return "".join(f"<{name}>{escape(text, quote=False)}</{name}>" for text in texts)
 
 
 def _targets(archive: zipfile.ZipFile, part: str) -> dict[str, str]:

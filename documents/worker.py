@@ -42,6 +42,8 @@ def convert(job: Job) -> Outcome:
         text = reader.read(job.data, job.name, job.options).encode("utf-8", "replace").decode()
     except DocumentRefused as refusal:
         return Outcome(refusal=str(refusal))
+    except RecursionError:
+        return Outcome(refusal="the file is nested too deeply")
     except MemoryError:
         return Outcome(refusal=f"conversion needs more than {job.memory_bytes >> 20} MiB of memory")
     if len(text.encode()) > job.max_text_bytes:

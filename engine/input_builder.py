@@ -65,29 +65,17 @@ def _sampling(slots: Ints, lengths: Ints, table: SlotTable, constraints: Constra
     constrained = None
     if constraints is not None:
         constrained = constraints.begin(table.sequence_id[slots], table.max_total_len[slots] - lengths)
-    repetition = table.repetition_penalty[slots]
-    presence = table.presence_penalty[slots]
-    frequency = table.frequency_penalty[slots]
-    penalized = np.flatnonzero((repetition != 1) | (presence != 0) | (frequency != 0))
     histories = tuple(
         TokenHistory(
             row=int(row),
             token_ids=table.token_ids[slots[row], : lengths[row]],
             num_prompt=int(table.num_prompt[slots[row]]),
         )
-        for row in penalized
+        for row in np.flatnonzero(table.needs_history[slots])
     )
     return SamplingInputs(
-        temperature=table.temperature[slots],
-        top_k=table.top_k[slots],
-        top_p=table.top_p[slots],
-        min_p=table.min_p[slots],
-        repetition_penalty=repetition,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        seeds=table.seed[slots],
+        **table.sampling.select(slots),
         positions=lengths.astype(np.int64),
-        num_logprobs=table.num_logprobs[slots],
         histories=histories,
         biases=_biases(slots, lengths, table) if table.logit_biases or table.min_lengths else (),
         constrained=constrained,

@@ -7,7 +7,6 @@ wanted, L = K + P rows of logits, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.arrays import Floats, Ints, Longs
+from engine.sampling_columns import SamplingColumns, zero_columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,23 +70,14 @@ class ConstraintSource(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class SamplingInputs:
-    """Sampling parameters of the K rows that sample.
+class SamplingInputs(SamplingColumns):
+    """Sampling parameters of the K rows that sample, and what else their tokens depend on.
 
     A row's random number is derived from its seed and position, so that a row samples the same token in any batch.
     `histories` has entries only for rows with a penalty, `biases` only for rows with a bias (at most two each).
     """
 
-    temperature: Floats  # [K], 0 is greedy
-    top_k: Ints  # [K], 0 is off
-    top_p: Floats  # [K], 1 is off
-    min_p: Floats  # [K], 0 is off
-    repetition_penalty: Floats  # [K], 1 is off
-    presence_penalty: Floats  # [K], 0 is off
-    frequency_penalty: Floats  # [K], 0 is off
-    seeds: NDArray[np.uint64]  # [K]
     positions: Longs  # [K], index of the token to sample, counted from the start of the prompt
-    num_logprobs: Ints  # [K], number of top log-probabilities; -1: no log-probabilities
     histories: tuple[TokenHistory, ...]
     biases: tuple[LogitBias, ...] = ()
     constrained: ConstrainedRows | None = None  # None if no row has a constraint
@@ -94,11 +85,6 @@ class SamplingInputs:
     @property
     def num_rows(self) -> int:
         return len(self.temperature)
-
-    @cached_property
-    def is_filtered(self) -> NDArray[np.bool_]:
-        """[K], True for rows with top-k, top-p or min-p."""
-        return (self.top_k > 0) | (self.top_p < 1) | (self.min_p > 0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,20 +158,7 @@ class StepOutput:
         return StepOutput(self.token_ids[rows], *selected)
 
 
-_NO_FLOATS, _NO_INTS = np.empty(0, np.float32), np.empty(0, np.int32)
-NO_SAMPLING = SamplingInputs(  # K = 0
-    temperature=_NO_FLOATS,
-    top_k=_NO_INTS,
-    top_p=_NO_FLOATS,
-    min_p=_NO_FLOATS,
-    repetition_penalty=_NO_FLOATS,
-    presence_penalty=_NO_FLOATS,
-    frequency_penalty=_NO_FLOATS,
-    seeds=np.empty(0, np.uint64),
-    positions=np.empty(0, np.int64),
-    num_logprobs=_NO_INTS,
-    histories=(),
-)
+NO_SAMPLING = SamplingInputs(**zero_columns(0), positions=np.empty(0, np.int64), histories=())  # K = 0
 
 
 def warmup_step(num_tokens: int) -> StepInputs:

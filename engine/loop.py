@@ -6,9 +6,10 @@ in a step's report; no request makes `add` or `step` raise. Knows token ids and 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Protocol
+
+import msgspec
 
 from engine.adapters.queue import AdapterQueue, AdapterStore
 from engine.admission import Admission
@@ -176,7 +177,7 @@ class Engine:
         report = self.postprocessor.process(scheduled, output)
         if had_ephemeral:
             self._wipe_released_blocks()
-        return dataclasses.replace(report, prompt_logprobs=prompt_logprobs) if prompt_logprobs else report
+        return msgspec.structs.replace(report, prompt_logprobs=prompt_logprobs) if prompt_logprobs else report
 
     def _wipe_released_blocks(self) -> None:
         """Wipe the blocks of ephemeral sequences. Must precede a forward pass that may write to these blocks."""

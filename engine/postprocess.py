@@ -148,7 +148,7 @@ class Postprocessor:
             device_us = np.concatenate([device_us, np.array(ended_us, dtype=np.int64)])
         if output is None or output.logprobs is None:
             return StepReport(ids, tokens, codes, num_cached, device_us=device_us)
-        logprobs = np.where(table.num_logprobs[slots] >= 0, output.logprobs, np.float32(np.nan))
+        logprobs = np.where(table.sampling.num_logprobs[slots] >= 0, output.logprobs, np.float32(np.nan))
         return StepReport(
             ids,
             tokens,

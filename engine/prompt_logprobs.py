@@ -30,7 +30,7 @@ def select_rows(
             rows.append(int(query_starts[index]) + np.arange(first - start, last - start))
             token_ids.append(table.token_ids[slot, first + 1 : last + 1].copy())
             sequences.append((slot, int(table.sequence_id[slot]), last - first))
-            num_tops = max(num_tops, int(table.num_logprobs[slot]))
+            num_tops = max(num_tops, int(table.sampling.num_logprobs[slot]))
     if not rows:
         return sampled, None
     wanted = np.concatenate(rows)

@@ -5,7 +5,6 @@ Needs NumPy and msgspec only: the front process of a node reads these and never 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
@@ -42,8 +41,7 @@ FINISHES: tuple[Finish | None, ...] = (None, *(each for each in get_args(Finish)
 ) = range(len(FINISHES))
 
 
-@dataclass(frozen=True, eq=False)
-class PromptLogprobs:
+class PromptLogprobs(Struct, frozen=True, eq=False, array_like=True):
     """Log-probabilities of the next N prompt tokens of a sequence, beginning with the second token of the prompt."""
 
     sequence_id: int
@@ -52,8 +50,7 @@ class PromptLogprobs:
     top_logprobs: Floats  # [N, most wanted]
 
 
-@dataclass(frozen=True, eq=False)
-class StepReport:
+class StepReport(Struct, frozen=True, eq=False, array_like=True):
     """E entries; those of one sequence are adjacent.
 
     An entry with a finish code other than RUNNING is the last of its sequence. `prompt_logprobs` precede the entries

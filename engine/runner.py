@@ -162,13 +162,13 @@ class Runner:
     def _check(self, checkpoint: weights.Checkpoint) -> Decoder:
         """Check the checkpoint's headers against the config before memory is allocated. Return the model on `meta`."""
         empty = Decoder(self.model_config, torch.float32, torch.device("meta"))
-        weights.check(checkpoint, empty.destinations(checkpoint.entries))
+        weights.check(checkpoint, empty.destinations(checkpoint))
         return empty
 
     def _load(self, checkpoint: weights.Checkpoint, kernels: Kernels, *, is_whole: bool) -> None:
         """Load the model's parameters. Not in inference mode: that is thread-local, and threads read the files."""
         packed = keep_packed(self._model, checkpoint, kernels)
-        weights.load(checkpoint, {**self._model.destinations(checkpoint.entries), **packed}, is_whole=is_whole)
+        weights.load(checkpoint, {**self._model.destinations(checkpoint), **packed}, is_whole=is_whole)
 
     def _num_blocks(self, config: EngineConfig, shard: Shard, free_bytes: int) -> int:
         """Return the size of the KV pool in blocks. Raises ValueError, or MemoryError if it does not fit in memory."""

@@ -27,7 +27,7 @@ class ConcurrencySlot:
         self._admission = admission
         self.account_id = account_id
         self.since_s = since_s
-        self.stop: Callable[[], None] = _do_nothing
+        self.stop: Callable[[], object] = _do_nothing
 
     def __enter__(self) -> ConcurrencySlot:
         return self
@@ -82,7 +82,7 @@ class Admission:
             self._num_held[account_id] = num_held
         else:
             del self._num_held[account_id]
-        self._pace.saw(account_id, self._loop.time() - slot.since_s)
+        self._pace.record(account_id, self._loop.time() - slot.since_s)
         if not self._slots:
             self._is_empty.set()
 

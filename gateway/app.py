@@ -7,11 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import BinaryIO
-
-from starlette.requests import Request
-from starlette.responses import Response
 
 from engine.protocol.api_format import ApiFormat
 from gateway import authentication, pipeline, quotas
@@ -43,6 +40,8 @@ from gateway.management import (
     users,
     webhooks,
 )
+from gateway.management.endpoint import Endpoint as ManagementEndpoint
+from gateway.management.endpoint import ManagementRequest
 from gateway.middleware import AccessLog, RequestIdentity
 from gateway.routing import Access, Route, Router
 from gateway.services import Services
@@ -51,8 +50,6 @@ from telemetry import metrics
 from tenants.credentials.principal import Principal
 
 log = logging.getLogger(__name__)
-
-Handler = Callable[[Services, Request], Awaitable[Response]]
 
 BASE = "/client/v4"
 ACCOUNT = BASE + "/accounts/{account_id}"
@@ -261,8 +258,8 @@ class _App:
             _check_no_null(scope["query_string"], parameters)
         scope["path_params"] = parameters
         scope["hearth.exchange"] = exchange
-        handler: Handler = route.endpoint
-        response = await handler(self._services, Request(scope, receive))
+        handler: ManagementEndpoint = route.endpoint
+        response = await handler(self._services, ManagementRequest(self._services, scope, receive))
         response.raw_headers.extend(exchange.response_headers)
         exchange.has_started = True
         await response(scope, receive, send)
@@ -282,9 +279,10 @@ class _App:
     async def _authenticate(self, method: str, exchange: Exchange) -> Principal:
         """Return the caller, by the credential in the headers or else by an operator's session. Raises Refusal."""
         operators = self._services.operators
-        if operators is not None and not authentication.has_credential(exchange.headers):
-            cookie = operators.session_cookie_in(exchange.headers)
-            if cookie:
-                return await operators.authenticate(method, exchange.headers, cookie)
-        address = self._services.client_address(exchange.peer)
-        return await authentication.authenticate(self._services.verifier, exchange.headers, address)
+        if (
+            operators is not None
+            and not authentication.has_credential(exchange.headers)
+            and operators.has_session_cookie(exchange.headers)
+        ):
+            return await operators.authenticate(method, exchange.headers)
+        return await authentication.authenticate(self._services, exchange.headers, exchange.peer)

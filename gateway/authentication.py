@@ -11,14 +11,15 @@ from collections.abc import Sequence
 
 from msgspec import Struct
 
-from gateway.client_address import ClientAddress
 from gateway.errors import Reason, Refusal
+from gateway.services import Services
+from tenants.credentials.conditions import AddressCondition
 from tenants.credentials.principal import Principal, Refused
-from tenants.credentials.token_verifier import TokenVerifier
 
 RUN_MODELS_SCOPE = "ai:run"
 
 Headers = Sequence[tuple[bytes, bytes]]
+Peer = tuple[str, int]
 
 _CREDENTIAL_HEADERS = frozenset(
     {b"authorization", b"x-api-key", b"x-auth-email", b"x-auth-key", b"x-auth-user-service-key"}
@@ -42,33 +43,22 @@ def credential_in(headers: Headers) -> Credential:
     are always refused. Tokens in the query or in cookies are ignored; `http/binding.py` has already moved a token in
     the URL of miniflare's proxy to a header.
     """
-    found: bytes | None = None
-    key: bytes | None = None
-    api_key: bytes | None = None
-    email: bytes | None = None
-    has_service_key = False
+    found: dict[bytes, bytes] = {}
     for name, value in headers:
-        if name == b"authorization":
-            if found is not None:
+        if name in _CREDENTIAL_HEADERS:
+            if name in found and name in (b"authorization", b"x-api-key"):
                 raise Refusal(Reason.CREDENTIAL_REPEATED)
-            found = value
-        elif name == b"x-auth-key":
-            key = value
-        elif name == b"x-auth-email":
-            email = value
-        elif name == b"x-auth-user-service-key":
-            has_service_key = True
-        elif name == b"x-api-key":
-            if api_key is not None:
-                raise Refusal(Reason.CREDENTIAL_REPEATED)
-            api_key = value
-    if found is None and api_key is not None:
-        found = b"Bearer " + api_key
-    if found is None:
-        if key and email and key.isascii() and email.isascii():
+            found[name] = value
+    authorization = found.get(b"authorization")
+    if authorization is None and b"x-api-key" in found:
+        authorization = b"Bearer " + found[b"x-api-key"]
+    if authorization is None:
+        email, key = found.get(b"x-auth-email", b""), found.get(b"x-auth-key", b"")
+        if email and key and email.isascii() and key.isascii():
             return Credential(key.decode("ascii"), email.decode("ascii"))
-        raise Refusal(Reason.CREDENTIAL_REFUSED if has_service_key else Reason.CREDENTIAL_MALFORMED)
-    scheme, _, secret = found.partition(b" ")
+        is_service_key = b"x-auth-user-service-key" in found
+        raise Refusal(Reason.CREDENTIAL_REFUSED if is_service_key else Reason.CREDENTIAL_MALFORMED)
+    scheme, _, secret = authorization.partition(b" ")
     if scheme.lower() != b"bearer" or not secret.strip().isascii():
         raise Refusal(Reason.CREDENTIAL_MALFORMED)
     return Credential(secret.strip().decode("ascii"))
@@ -79,26 +69,38 @@ def has_credential(headers: Headers) -> bool:
     return any(name in _CREDENTIAL_HEADERS for name, _ in headers)
 
 
-async def verify(verifier: TokenVerifier, headers: Headers, address: ClientAddress) -> Principal | Refused:
-    """Verify the credential and the client address that it may be bound to.
+async def verify(services: Services, headers: Headers, peer: Peer | None) -> Principal | Refused:
+    """Verify the credential and the client address that it may be bound to. `peer` is ASGI's `client`.
 
     Raises Refusal for a missing or malformed credential and for an address that is not allowed; StoreUnavailable.
     """
     credential = credential_in(headers)
     if credential.email:
-        verdict = await verifier.verify_global_key(credential.email, credential.secret)
+        verdict = await services.verifier.verify_global_key(credential.email, credential.secret)
     else:
-        verdict = await verifier.verify(credential.secret)
+        verdict = await services.verifier.verify(credential.secret)
     if isinstance(verdict, Refused) and _is_malformed(verdict, credential.secret):
         raise Refusal(Reason.CREDENTIAL_MALFORMED)
-    if verdict.condition is not None and not verdict.condition.admits(address.of(headers)):
+    condition = verdict.condition
+    if condition is not None and not condition.admits(_client_address(headers, peer, services.trusted_proxies)):
         raise Refusal(Reason.ADDRESS_REFUSED)
     return verdict
 
 
-async def authenticate(verifier: TokenVerifier, headers: Headers, address: ClientAddress) -> Principal:
+def _client_address(headers: Headers, peer: Peer | None, proxies: AddressCondition | None) -> str | None:
+    """Return the last address in `x-forwarded-for` that is no trusted proxy if the peer is a trusted proxy, else the
+    peer's address; None on a Unix socket."""
+    address = peer[0] if peer else None
+    if proxies is None or not proxies.admits(address):
+        return address
+    forwarded = b",".join(value for name, value in headers if name == b"x-forwarded-for")
+    hops = [hop.strip() for hop in forwarded.decode("ascii", "replace").split(",") if hop.strip()]
+    return next((hop for hop in reversed(hops) if not proxies.admits(hop)), hops[0] if hops else address)
+
+
+async def authenticate(services: Services, headers: Headers, peer: Peer | None) -> Principal:
     """Return the caller. Raises what `verify` raises, and Refusal for an invalid credential."""
-    verdict = await verify(verifier, headers, address)
+    verdict = await verify(services, headers, peer)
     if isinstance(verdict, Refused):
         raise Refusal(Reason.CREDENTIAL_REFUSED)
     return verdict

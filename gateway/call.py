@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -85,6 +85,10 @@ class ParsedRequest(Struct, frozen=True):
     make_record: Callable[[Call, Outcome | None], StoredRecord] = _no_record
 
 
+async def _decode_json(_exchange: Exchange, body: bytes) -> dict[str, Any]:
+    return json_body.parse(body)
+
+
 @dataclass(frozen=True)
 class Endpoint:
     """One family of inference routes.
@@ -99,6 +103,6 @@ class Endpoint:
     summary: str
     parse: Callable[[ModelCard, dict[str, Any]], ParsedRequest]
     schemas: tuple[str, ...] = ()
-    decode_body: Callable[[Exchange, bytes], dict[str, Any]] = lambda _exchange, body: json_body.parse(body)
+    decode_body: Callable[[Exchange, bytes], Awaitable[dict[str, Any]]] = _decode_json
     find_model_name: Callable[[Exchange], str] | None = None
     accepts_batches: bool = False

@@ -1,9 +1,10 @@
-"""Dispatch: send a call to a node and pass its events on; try another node only while the client has received nothing.
+"""Dispatch: send a call to a node and return its events; retry on another node while the client has received nothing.
 
-A streamed call can be retried until its first event, an unstreamed call until its last: its events are collected here
-and returned at once. A call whose model process crashed may go to the same node again if there is no other, and a third
-time if a node says that this call did not cause the crash; the number of crashes travels with the call. Enforces three
-timeouts: first event, stall, deadline. Knows links and events, not HTTP or prices.
+A streamed call can be retried until its first event, an unstreamed call until its last, because its events are
+collected here and returned together. If the model process crashes, the call may go to the same node again when there is
+no other, and a third time when a node reports that this call did not cause the crash.
+
+Enforces three timeouts: first event, stall, deadline. Knows links and events, not HTTP or prices.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class DeadlinePassed(Exception):
 
 
 class Dispatch:
-    """One call on its way: up to two attempts, or three, one after the other. Call `take` until the last event, and
-    `close` in any case. Each attempt selects nodes anew, since a node may have recovered meanwhile."""
+    """The attempts to run one call: two at most, or three after a crash. Call `take` until the last event, and `close`
+    in any case. Each attempt selects nodes again, because a node may have recovered meanwhile."""
 
     def __init__(self, call: Call, selector: NodeSelector, timeouts: Timeouts) -> None:
         self._call = call
@@ -64,7 +65,7 @@ class Dispatch:
         self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
         self._end_error: Exception | None = None  # set by `abandon` and `stop`
-        self._has_sent = False  # True once an event was passed on
+        self._has_returned = False  # True once `take` has returned events
         self._link: NodeLink | None = None
         self._call_id = 0
         self._inbox: Inbox | None = None
@@ -98,10 +99,10 @@ class Dispatch:
                 is_retryable = last.is_retryable and (len(events) == 1 or not self._call.is_stream)
                 if is_retryable and self._try_another():
                     continue
-                if last.is_blocked and not self._has_sent:
+                if last.is_blocked and not self._has_returned:
                     self._selector.block(self._call)
                     raise Refusal(Reason.INPUT_BLOCKED)
-            self._has_sent = True
+            self._has_returned = True
             return events
 
     def _send_to_next(self) -> None:
@@ -145,7 +146,7 @@ class Dispatch:
 
     def _try_another(self) -> bool:
         """Send the call to another node, if a retry is allowed and a node is available; return True on success."""
-        if self._has_sent or self._loop.time() >= self._call.deadline_s or not self._has_another():
+        if self._has_returned or self._loop.time() >= self._call.deadline_s or not self._has_another():
             return False
         self._leave()
         try:
@@ -167,7 +168,7 @@ class Dispatch:
 
     def _refusal(self, error: Exception) -> Refusal:
         if isinstance(error, NodeLost):
-            return Refusal(Reason.ABORTED if self._has_sent else Reason.OUT_OF_CAPACITY)
+            return Refusal(Reason.ABORTED if self._has_returned else Reason.OUT_OF_CAPACITY)
         if isinstance(error, Overrun):
             return Refusal(Reason.ABORTED)
         return Refusal(Reason.TIMEOUT)
@@ -183,27 +184,26 @@ class Dispatch:
 
     def _check_timeouts(self) -> None:
         """Fail the inbox if a timeout has passed, else check again when the next one can pass."""
-        inbox = self._inbox
-        assert inbox is not None
+        assert self._inbox is not None
         now = self._loop.time()
-        last_event_s = inbox.last_event_s
-        next_s = self._call.deadline_s
-        if now >= self._call.deadline_s:
-            inbox.fail(DeadlinePassed())
-        elif last_event_s is not None:
-            stalled_s = last_event_s + self._timeouts.stall_s
-            if now >= stalled_s:
-                inbox.fail(Stalled())
-            next_s = min(next_s, stalled_s)
-        elif self._has_another():
-            late_s = self._sent_s + self._timeouts.first_event_s
-            if now >= late_s:
-                inbox.fail(FirstEventLate())
-            next_s = min(next_s, late_s)
+        due_s, error = self._next_timeout(self._inbox.last_event_s, now)
+        if now >= due_s:
+            self._inbox.fail(error)
         else:
-            next_s = min(next_s, now + self._timeouts.stall_s)
-        if next_s > now:
-            self._timer = self._loop.call_at(next_s, self._check_timeouts)
+            self._timer = self._loop.call_at(due_s, self._check_timeouts)
+
+    def _next_timeout(self, last_event_s: float | None, now: float) -> tuple[float, Exception]:
+        """Return the time at which the next timeout can pass, and its error."""
+        due_s: float
+        error: Exception
+        if last_event_s is not None:
+            due_s, error = last_event_s + self._timeouts.stall_s, Stalled()
+        elif self._has_another():
+            due_s, error = self._sent_s + self._timeouts.first_event_s, FirstEventLate()
+        else:  # wait for the first event until the deadline, unless another node becomes available
+            due_s, error = now + self._timeouts.stall_s, FirstEventLate()
+        deadline_s = self._call.deadline_s
+        return (deadline_s, DeadlinePassed()) if deadline_s <= due_s else (due_s, error)
 
     def abandon(self) -> None:
         """The client disconnected: `take` raises ClientLeft. No effect on a call that has ended."""

@@ -1,9 +1,12 @@
-"""The pipeline of an inference request, from its head to the end of its response. READ THIS FIRST.
+"""The pipeline of an inference request, from its head to the end of its response. Start reading here.
 
-Each stage adds one fact or raises a Refusal, which `app.py` renders. Only this file knows the order of the stages:
-credential, account and scope, size, concurrency slot, model and body (`serve`); batch or idempotency key (`_respond`);
-then the body becomes calls (`preparation.py`), which run on nodes, are metered, and are sent to the client
-(`_run_request`).
+1. Authenticate the caller; check the account, scope and region (`_authenticate`).
+2. Take a concurrency slot, read the body and find the model (`serve`).
+3. Respond to one request, a batch or the poll of a batch; under an idempotency key only once (`_respond`).
+4. Turn the body into calls (`preparation.py`), reserve quota, run the calls on nodes, meter them, and send their events
+   to the client (`_run_request`).
+
+Each stage adds one fact or raises a Refusal, which `app.py` renders. Only this file knows the order of the stages.
 """
 
 from __future__ import annotations
@@ -18,7 +21,6 @@ from engine.protocol.api_format import ApiFormat
 from gateway import authentication, quotas, streaming
 from gateway.call import Endpoint
 from gateway.errors import Reason, Refusal
-from gateway.execution import RunningCalls, start_calls
 from gateway.http.exchange import Exchange
 from gateway.inference.response_renderer import response_id_of
 from gateway.jobs import background_responses, synchronous_batch
@@ -32,6 +34,7 @@ from gateway.preparation import PreparedRequest, check_may_queue, prepare
 from gateway.request_context import RequestContext
 from gateway.request_headers import model_headers, read_idempotency_key, read_session
 from gateway.retry_tracker import RETRY_HEADER, body_hash
+from gateway.running_calls import RunningCalls, start_calls
 from gateway.services import Services
 from tenants.credentials.principal import Principal
 
@@ -44,10 +47,9 @@ async def serve(
     Raises Refusal, or what `errors.refusal_of` translates, while nothing has been sent.
     """
     settings, started_s = services.settings, services.clock.monotonic_s()
-    principal = services.locations.restrict(await _authenticate(services, exchange, account_id), exchange)
+    principal = await _authenticate(services, exchange, account_id)
     session, key = read_session(exchange), read_idempotency_key(exchange)
     exchange.check_content_length(settings.max_body_bytes)
-
     with services.admission.enter(principal.account_id) as slot:
         if not services.ledger.has_room:
             raise Refusal(Reason.DEPENDENCY_DOWN)
@@ -55,12 +57,12 @@ async def serve(
             path_model = endpoint.find_model_name(exchange)
         model = await find_model(services.registry, path_model) if path_model is not None else None
         raw = await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s)
-        body = endpoint.decode_body(exchange, raw)
+        body = await endpoint.decode_body(exchange, raw)
         if model is None:
             model = await find_model(services.registry, model_in(body))
         authentication.require_model(principal, model.requested_name, model.card.name)
         exchange.response_headers = model_headers(exchange, model)
-        retry = exchange.header(RETRY_HEADER)
+        retry_header = exchange.header(RETRY_HEADER)
         context = RequestContext(
             services=services,
             endpoint=endpoint,
@@ -72,20 +74,19 @@ async def serve(
             started_s=started_s,
             session=session,
             num_bytes_in=len(raw),
-            body_hash=body_hash(settings.cache_secret, retry, raw),
-            is_retry=retry not in (None, b"0"),
+            body_hash=body_hash(settings.cache_secret, retry_header, raw),
+            is_retry=retry_header not in (None, b"0"),
         )
-        if rejects_if_busy(exchange.query_string, raw, body) and not services.nodes.has_free_node(model.card):
-            raise Refusal(Reason.OUT_OF_CAPACITY)
         await _respond(context, exchange, raw, body, key)
 
 
 async def _authenticate(services: Services, exchange: Exchange, account_id: str | None) -> Principal:
-    """Return the caller, with permission to run models in the account. Raises Refusal, StoreUnavailable."""
-    address = services.client_address(exchange.peer)
-    principal = await authentication.authenticate(services.verifier, exchange.headers, address)
+    """Return the caller, with permission to run models in the account, in this location. Raises Refusal,
+    StoreUnavailable."""
+    principal = await authentication.authenticate(services, exchange.headers, exchange.peer)
     exchange.mark_authenticated()
-    return authentication.authorize(principal, account_id or principal.account_id, authentication.RUN_MODELS_SCOPE)
+    principal = authentication.authorize(principal, account_id or principal.account_id, authentication.RUN_MODELS_SCOPE)
+    return services.locations.restrict(principal, exchange)
 
 
 async def _respond(
@@ -93,6 +94,8 @@ async def _respond(
 ) -> None:
     """Respond to one request, a batch or the poll of a batch; under an idempotency key, only once."""
     services, batch = context.services, None
+    if rejects_if_busy(exchange.query_string, raw, body) and not services.nodes.has_free_node(context.model.card):
+        raise Refusal(Reason.OUT_OF_CAPACITY)
     if context.endpoint.accepts_batches:
         batch = read_batch(exchange.query_string, body, services.settings.batches.max_requests)
     if isinstance(batch, BatchPoll):
@@ -107,10 +110,7 @@ async def _respond(
             return _run_batch(context, exchange, batch)
         return _run_request(context, exchange, body)
 
-    if key is None:
-        await respond(context)
-    else:
-        await respond_once(context, exchange, key, raw, respond)
+    await (respond(context) if key is None else respond_once(context, exchange, key, raw, respond))
 
 
 async def _queue_batch(context: RequestContext, exchange: Exchange, batch: QueuedBatch) -> None:

@@ -26,7 +26,7 @@ class QuotaReservation:
     Entering raises Refusal.
     """
 
-    __slots__ = ("_calls", "_entered", "_headers", "_is_batch", "_micro_neurons", "_num_tokens", "_services")
+    __slots__ = ("_calls", "_headers", "_is_batch", "_micro_neurons", "_num_tokens", "_reservation", "_services")
 
     def __init__(
         self, services: Services, calls: Sequence[Call], headers: Headers | None = None, *, is_batch: bool = False
@@ -36,13 +36,13 @@ class QuotaReservation:
         self._headers = headers
         self._is_batch = is_batch
         self._num_tokens = self._micro_neurons = 0
-        self._entered: Reservation
+        self._reservation: Reservation
 
     async def __aenter__(self) -> QuotaReservation:
         calls = self._calls
         plan = _plan_of(self._services, calls[0], self._is_batch)
         try:
-            self._entered = await self._services.quota.enter(
+            self._reservation = await self._services.quota.reserve(
                 plan,
                 calls[0].request_id,
                 tokens=sum([call.num_estimated_tokens for call in calls]),
@@ -51,21 +51,23 @@ class QuotaReservation:
         except QuotaExceeded as error:
             self._add_headers(error.window_statuses)
             raise _refusal_of(self._services, error) from None
-        self._add_headers(self._entered.window_statuses)
+        self._add_headers(self._reservation.window_statuses)
         return self
 
     @property
     def on_first_output(self) -> Callable[[], None] | None:
         """A function to call when the call has output; None if no rule depends on it."""
-        entered = self._entered
-        return functools.partial(self._services.quota.begun, entered) if entered.plan.waiting else None
+        reservation = self._reservation
+        return (
+            functools.partial(self._services.quota.release_waiting, reservation) if reservation.plan.waiting else None
+        )
 
     def set_actual(self, num_tokens: int, micro_neurons: int) -> None:
         """Set the consumption to settle with."""
         self._num_tokens, self._micro_neurons = num_tokens, micro_neurons
 
     async def __aexit__(self, *_error: object) -> None:
-        self._services.quota.leave(self._entered, tokens=self._num_tokens, micro_neurons=self._micro_neurons)
+        self._services.quota.settle(self._reservation, tokens=self._num_tokens, micro_neurons=self._micro_neurons)
 
     def _add_headers(self, window_statuses: Sequence[WindowStatus]) -> None:
         if window_statuses and self._headers is not None:
@@ -77,11 +79,11 @@ async def count_request(services: Services, exchange: Exchange, principal: Princ
     items = tuple(item for item in services.limits.items(principal) if item.kind == "r")
     plan = services.quota.plan(principal.account_id, items)
     try:
-        entered = await services.quota.count_request(plan, exchange.request_id)
+        reservation = await services.quota.count_request(plan, exchange.request_id)
     except QuotaExceeded as error:
         exchange.response_headers += headers_of(error.window_statuses)
         raise _refusal_of(services, error) from None
-    exchange.response_headers += headers_of(entered.window_statuses)
+    exchange.response_headers += headers_of(reservation.window_statuses)
 
 
 @contextlib.asynccontextmanager
@@ -94,13 +96,13 @@ async def reserve_for_task(
     items = tuple(item for item in items if item.kind == "c" or (item.kind == "r" and item.name == task))
     plan = services.quota.plan(principal.account_id, tuple(item for item in items if not item.ends_at_first_output))
     try:
-        entered = await services.quota.enter(plan, exchange.request_id)
+        reservation = await services.quota.reserve(plan, exchange.request_id)
     except QuotaExceeded as error:
         raise _refusal_of(services, error) from None
     try:
         yield
     finally:
-        services.quota.leave(entered)
+        services.quota.settle(reservation)
 
 
 def headers_of(window_statuses: Sequence[WindowStatus]) -> Headers:

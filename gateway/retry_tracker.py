@@ -34,7 +34,7 @@ class Shared(Protocol):
     @property
     def is_available(self) -> bool: ...
     def pipeline(self, *commands: bytes) -> None: ...
-    def ask(self, command: bytes) -> Lookup | None: ...
+    def send(self, command: bytes) -> Lookup | None: ...
 
 
 def body_hash(secret: bytes, header: bytes | None, raw: bytes) -> int:
@@ -71,7 +71,7 @@ class RetryTracker:
         """Start to look up whether a call retries a remembered one; pass the result to `num_retried` at its end."""
         if not call.is_retry or self._shared is None or not self._may_share(call):
             return None
-        return self._shared.ask(command("GETDEL", _key(call)))
+        return self._shared.send(command("GETDEL", _key(call)))
 
     async def num_retried(self, call: Call, lookup: Lookup | None) -> int:
         """Return 1 if this call retries a remembered one, else 0. Each is reported once."""

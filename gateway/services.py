@@ -20,7 +20,6 @@ from catalog.registry import Registry
 from documents.converter import Converter
 from documents.converter import Limits as DocumentLimits
 from gateway.admission import Admission
-from gateway.client_address import ClientAddress
 from gateway.dispatch import Timeouts
 from gateway.inference.finetunes import Finetunes
 from gateway.inference.markdown_conversion import Documents
@@ -50,7 +49,7 @@ from tenants.quota.allowance import Allowance
 from tenants.quota.limits import Limits, parse_rules
 from tenants.quota.quota import LEASE_MARGIN_S, Quota
 from tenants.usage.ledger import UsageLedger
-from tenants.usage.usage_upkeep import Kept, UsageMaintenance
+from tenants.usage.usage_upkeep import UsageMaintenance, UsageRetention
 
 if TYPE_CHECKING:
     from gateway.management.operators import Operators
@@ -99,10 +98,6 @@ class Services:
 
     trusted_proxies: AddressCondition | None = None
     operators: Operators | None = None  # None without an OpenID provider
-
-    def client_address(self, peer: tuple[str, int] | None) -> ClientAddress:
-        """Return the client address of a request; `peer` is ASGI's `client`."""
-        return ClientAddress(peer[0] if peer else None, self.trusted_proxies)
 
     def missing_for_readiness(self) -> str | None:
         """Return why this gateway should receive no traffic, or None."""
@@ -205,7 +200,7 @@ async def _load_initial(services: Services) -> None:
 def _loops(services: Services) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
     """Return the background jobs."""
     settings, database = services.settings, services.database
-    kept = Kept(settings.usage_entries_days, settings.usage_minutes_days, settings.usage_hours_days)
+    retention = UsageRetention(settings.usage_entries_days, settings.usage_minutes_days, settings.usage_hours_days)
 
     async def watch_allowance() -> None:
         await services.allowance.watch(services.quota)
@@ -218,7 +213,7 @@ def _loops(services: Services) -> tuple[Callable[[], Coroutine[Any, Any, None]],
         services.ledger.run,
         services.quota.run,
         watch_allowance,
-        UsageMaintenance(database, SYSTEM_CLOCK, kept).run,
+        UsageMaintenance(database, SYSTEM_CLOCK, retention).run,
         services.idempotency_keys.run,
         AuditHeadRecorder(database, settings.audit_heads, settings.token_pepper, services.clock).run,
     )

@@ -25,7 +25,7 @@ from telemetry.settings import (
 )
 from tenants.credentials.conditions import parse_networks
 from tenants.quota.limits import parse_rules
-from tenants.residency import parse_place, parse_places
+from tenants.residency import parse_location, parse_locations
 
 
 def _engine_rank(value: int) -> str | None:
@@ -72,19 +72,18 @@ class GatewaySettings(ProcessSettings):
     )
     objects_url: str = setting(
         "OBJECTS_URL",
-        "URL of the object store for uploaded fine-tunes: file:///folder or s3://bucket/prefix. Empty disables "
-        "uploads.",
+        "URL of the object store for uploaded finetunes: file:///folder or s3://bucket/prefix. Empty disables uploads.",
         default="",
         check=is_objects_url,
     )
     finetune_max_bytes: int = setting(
-        "HEARTH_FINETUNE_MAX_BYTES", "Largest file of a fine-tune, in bytes.", default=300 << 20, check=at_least(1024)
+        "HEARTH_FINETUNE_MAX_BYTES", "Largest file of a finetune, in bytes.", default=300 << 20, check=at_least(1024)
     )
     finetune_max_rank: int = setting(
-        "HEARTH_FINETUNE_MAX_RANK", "Largest LoRA rank of a fine-tune.", default=32, check=_engine_rank
+        "HEARTH_FINETUNE_MAX_RANK", "Largest LoRA rank of a finetune.", default=32, check=_engine_rank
     )
     finetunes_per_account: int = setting(
-        "HEARTH_FINETUNES_PER_ACCOUNT", "Largest number of fine-tunes per account.", default=100, check=at_least(0)
+        "HEARTH_FINETUNES_PER_ACCOUNT", "Largest number of finetunes per account.", default=100, check=at_least(0)
     )
     document_max_bytes: int = setting(
         "HEARTH_DOCUMENT_MAX_BYTES",
@@ -124,14 +123,14 @@ class GatewaySettings(ProcessSettings):
         "run only "
         "in PoPs that are listed here.",
         default="",
-        check=parsed_by(parse_places),
+        check=parsed_by(parse_locations),
     )
     stores_place: str = setting(
         "HEARTH_STORES_PLACE",
         "Location of Redis, the database and the object store, as in DE or US:fedramp. Empty: the location of "
         "this gateway.",
         default="",
-        check=parsed_by(parse_place),
+        check=parsed_by(parse_location),
     )
     max_calls: int = setting(
         "HEARTH_MAX_CALLS",

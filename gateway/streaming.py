@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from engine.protocol.events import Event, Failed, Finished
@@ -16,7 +17,6 @@ from engine.protocol.rendering import Renderer, render_events
 from gateway import envelope
 from gateway.errors import Reason, Refusal, failure, refusal_of
 from gateway.http.exchange import Exchange
-from gateway.stream_errors import error_frame
 from storage.errors import StoreError
 
 COALESCE_S = 0.020
@@ -29,6 +29,19 @@ class Events(Protocol):
     def micro_neurons(self) -> int: ...
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]: ...
+
+
+class OwnErrorFrame(Renderer, ABC):
+    """A renderer of a format whose clients expect an error frame of their own."""
+
+    @abstractmethod
+    def error(self, refusal: Refusal) -> bytes:
+        """Return the last frame of a stream that ends with this refusal."""
+
+
+def error_frame(renderer: Renderer, refusal: Refusal) -> bytes:
+    """Return the last frame of a broken stream; by default one that native and OpenAI clients both read."""
+    return renderer.error(refusal) if isinstance(renderer, OwnErrorFrame) else envelope.error_frame(refusal)
 
 
 async def collect(events: Events) -> Outcome:

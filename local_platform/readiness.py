@@ -18,45 +18,22 @@ if TYPE_CHECKING:
     from storage.ephemeral import Ephemeral
 
 _HTTP_TIMEOUT_S = 2.0
-_MAX_RESPONSE_BYTES = 1 << 20
-
-
-async def http_get(
-    address: str | tuple[str, int], path: str, headers: Mapping[str, str] | None = None
-) -> tuple[int, bytes] | None:
-    """Send a GET request to a Unix socket path or a (host, port), and return the response's status and body.
-
-    Returns None if no valid response arrives within two seconds.
-    """
-    try:
-        async with asyncio.timeout(_HTTP_TIMEOUT_S):
-            if isinstance(address, str):
-                reader, writer = await asyncio.open_unix_connection(address)
-            else:
-                reader, writer = await asyncio.open_connection(*address)
-            try:
-                lines = [f"GET {path} HTTP/1.0", "Host: localhost", "Connection: close"]
-                lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
-                writer.write("\r\n".join([*lines, "", ""]).encode())
-                await writer.drain()
-                response = await reader.read(_MAX_RESPONSE_BYTES)
-                while not reader.at_eof() and len(response) < _MAX_RESPONSE_BYTES:
-                    response += await reader.read(_MAX_RESPONSE_BYTES)
-            finally:
-                writer.close()
-    except (OSError, TimeoutError):
-        return None
-    head, _, body = response.partition(b"\r\n\r\n")
-    parts = head.split(b" ", 2)
-    if len(parts) < 2 or not parts[1].isdigit():
-        return None
-    return int(parts[1]), body
+_MAX_HEAD_BYTES = 4096
 
 
 async def is_gateway_ready(host: str, port: int) -> bool:
-    """Return True if the gateway answers `/readyz` with 200."""
-    response = await http_get((host, port), "/readyz")
-    return response is not None and response[0] == 200
+    """Return True if the gateway answers `/readyz` with 200 within two seconds."""
+    try:
+        async with asyncio.timeout(_HTTP_TIMEOUT_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                writer.write(b"GET /readyz HTTP/1.0\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+                response = await reader.read(_MAX_HEAD_BYTES)
+            finally:
+                writer.close()
+    except (OSError, TimeoutError):
+        return False
+    return response.split(b" ", 2)[1:2] == [b"200"]
 
 
 async def read_nodes(store: Ephemeral) -> dict[str, NodeStatus]:

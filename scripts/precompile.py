@@ -18,7 +18,7 @@ PACKAGES = ("cli", "gateway", "documents", "engine", "catalog", "tenants", "stor
 
 
 def module_names() -> list[str]:
-    """All modules of the project."""
+    """Return the names of all modules of PACKAGES."""
     return [
         module.name for package in PACKAGES for module in pkgutil.walk_packages([str(ROOT / package)], f"{package}.")
     ]
@@ -31,11 +31,11 @@ def main() -> None:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            # What an option needs (triton a GPU) is missed by nobody who does not have it; a module of ours is.
+            # Optional libraries, such as triton, may be missing. A missing module of the project is reported.
             if (error.name or "").partition(".")[0] in PACKAGES:
-                print(f"setup: {name} is left to its first use: {error}")
-        except Exception as error:  # another program reports the error when it imports the module
-            print(f"setup: {name} is left to its first use: {error}")
+                print(f"setup: {name} is not compiled: {error}")
+        except Exception as error:  # the program that imports the module reports the error
+            print(f"setup: {name} is not compiled: {error}")
 
 
 if __name__ == "__main__":

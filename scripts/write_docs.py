@@ -94,7 +94,7 @@ def _files(row: Mapping[str, Any]) -> str:
 
 
 def decisions_page() -> str:
-    """Oldest first. The first line of a decision is its title, the second its date and status."""
+    """Return docs/decisions/README.md: titles, dates and status from the first two lines of each decision."""
     rows = ["| Decision | Date, status |", "|---|---|"]
     for file in sorted((DOCS / "decisions").glob("[0-9]*.md"))[1:]:
         title, status = [line for line in file.read_text().splitlines() if line][:2]

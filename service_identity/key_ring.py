@@ -1,7 +1,8 @@
 """The key ring file and the private key files beside it: create, read, change, rotate and revoke service keys.
 
-The ring holds public keys only, but whoever can write it decides who is trusted. A ring that other users can write, or
-a private key that they can read, is rejected. Private keys are PEM files, in one folder per service, named by key id.
+The ring holds public keys only, but a user who can write the ring can add a trusted service. A ring that other users
+can write, or a private key that they can read, is rejected. Private keys are PEM files named by key id, in one folder
+per service.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def read_ring(path: Path) -> KnownKeys:
     try:
         return KnownKeys(msgspec.json.decode(content, type=Ring))
     except (msgspec.DecodeError, ValueError) as error:
-        raise UnsafeKeyFile(f"{path}: not a ring of service keys: {error}") from None
+        raise UnsafeKeyFile(f"{path} is not a valid ring of service keys: {error}") from None
 
 
 def read_private_keys(folder: Path) -> dict[str, Ed25519PrivateKey]:
@@ -55,7 +56,7 @@ def read_private_keys(folder: Path) -> dict[str, Ed25519PrivateKey]:
 
 def key_id(private: Ed25519PrivateKey) -> str:
     """Return a key's id: the first 32 hexadecimal digits of the SHA-256 of its public key."""
-    return _id_of(_public_bytes(private))
+    return _id_of(private.public_key().public_bytes_raw())
 
 
 def generate() -> Ed25519PrivateKey:
@@ -65,18 +66,18 @@ def generate() -> Ed25519PrivateKey:
 
 def public_half(private: Ed25519PrivateKey) -> str:
     """Return the public key as 64 hexadecimal digits."""
-    return _public_bytes(private).hex()
+    return private.public_key().public_bytes_raw().hex()
 
 
-def public_key(public: str, subject: str, *, start_s: float, life_days: int, place: str = "") -> PublicKey:
+def public_key(public: str, subject: str, *, start_s: float, life_days: int, pop: str = "") -> PublicKey:
     """Return a key's entry for the ring. Raises ValueError."""
     kind, _ = parse_subject(subject)
-    if place and kind != "node":
-        raise ValueError("only a node's key is bound to a place")
+    if pop and kind != "node":
+        raise ValueError("only the key of a node can be bound to a PoP")
     if not re.fullmatch("[0-9A-Fa-f]{64}", public):
-        raise ValueError("a public key has 64 hexadecimal digits")
+        raise ValueError(f"a public key must be 64 hexadecimal digits (got {public!r})")
     start = int(start_s)
-    return PublicKey(_id_of(bytes.fromhex(public)), subject, public.lower(), start, start + life_days * _DAY_S, place)
+    return PublicKey(_id_of(bytes.fromhex(public)), subject, public.lower(), start, start + life_days * _DAY_S, pop)
 
 
 def folder_of(keys: Path, subject: str) -> Path:
@@ -116,9 +117,9 @@ def change_ring(path: Path, change: Callable[[Ring], Ring], *, now_s: float) -> 
 def with_key(ring: Ring, key: PublicKey) -> Ring:
     """Return the ring with one more key. Raises ValueError if its subject is revoked or the key exists."""
     if key.subject in ring.revoked_subjects:
-        raise ValueError(f"{key.subject} is revoked; let it back in first")
+        raise ValueError(f"{key.subject} is revoked; reinstate it first")
     if any(known.kid == key.kid for known in ring.keys):
-        raise ValueError(f"key {key.kid} is in the ring already")
+        raise ValueError(f"the ring already has the key {key.kid}")
     return replace(ring, keys=(*ring.keys, key))
 
 
@@ -138,10 +139,19 @@ def newest_key(keys: Sequence[PublicKey]) -> PublicKey:
     return max(reversed(keys), key=lambda key: key.not_before)
 
 
+def status_of(key: PublicKey, ring: Ring, now_s: float) -> str:
+    """Return "revoked", "expired", "active" or "not yet"."""
+    if key.revoked_at or key.subject in ring.revoked_subjects:
+        return "revoked"
+    if now_s >= key.not_after:
+        return "expired"
+    return "active" if now_s >= key.not_before else "not yet"
+
+
 def with_key_revoked(ring: Ring, kid: str, *, now_s: float) -> Ring:
     """Return the ring with a key revoked. Raises ValueError if there is no such key."""
     if all(key.kid != kid for key in ring.keys):
-        raise ValueError(f"no key {kid} in the ring")
+        raise ValueError(f"the ring has no key {kid}")
     keys = (replace(key, revoked_at=key.revoked_at or int(now_s)) if key.kid == kid else key for key in ring.keys)
     return replace(ring, keys=tuple(keys))
 
@@ -169,9 +179,9 @@ def _read_private_key(path: Path) -> Ed25519PrivateKey:
     try:
         private = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise UnsafeKeyFile(f"{path}: not a private key in PEM, or one with a password") from None
+        raise UnsafeKeyFile(f"{path} must be a private key in PEM format without a password") from None
     if not isinstance(private, Ed25519PrivateKey):
-        raise UnsafeKeyFile(f"{path}: not an Ed25519 key")
+        raise UnsafeKeyFile(f"{path} must be an Ed25519 key")
     return private
 
 
@@ -181,16 +191,15 @@ def _read(path: Path, max_bytes: int, *, forbidden: int) -> bytes:
         with path.open("rb") as file:
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_uid not in (0, os.geteuid()):
-                raise UnsafeKeyFile(f"{path}: must be a file of this user's or of root's")
+                raise UnsafeKeyFile(f"{path} must be a file owned by this user or by root")
             if found.st_mode & forbidden:
-                may = "read or changed" if forbidden & 0o044 else "changed"
                 mode = 0o600 if forbidden & 0o044 else 0o644
-                raise UnsafeKeyFile(f"{path}: could be {may} by others: its mode must be {mode:o} or less")
+                raise UnsafeKeyFile(f"{path} is accessible to other users; set its mode to {mode:o}")
             content = file.read(max_bytes + 1)
     except OSError as error:
         raise UnsafeKeyFile(f"{path}: {error.strerror}") from None
     if len(content) > max_bytes:
-        raise UnsafeKeyFile(f"{path}: larger than {max_bytes} bytes")
+        raise UnsafeKeyFile(f"{path} must have at most {max_bytes} bytes")
     return content
 
 
@@ -207,10 +216,6 @@ def _replacing(path: Path, mode: int) -> Iterator[Path]:
     finally:
         os.close(descriptor)
         temporary.unlink(missing_ok=True)
-
-
-def _public_bytes(private: Ed25519PrivateKey) -> bytes:
-    return private.public_key().public_bytes_raw()
 
 
 def _id_of(public: bytes) -> str:

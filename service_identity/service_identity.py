@@ -1,7 +1,7 @@
-"""The service identity of this process: its private keys and the key ring by which it verifies other services.
+"""The service identity of this process: its private keys, and the key ring that verifies other services' tokens.
 
-Files are checked for changes at most once a second, so rotation and revocation need no restart. If the ring becomes
-unreadable, the last one stays in force for 15 minutes; then no token is accepted.
+Files are checked for changes at most once a second, so rotation and revocation need no restart. If the files become
+unreadable, the last keys stay in force for 15 minutes; then no token is accepted.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from telemetry.steady_clock import SteadyClock
 
 _log = logging.getLogger(__name__)
 
-LOOK_S = 1.0
-KEEP_S = 15 * 60.0
-MAX_SPENT = 10_000
-_WARN_BEFORE_S = 14 * 86400
-_WARN_EACH_S = 86400.0
+CHECK_INTERVAL_S = 1.0
+MAX_UNREADABLE_S = 15 * 60.0
+MAX_USED_TOKENS = 10_000
+_WARN_BEFORE_EXPIRY_S = 14 * 86400
+_WARN_INTERVAL_S = 86400.0
 
 Nonces = tuple[bytes, bytes]
 """The nonces of one connection: the node's, then the gateway's."""
@@ -40,38 +40,43 @@ Nonces = tuple[bytes, bytes]
 
 class ServiceIdentity:
     def __init__(self, ring: Path, keys: Path, kind: Kind, *, clock: Clock = SYSTEM_CLOCK) -> None:
-        """Raises UnsafeKeyFile for files that cannot be used, or private keys that are
-        not those of one service of this kind that is in the ring."""
+        """Read the ring and the folder of private keys.
+
+        Raises UnsafeKeyFile if a file cannot be used, or if the private keys are not those of exactly one service of
+        this kind in the ring.
+        """
         self._ring_path, self._keys_path, self._clock = ring, keys, SteadyClock(clock)
         self._known = read_ring(ring)
         self._private = read_private_keys(keys)
-        self._stamps = self._look()
-        self._looked_s = self._read_s = clock.monotonic_s()
+        self._file_versions = self._read_file_versions()
+        self._checked_s = self._read_s = clock.monotonic_s()
         self._is_unreadable = False
         self._warned_s: float | None = None
-        self._spent: dict[str, int] = {}
-        own = {key.subject for key in self._own_keys()}
-        if len(own) != 1:
-            raise UnsafeKeyFile(f"{keys}: must hold keys of exactly one service listed in {ring} (found {len(own)})")
-        (self.subject,) = own
+        self._used_tokens: dict[str, int] = {}  # expiry by token id
+        subjects = {key.subject for key in self._own_keys()}
+        if len(subjects) != 1:
+            raise UnsafeKeyFile(
+                f"{keys} must hold keys of exactly one service listed in {ring} (found {len(subjects)})"
+            )
+        (self.subject,) = subjects
         found_kind, self.name = parse_subject(self.subject)
         if found_kind != kind:
-            raise UnsafeKeyFile(f"{keys}: holds the key of {self.subject}, where one of a {kind} is needed")
-        self._warn_of_the_end()
+            raise UnsafeKeyFile(f"{keys} must hold the key of a {kind} (got the key of {self.subject})")
+        self._warn_of_expiry()
 
     @property
-    def place(self) -> str:
+    def pop(self) -> str:
         """The PoP that this service's newest key is bound to, or ""."""
         keys = self._own_keys()
-        return newest_key(keys).place if keys else ""
+        return newest_key(keys).pop if keys else ""
 
     def sign(self, audience: str, nonces: Nonces | None = None, *, life_s: int = 60) -> str:
-        """Sign a token for `audience`. Returns "", which nobody accepts, if this service has no valid key."""
+        """Sign a token for `audience`. Returns "", which every service rejects, if this service has no valid key."""
         self.refresh()
         now_s = self._now_s()
         usable = [key for key in self._own_keys() if key.is_usable(now_s) and key.subject == self.subject]
         if not usable:
-            _log.error("none of our service keys is good", extra={"subject": self.subject})
+            _log.error("this service has no valid service key", extra={"subject": self.subject})
             return ""
         key = newest_key([key for key in usable if key.not_before <= now_s] or usable)
         return sign(
@@ -87,27 +92,27 @@ class ServiceIdentity:
     def verify_token(self, token: str, kinds: Collection[Kind], nonces: Nonces | None = None) -> Service | None:
         """Return the service of one of `kinds` that signed `token` for this service and connection, or None."""
         self.refresh()
-        found = self._known.verify_token(
+        verified = self._known.verify_token(
             token, audience=self.subject, kinds=kinds, now_s=self._now_s(), binding=_binding(nonces)
         )
-        if isinstance(found, Forged):
-            _log.warning("a service token was refused", extra={"why": found.reason})
+        if isinstance(verified, Forged):
+            _log.warning("service token rejected", extra={"reason": verified.reason})
             return None
-        return found
+        return verified
 
     def verify_once(self, token: str, kinds: Collection[Kind]) -> Service | None:
         """Verify a token that is not bound to a connection; each token is accepted once."""
-        found = self.verify_token(token, kinds)
-        if found is None:
+        service = self.verify_token(token, kinds)
+        if service is None:
             return None
-        if len(self._spent) >= MAX_SPENT:
+        if len(self._used_tokens) >= MAX_USED_TOKENS:
             now_s = self._now_s()
-            self._spent = {jti: end_s for jti, end_s in self._spent.items() if end_s > now_s}
-        if found.jti in self._spent or len(self._spent) >= MAX_SPENT:
-            _log.warning("a service token was refused", extra={"why": "spent"})
+            self._used_tokens = {jti: end_s for jti, end_s in self._used_tokens.items() if end_s > now_s}
+        if service.jti in self._used_tokens or len(self._used_tokens) >= MAX_USED_TOKENS:
+            _log.warning("service token rejected", extra={"reason": "used before"})
             return None
-        self._spent[found.jti] = found.expires_at_s + LEEWAY_S
-        return found
+        self._used_tokens[service.jti] = service.expires_at_s + LEEWAY_S
+        return service
 
     def is_still_valid(self, service: Service) -> bool:
         """Return True if the service's key is still valid and neither the key nor the service has been revoked since
@@ -118,52 +123,52 @@ class ServiceIdentity:
     def refresh(self) -> None:
         """Reload changed files, checking at most once a second."""
         now_s = self._clock.monotonic_s()
-        if now_s - self._looked_s < LOOK_S:
+        if now_s - self._checked_s < CHECK_INTERVAL_S:
             return
-        self._looked_s = now_s
-        self._warn_of_the_end()
-        stamps = self._look()
-        if stamps == self._stamps and not self._is_unreadable:
+        self._checked_s = now_s
+        self._warn_of_expiry()
+        versions = self._read_file_versions()
+        if versions == self._file_versions and not self._is_unreadable:
             self._read_s = now_s
             return
         try:
             self._known, self._private = read_ring(self._ring_path), read_private_keys(self._keys_path)
         except UnsafeKeyFile as error:
-            self._go_on_without(now_s, str(error))
+            self._on_unreadable(now_s, str(error))
             return
-        self._stamps, self._read_s, self._is_unreadable = stamps, now_s, False
-        _log.info("service keys were read again", extra={"num_keys": len(self._known.ring.keys)})
+        self._file_versions, self._read_s, self._is_unreadable = versions, now_s, False
+        _log.info("service keys reloaded", extra={"num_keys": len(self._known.ring.keys)})
 
-    def _go_on_without(self, now_s: float, why: str) -> None:
+    def _on_unreadable(self, now_s: float, reason: str) -> None:
         if not self._is_unreadable:
-            _log.error("service keys cannot be read; the last ones stay for a while", extra={"why": why})
+            _log.error("service keys cannot be read; the last keys stay in force", extra={"reason": reason})
         self._is_unreadable = True
-        if now_s - self._read_s > KEEP_S and self._known.ring.keys:
-            _log.error("service keys could not be read for too long: nobody is believed", extra={"why": why})
+        if now_s - self._read_s > MAX_UNREADABLE_S and self._known.ring.keys:
+            _log.error("service keys were unreadable for too long; all tokens are rejected", extra={"reason": reason})
             self._known = KnownKeys(Ring(self._known.ring.issuer))
 
     def _own_keys(self) -> list[PublicKey]:
         """Return this service's keys in the ring's order."""
         return [key for key in self._known.ring.keys if key.kid in self._private]
 
-    def _look(self) -> list[tuple[int, int, int] | None]:
+    def _read_file_versions(self) -> list[tuple[int, int, int] | None]:
         """Return values that change whenever one of the files changes; None for a missing file."""
-        found: list[tuple[int, int, int] | None] = []
+        versions: list[tuple[int, int, int] | None] = []
         for path in (self._ring_path, self._keys_path):
             try:
                 stat = path.stat()
-                found.append((stat.st_mtime_ns, stat.st_ino, stat.st_mode))
+                versions.append((stat.st_mtime_ns, stat.st_ino, stat.st_mode))
             except OSError:
-                found.append(None)
-        return found
+                versions.append(None)
+        return versions
 
-    def _warn_of_the_end(self) -> None:
+    def _warn_of_expiry(self) -> None:
         now_s = self._clock.monotonic_s()
         left_s = max((key.not_after for key in self._own_keys() if not key.revoked_at), default=0) - self._now_s()
-        is_due = self._warned_s is None or now_s - self._warned_s >= _WARN_EACH_S
-        if left_s < _WARN_BEFORE_S and is_due:
+        is_due = self._warned_s is None or now_s - self._warned_s >= _WARN_INTERVAL_S
+        if left_s < _WARN_BEFORE_EXPIRY_S and is_due:
             self._warned_s = now_s
-            _log.warning("our service key runs out", extra={"subject": self.subject, "days": round(left_s / 86400, 1)})
+            _log.warning("service key expires soon", extra={"subject": self.subject, "days": round(left_s / 86400, 1)})
 
     def _now_s(self) -> float:
         return self._clock.now().timestamp()

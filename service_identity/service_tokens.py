@@ -32,29 +32,29 @@ _TIMES = ("iat", "nbf", "exp")
 
 ForgedReason = Literal[
     "form",  # too long, or not three canonical segments
-    "header",  # not ours to the letter: another algorithm or type, a key or an address of one, anything more
-    "key",  # in no ring, or not for now, or revoked
+    "header",  # another algorithm or type, or additional fields
+    "key",  # not in the ring, not valid at this time, or revoked
     "signature",
     "claims",  # a claim is missing, repeated, unknown or has the wrong type
     "issuer",
-    "subject",  # not who its key speaks for, of a kind that may not ask this, or revoked
-    "audience",  # meant for somebody else
-    "binding",  # made for another connection
+    "subject",  # not the key's service, of a kind that is not admitted, or revoked
+    "audience",  # addressed to another service
+    "binding",  # signed for another connection
     "time",  # expired, not yet valid, or valid for too long
     "revoked",
 ]
 
 
 class PublicKey(Struct, frozen=True, forbid_unknown_fields=True):
-    """One key of the ring. Times are whole seconds of Unix time, `revoked_at` 0 while it is not. `place` is the PoP
-    that whoever holds it is in, "" for none."""
+    """One key of the ring. Times are Unix times in whole seconds; `revoked_at` is 0 unless the key is revoked. `pop` is
+    the PoP that the key is bound to, or ""."""
 
     kid: str
     subject: str
     public: str  # 64 hexadecimal digits
     not_before: int
     not_after: int
-    place: str = ""
+    pop: str = ""
     revoked_at: int = 0
 
     def is_usable(self, now_s: float) -> bool:
@@ -62,8 +62,8 @@ class PublicKey(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ring(Struct, frozen=True, forbid_unknown_fields=True):
-    """Every key that counts, and what does not count any more: subjects and token ids, with the time that was said.
-    A token's id is kept until the token would have run out by itself."""
+    """All public keys, and the revoked subjects and token ids with the time of revocation. A revoked token id is kept
+    until the token would have expired."""
 
     issuer: str
     keys: tuple[PublicKey, ...] = ()
@@ -73,12 +73,12 @@ class Ring(Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """An authenticated service. `place` is the PoP that its key is bound to, or ""."""
+    """An authenticated service. `pop` is the PoP that its key is bound to, or ""."""
 
     subject: str
     kind: Kind
     name: str
-    place: str
+    pop: str
     kid: str
     jti: str
     expires_at_s: int
@@ -96,7 +96,8 @@ def parse_subject(text: str) -> tuple[Kind, str]:
     match = _SUBJECT.fullmatch(text)
     if match is None:
         raise ValueError(
-            f"a service is {', '.join(f'{kind}/NAME' for kind in KINDS)}, with 1 to 64 of A-Z a-z 0-9 . _ -"
+            f"a service must be one of {', '.join(f'{kind}/NAME' for kind in KINDS)}, where NAME is 1 to 64 of "
+            f"A-Z a-z 0-9 . _ - (got {text!r})"
         )
     return cast(Kind, match[1]), match[2]
 
@@ -110,7 +111,7 @@ class KnownKeys:
         for key in ring.keys:
             parse_subject(key.subject)
             if not _ID.fullmatch(key.kid) or key.kid in self._keys:
-                raise ValueError(f"key id {key.kid!r} is no id, or stands there twice")
+                raise ValueError(f"key id {key.kid!r} is invalid or repeated")
             self._keys[key.kid] = key, Ed25519PublicKey.from_public_bytes(bytes.fromhex(key.public))
 
     def find(self, kid: str) -> PublicKey | None:
@@ -120,7 +121,7 @@ class KnownKeys:
     def verify_token(
         self, token: str, *, audience: str, kinds: Collection[Kind], now_s: float, binding: str = ""
     ) -> Service | Forged:
-        """Return the service of one of `kinds` that signed `token` for `audience`, or why there is none."""
+        """Return the service of one of `kinds` that signed `token` for `audience`, or the reason of failure."""
         segments = token.split(".") if len(token) <= MAX_TOKEN_BYTES else []
         parts = [_decoded(segment) for segment in segments]
         if len(parts) != 3 or any(part is None for part in parts):
@@ -138,9 +139,9 @@ class KnownKeys:
         claims = _object(parts[1])
         if claims is None or not _are_well_typed(claims):
             return Forged("claims")
-        return self._weigh(claims, known[0], audience, kinds, now_s, binding)
+        return self._check_claims(claims, known[0], audience, kinds, now_s, binding)
 
-    def _weigh(
+    def _check_claims(
         self,
         claims: Mapping[str, Any],
         key: PublicKey,
@@ -149,24 +150,21 @@ class KnownKeys:
         now_s: float,
         binding: str,
     ) -> Service | Forged:
-        """What is signed by this key may still be wrong, or not for us."""
+        """Check the claims of a token whose signature is valid."""
         kind, name = parse_subject(key.subject)
-        reason: ForgedReason | None = None
         if claims["iss"] != self.ring.issuer:
-            reason = "issuer"
-        elif claims["sub"] != key.subject or kind not in kinds or key.subject in self.ring.revoked_subjects:
-            reason = "subject"
-        elif claims["aud"] != audience:
-            reason = "audience"
-        elif not secrets.compare_digest(claims.get("bind", ""), binding):
-            reason = "binding"
-        elif not _is_now(claims, now_s):
-            reason = "time"
-        elif claims["jti"] in self.ring.revoked_tokens:
-            reason = "revoked"
-        if reason is not None:
-            return Forged(reason)
-        return Service(key.subject, kind, name, key.place, key.kid, claims["jti"], claims["exp"])
+            return Forged("issuer")
+        if claims["sub"] != key.subject or kind not in kinds or key.subject in self.ring.revoked_subjects:
+            return Forged("subject")
+        if claims["aud"] != audience:
+            return Forged("audience")
+        if not secrets.compare_digest(claims.get("bind", ""), binding):
+            return Forged("binding")
+        if not _is_current(claims, now_s):
+            return Forged("time")
+        if claims["jti"] in self.ring.revoked_tokens:
+            return Forged("revoked")
+        return Service(key.subject, kind, name, key.pop, key.kid, claims["jti"], claims["exp"])
 
     def is_still_valid(self, service: Service, now_s: float) -> bool:
         """Return True if the service's key is still valid and neither the key nor the service has been revoked since
@@ -175,7 +173,7 @@ class KnownKeys:
         return (
             key is not None
             and key.is_usable(now_s)
-            and (key.subject, key.place) == (service.subject, service.place)
+            and (key.subject, key.pop) == (service.subject, service.pop)
             and service.subject not in self.ring.revoked_subjects
             and service.jti not in self.ring.revoked_tokens
         )
@@ -201,7 +199,7 @@ def sign(
     return jwt.encode(claims, private, algorithm=_ALGORITHM, headers={"kid": key.kid, "typ": TYPE})
 
 
-# Signatures alone: claims are read once, strictly, and their times on a clock that tests can set.
+# Checks signatures only. Claims are parsed strictly here, and their times are checked with the caller's clock.
 _SIGNATURES = jwt.PyJWS(algorithms=[_ALGORITHM])
 
 
@@ -209,28 +207,28 @@ def _decoded(segment: str) -> bytes | None:
     """Decode canonical base64url, or return None."""
     if not _SEGMENT.fullmatch(segment) or len(segment) % 4 == 1:
         return None
-    found = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
-    return found if base64.urlsafe_b64encode(found).rstrip(b"=").decode() == segment else None
+    data = base64.urlsafe_b64decode(segment + "=" * (-len(segment) % 4))
+    return data if base64.urlsafe_b64encode(data).rstrip(b"=").decode() == segment else None
 
 
 def _object(text: bytes | None) -> dict[str, Any] | None:
     """Parse a JSON object without duplicate names, or return None."""
     try:
-        found = json.loads(text or b"", object_pairs_hook=_unrepeated, parse_constant=_refuse_constant)
+        found = json.loads(text or b"", object_pairs_hook=_without_duplicates, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
 
 
-def _unrepeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise ValueError("a name stands twice")
+        raise ValueError("duplicate name")
     return found
 
 
-def _refuse_constant(_name: str) -> Any:
-    raise ValueError("no JSON")
+def _reject_constant(_name: str) -> Any:
+    raise ValueError("not JSON")
 
 
 def _are_well_typed(claims: Mapping[str, Any]) -> bool:
@@ -241,7 +239,7 @@ def _are_well_typed(claims: Mapping[str, Any]) -> bool:
     return all(type(text) is str and text.isascii() for text in texts) and bool(_ID.fullmatch(claims["jti"]))
 
 
-def _is_now(claims: Mapping[str, Any], now_s: float) -> bool:
+def _is_current(claims: Mapping[str, Any], now_s: float) -> bool:
     issued, start, end = (claims[name] for name in _TIMES)
     if not issued <= end or not 0 < end - start <= MAX_LIFE_S or not 0 < end - issued <= MAX_LIFE_S:
         return False

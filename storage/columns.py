@@ -18,7 +18,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.types import TypeDecorator
 
-_NAIVE = "a time stored in the database must carry its time zone"
+_NAIVE = "a time stored in the database must have a time zone"
 
 
 class UtcDateTime(TypeDecorator[datetime]):
@@ -52,7 +52,7 @@ def sqlite_time(value: datetime) -> str:
     return value.astimezone(UTC).isoformat(" ", "microseconds").removesuffix("+00:00")
 
 
-class utc_day(FunctionElement[str]):  # noqa: N801  written like the SQL functions it stands beside
+class utc_day(FunctionElement[str]):  # noqa: N801  named like an SQL function
     """The UTC day of a UtcDateTime column as `YYYY-MM-DD` text, on both databases."""
 
     type = String()
@@ -108,10 +108,7 @@ def new_id_hex() -> str:
 
 def uuid7() -> str:
     """Return a new UUIDv7. UUIDv7 ids sort by creation time, to the millisecond."""
-    stamp, random = time.time_ns() // 1_000_000 & ((1 << 48) - 1), os.urandom(10).hex()
-    text = f"{stamp:012x}"
-    variant = "89ab"[int(random[3], 16) & 3]
-    return f"{text[:8]}-{text[8:]}-7{random[:3]}-{variant}{random[4:7]}-{random[7:19]}"
+    return _uuid7_text(time.time_ns() // 1_000_000 << 80 | int.from_bytes(os.urandom(10), "big"))
 
 
 def uuid7_floor(moment: datetime) -> str:

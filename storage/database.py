@@ -52,10 +52,21 @@ metadata = MetaData(
 
 _THREAD_END_S = 1.0
 # SQLite result codes for a database that is busy or a disk that fails, as opposed to an invalid statement.
-_SQLITE_AWAY = ("BUSY", "LOCKED", "IOERR", "FULL", "CANTOPEN", "READONLY", "PROTOCOL", "CORRUPT", "NOTADB", "NOLFS")
+_SQLITE_UNAVAILABLE = (
+    "BUSY",
+    "LOCKED",
+    "IOERR",
+    "FULL",
+    "CANTOPEN",
+    "READONLY",
+    "PROTOCOL",
+    "CORRUPT",
+    "NOTADB",
+    "NOLFS",
+)
 # The corresponding SQLSTATE classes: connection, authorization, unknown database, insufficient resources, operator
 # intervention and system error. The single codes are for a read-only server, a serialization failure and a deadlock.
-_POSTGRES_AWAY = ("08", "28", "3D", "53", "57", "58", "25006", "40001", "40P01")
+_POSTGRES_UNAVAILABLE = ("08", "28", "3D", "53", "57", "58", "25006", "40001", "40P01")
 
 
 class Database:
@@ -68,7 +79,7 @@ class Database:
         # SQLite allows one writer at a time. This lock is fair; SQLite's own busy handler sleeps and polls.
         self._writer = asyncio.Lock() if self.dialect == "sqlite" else None
         # On Postgres, BEGIN and COMMIT would add two round trips to each read and protect nothing.
-        self._to_read = {READ_ONLY: True} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
+        self._read_options = {READ_ONLY: True} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
 
     @classmethod
     def connect(
@@ -112,7 +123,7 @@ class Database:
         StoreUnavailable."""
         with _translated():
             async with self._engine.connect() as connection:
-                await connection.execution_options(**self._to_read)
+                await connection.execution_options(**self._read_options)
                 yield connection
 
     async def ping(self) -> None:
@@ -122,10 +133,10 @@ class Database:
 
     async def now(self) -> datetime:
         """Return the database's clock as an aware UTC time in whole seconds. Raises StoreUnavailable."""
-        asked = "strftime('%s', 'now')" if self.dialect == "sqlite" else "extract(epoch FROM clock_timestamp())"
+        clock = "strftime('%s', 'now')" if self.dialect == "sqlite" else "extract(epoch FROM clock_timestamp())"
         async with self.connection() as connection:
-            found = await connection.execute(text(f"SELECT CAST({asked} AS bigint)"))
-            return datetime.fromtimestamp(found.scalar_one(), UTC)
+            now_s = (await connection.execute(text(f"SELECT CAST({clock} AS bigint)"))).scalar_one()
+            return datetime.fromtimestamp(now_s, UTC)
 
     async def close(self) -> None:
         """Close all idle connections and wait for their threads. Connections still in use are not closed."""
@@ -137,9 +148,7 @@ class Database:
 def insert_new(table: Table, dialect: str, *, key: str | Sequence[str]) -> Insert:
     """Return an INSERT that skips rows whose `key` (one or more columns) already exists."""
     columns = [key] if isinstance(key, str) else list(key)
-    if dialect == "sqlite":
-        return sqlite.insert(table).on_conflict_do_nothing(index_elements=columns)
-    return postgresql.insert(table).on_conflict_do_nothing(index_elements=columns)
+    return _insert(table, dialect).on_conflict_do_nothing(index_elements=columns)
 
 
 def insert_adding(table: Table, dialect: str, *, sums: Collection[str], source: Any = None) -> Insert:
@@ -182,28 +191,28 @@ def _translated() -> Iterator[None]:
     except IntegrityError as error:
         raise Conflict(_first_line(error)) from error
     except DBAPIError as error:
-        if _means_away(error):
+        if _means_unavailable(error):
             raise StoreUnavailable(f"database: {_first_line(error)}") from error
         raise
     except PoolTimeout as error:
-        raise StoreUnavailable("database: every connection is in use") from error
+        raise StoreUnavailable("database: all connections are in use") from error
     except (OSError, TimeoutError) as error:
         raise StoreUnavailable(f"database: {type(error).__name__}") from error
     except RuntimeError as error:
         if means_lost(error):
-            raise StoreUnavailable("database: the connection is lost") from error
+            raise StoreUnavailable("database: the connection was lost") from error
         raise
 
 
-def _means_away(error: DBAPIError) -> bool:
+def _means_unavailable(error: DBAPIError) -> bool:
     if error.connection_invalidated:
         return True
     sqlite_name = getattr(error.orig, "sqlite_errorname", None)
     if sqlite_name is not None:
-        return str(sqlite_name).removeprefix("SQLITE_").startswith(_SQLITE_AWAY)
+        return str(sqlite_name).removeprefix("SQLITE_").startswith(_SQLITE_UNAVAILABLE)
     code = getattr(error.orig, "sqlstate", None)
     if code is not None:
-        return str(code).startswith(_POSTGRES_AWAY)
+        return str(code).startswith(_POSTGRES_UNAVAILABLE)
     # asyncpg's InterfaceError has no code and is raised when the connection is closed or lost.
     return "connection" in str(error.orig).lower()
 

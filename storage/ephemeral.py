@@ -31,7 +31,7 @@ return string.format('%d.%06d', time[1], time[2])
 _SUBSCRIPTION_CHECK_S = 5.0
 _ENTRY = b"entry"
 
-Hearer = Callable[[bytes], None]
+Callback = Callable[[bytes], None]
 
 
 class Ephemeral:
@@ -39,7 +39,7 @@ class Ephemeral:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._hearers: dict[str, list[Hearer]] = {}  # by channel
+        self._callbacks: dict[str, list[Callback]] = {}  # by channel
 
     @classmethod
     def connect(cls, url: str, *, timeout_s: float = 0.25) -> Ephemeral:
@@ -78,16 +78,16 @@ class Ephemeral:
                 for key, count in counts.items():
                     pipeline.incrby(key, count)
                     pipeline.pexpire(key, _milliseconds(ttl_s))
-                answers: Any = await pipeline.execute()
-        return dict(zip(counts, answers[::2], strict=True))
+                replies: Any = await pipeline.execute()
+        return dict(zip(counts, replies[::2], strict=True))
 
     async def announce(self, kind: str, id: str, payload: bytes, ttl_s: float) -> float:
         """Announce presence in `kind` for `ttl_s` seconds, by Redis's clock. The newest payload replaces earlier
         payloads. Returns Redis's time in Unix seconds."""
         keys = (_presence_key(kind, id), _index_key(kind))
         with _translated():
-            asked: Any = self._redis.eval(_ANNOUNCE, len(keys), *keys, payload, _milliseconds(ttl_s), id)
-            return float(await asked)
+            reply: Any = self._redis.eval(_ANNOUNCE, len(keys), *keys, payload, _milliseconds(ttl_s), id)
+            return float(await reply)
 
     async def withdraw(self, kind: str, id: str) -> None:
         """Remove an announced id immediately."""
@@ -100,22 +100,22 @@ class Ephemeral:
     async def present(self, kind: str) -> dict[str, bytes]:
         """Return the payloads, by id, of all unexpired announcements in `kind`."""
         with _translated():
-            indexed: Any = await self._redis.zrange(_index_key(kind), 0, -1)
-            ids = [id.decode() for id in indexed]
+            members: Any = await self._redis.zrange(_index_key(kind), 0, -1)
+            ids = [id.decode() for id in members]
             payloads: Any = await self._redis.mget([_presence_key(kind, id) for id in ids]) if ids else []
         return {id: payload for id, payload in zip(ids, payloads, strict=True) if payload is not None}
 
     async def publish(self, channel: str, message: bytes) -> None:
         """Publish to current subscribers. Local callbacks have been called even if StoreUnavailable is raised."""
-        for hearer in self._hearers.get(channel, ()):
-            hearer(message)
+        for callback in self._callbacks.get(channel, ()):
+            callback(message)
         with _translated():
             await self._redis.publish(channel, message)
 
-    def subscribe_local(self, channel: str, hearer: Hearer) -> None:
-        """Call `hearer` immediately for each message published through this object on `channel`, even if Redis is
+    def subscribe_local(self, channel: str, callback: Callback) -> None:
+        """Call `callback` immediately for each message published through this object on `channel`, even if Redis is
         unavailable. A Redis subscription delivers the same message again."""
-        self._hearers.setdefault(channel, []).append(hearer)
+        self._callbacks.setdefault(channel, []).append(callback)
 
     async def subscribe(self, channel: str) -> AsyncGenerator[bytes, None]:
         """Yield messages published on `channel`. The first item, b"", confirms the subscription.
@@ -147,8 +147,8 @@ class Ephemeral:
         last_id = newest[0][0] if newest else b"0-0"
         while True:
             with _translated():
-                found: Any = await self._redis.xread({stream: last_id}, count=100, block=_milliseconds(wait_s))
-            for _, entries in found or ():
+                streams: Any = await self._redis.xread({stream: last_id}, count=100, block=_milliseconds(wait_s))
+            for _, entries in streams or ():
                 for entry_id, fields in entries:
                     last_id = entry_id
                     yield fields[_ENTRY]

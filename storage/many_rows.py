@@ -26,7 +26,7 @@ _Convert = Callable[[Any], Any]
 
 
 class ManyRows:
-    """Rows for `table`, each a tuple of the columns `names`; a row whose `key` exists already is skipped."""
+    """Inserts rows into `table`, each a tuple of the columns `names`. A row whose `key` exists is skipped."""
 
     def __init__(self, table: Table, names: Sequence[str], *, key: str) -> None:
         self._table = table
@@ -37,8 +37,8 @@ class ManyRows:
         self._texts: dict[int, str] = {}  # by number of rows; 0 is the statement for Postgres
 
     async def insert_new(self, connection: AsyncConnection, rows: Sequence[Row]) -> list[Any]:
-        """Insert rows and return the keys of the new ones; of rows with equal keys the first one counts. Raises what
-        the connection's `execute` raises."""
+        """Insert rows and return the keys of the new rows. Of rows with equal keys, the first is inserted. Raises the
+        exceptions of the connection's `execute`."""
         new: list[Any] = []
         for start in range(0, len(rows), self._max_rows):
             chunk = self._converted(rows[start : start + self._max_rows], connection.dialect)
@@ -50,16 +50,16 @@ class ManyRows:
         """Return the rows with values as the driver accepts them."""
         converters = self._converters.get(dialect.name)
         if converters is None:
-            found = [_converter(column.type, dialect) for column in self._columns]
-            converters = [(at, convert) for at, convert in enumerate(found) if convert is not None]
+            by_column = [_converter(column.type, dialect) for column in self._columns]
+            converters = [(at, convert) for at, convert in enumerate(by_column) if convert is not None]
             self._converters[dialect.name] = converters
-        made = []
+        converted = []
         for row in rows:
             values = list(row)
             for at, convert in converters:
                 values[at] = convert(values[at])
-            made.append(tuple(values))
-        return made
+            converted.append(tuple(values))
+        return converted
 
     def _sqlite(self, rows: Sequence[Row]) -> tuple[str, Row]:
         """Return a statement with a list of rows, padded to the next power of two by repeating the last row, so that

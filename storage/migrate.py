@@ -24,7 +24,7 @@ async def migrate(url: str) -> str:
     """Upgrade to the newest schema of this version; return the resulting revision.
 
     Any number of processes may call this concurrently: one works, the others wait. Raises StoreUnavailable, and
-    ValueError for a URL without a database.
+    ValueError for an invalid URL.
     """
     parsed = parse_database_url(url)
     head = head_revision()

@@ -13,7 +13,7 @@ CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class ObjectStat:
-    """`sha256` (hex) is what the object was stored under; None when it was put there by other means."""
+    """`sha256` (hex) is the checksum stored with the object; None if the object was stored by another program."""
 
     size_bytes: int
     sha256: str | None

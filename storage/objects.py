@@ -31,11 +31,11 @@ _MAX_ATTEMPTS = 4
 _FIRST_PAUSE_S = 0.2
 
 Progress = Callable[[int, int], None]
-"""Called on the event loop with bytes done and bytes in all."""
+"""Called on the event loop with the number of bytes done and the size in bytes."""
 
 
 class Objects:
-    """One object store, shared by a whole process. Keys are `/`-separated names; a bad one is a ValueError."""
+    """One object store, shared by the whole process. Keys are `/`-separated names; an invalid key raises ValueError."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -43,9 +43,10 @@ class Objects:
 
     @classmethod
     def connect(cls, url: str) -> Objects:
-        """`file:///dir` or `s3://bucket/prefix` (endpoint and credentials as boto3 reads them). Opens nothing yet.
+        """Create a client for `file:///dir` or `s3://bucket/prefix` without connecting. boto3 reads the endpoint and
+        the credentials from its usual sources.
 
-        Raises ValueError for another URL.
+        Raises ValueError for any other URL.
         """
         scheme, separator, rest = url.partition("://")
         if separator and scheme == "file" and rest.startswith("/"):
@@ -57,7 +58,7 @@ class Objects:
             from storage.objects_s3 import S3Backend
 
             return cls(S3Backend(bucket, prefix.strip("/")))
-        raise ValueError("expected file:///absolute/folder or s3://bucket/prefix")
+        raise ValueError("must be file:///absolute/folder or s3://bucket/prefix")
 
     async def put_file(self, key: str, path: Path, sha256: str | None = None) -> str:
         """Store a file and return its SHA-256. Raises Damaged, storing nothing, if the hash is not `sha256`."""
@@ -75,7 +76,7 @@ class Objects:
         return await self._in_thread(lambda: b"".join(self._backend.read(key, start, end)))
 
     async def stat(self, key: str) -> ObjectStat:
-        """Raises Missing."""
+        """Return the size and checksum of an object. Raises Missing."""
         return await self._in_thread(self._backend.stat, _checked(key))
 
     async def list(self, prefix: str = "") -> list[str]:
@@ -95,13 +96,14 @@ class Objects:
         resume: bool = True,
         on_progress: Progress | None = None,
     ) -> None:
-        """Bring an object to `path`, checked against `sha256` (else against what it was stored under).
+        """Download an object to `path` and verify `sha256` (default: the checksum stored with the object).
 
-        The bytes gather in `path` + `.part`; with `resume` those of an earlier try are kept. A broken connection is
-        taken up again a few times. Two who download to one path share the work: the second waits for the first. A
-        file already at `path` with the right checksum is left alone.
+        The bytes are written to `path` + `.part` first. With `resume`, the partial file of an earlier attempt is
+        continued. A lost connection is retried a few times. Of two concurrent downloads to one path, the second waits
+        for the first. An existing file with the right checksum is left unchanged.
 
-        Raises Missing; StoreUnavailable (the part is kept); Damaged (it is not); OSError for `path`'s own disk.
+        Raises Missing; StoreUnavailable, which keeps the partial file; Damaged, which deletes it; OSError if `path`
+        cannot be written.
         """
         _checked(key)
         loop = asyncio.get_running_loop()
@@ -158,11 +160,11 @@ class _Download:
                 part_path.unlink()
                 self.report(stat.size_bytes, stat.size_bytes)
                 return
-            digest = self._take_over(part, stat.size_bytes)
+            digest = self._read_partial(part, stat.size_bytes)
             self._fetch(part, digest, stat.size_bytes)
             if expected and digest.hexdigest() != expected:
                 part_path.unlink()
-                raise Damaged(f"{self.key}: the bytes do not have the SHA-256 they should have")
+                raise Damaged(f"{self.key}: the SHA-256 of the downloaded bytes is not {expected}")
             part.flush()
             os.fsync(part.fileno())
             part_path.rename(self.path)
@@ -170,7 +172,7 @@ class _Download:
 
     @contextlib.contextmanager
     def _owned(self, path: Path) -> Iterator[IO[bytes]]:
-        """`path` opened at its start for reading and appending, by one owner at a time on this machine."""
+        """Open `path` at its start for reading and appending, by one owner at a time on this machine."""
         path.parent.mkdir(parents=True, exist_ok=True)
         while True:
             with path.open("a+b") as file:
@@ -178,12 +180,13 @@ class _Download:
                     file.seek(0)
                     yield file
                     return
-            # Someone else has it, or has just finished with it: renamed or removed, it is not `path` any more.
+            # Another download has the file open, or has just renamed or deleted it.
             if self.stop.wait(_FIRST_PAUSE_S):
                 raise _Stopped
 
-    def _take_over(self, part: IO[bytes], size_bytes: int) -> hashlib._Hash:
-        """Leave `part` at the end of what an earlier try left, or empty; returns the hash of that."""
+    def _read_partial(self, part: IO[bytes], size_bytes: int) -> hashlib._Hash:
+        """Position `part` at the end of the bytes of an earlier attempt, and return their hash. Without `resume`, empty
+        the file."""
         digest = hashlib.sha256()
         if not self.resume or os.fstat(part.fileno()).st_size > size_bytes:
             part.truncate(0)
@@ -195,14 +198,9 @@ class _Download:
         num_failures = 0
         while (done_bytes := part.tell()) < size_bytes:
             try:
-                for chunk in self.backend.read(self.key, part.tell(), size_bytes):
-                    if self.stop.is_set():
-                        raise _Stopped
-                    part.write(chunk)
-                    digest.update(chunk)
-                    self.report(part.tell(), size_bytes)
+                self._fetch_once(part, digest, size_bytes)
                 if part.tell() == done_bytes:
-                    raise StoreUnavailable(f"{self.key}: ends before its size")
+                    raise StoreUnavailable(f"{self.key}: the object ended before its size was reached")
             except StoreUnavailable:
                 num_failures = 1 if part.tell() > done_bytes else num_failures + 1
                 if num_failures == _MAX_ATTEMPTS:
@@ -210,6 +208,14 @@ class _Download:
                     raise
                 if self.stop.wait(_FIRST_PAUSE_S * 2 ** (num_failures - 1)):
                     raise _Stopped from None
+
+    def _fetch_once(self, part: IO[bytes], digest: hashlib._Hash, size_bytes: int) -> None:
+        for chunk in self.backend.read(self.key, part.tell(), size_bytes):
+            if self.stop.is_set():
+                raise _Stopped
+            part.write(chunk)
+            digest.update(chunk)
+            self.report(part.tell(), size_bytes)
 
 
 def _is_locked_now(file: IO[bytes]) -> bool:
@@ -234,5 +240,5 @@ def _sha256_of(path: Path) -> str:
 
 def _checked(key: str) -> str:
     if len(key) > 900 or not _KEY.fullmatch(key):
-        raise ValueError("an object's key is made of /-separated names of letters, digits and . _ - @")
+        raise ValueError(f"an object key must be /-separated names of letters, digits and . _ - @ (got {key!r})")
     return key

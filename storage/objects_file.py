@@ -66,7 +66,7 @@ class FileBackend:
         with _translated(""):
             self._root.mkdir(parents=True, exist_ok=True)
             if not os.access(self._root, os.R_OK | os.W_OK | os.X_OK):
-                raise StoreUnavailable("objects: the folder may not be written")
+                raise StoreUnavailable(f"objects: {self._root} is not writable")
 
     def close(self) -> None:
         """Do nothing: no file is kept open."""
@@ -80,7 +80,7 @@ class FileBackend:
             try:
                 sha256 = _copy(source, incoming)
                 if expected is not None and sha256 != expected:
-                    raise Damaged(f"{key}: the bytes do not have the SHA-256 they should have")
+                    raise Damaged(f"{key}: the SHA-256 of the file is not {expected}")
                 incoming.rename(path)
             except BaseException:
                 incoming.unlink(missing_ok=True)

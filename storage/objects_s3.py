@@ -48,7 +48,7 @@ class S3Backend:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if sha256 is not None and found != sha256:
-            raise Damaged(f"{key}: the bytes do not have the SHA-256 they should have")
+            raise Damaged(f"{key}: the SHA-256 of the file is not {sha256}")
         with _translated(key):
             extra = {"Metadata": {_SHA256: found}}
             self._client.upload_file(
@@ -72,12 +72,12 @@ class S3Backend:
         with _translated(key):
             byte_range = f"bytes={start}-{'' if end is None else end - 1}"
             try:
-                answer = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, Range=byte_range)
+                response = self._client.get_object(Bucket=self._bucket, Key=self._prefix + key, Range=byte_range)
             except ClientError as error:
                 if _code(error) in _BEYOND_END:
                     return
                 raise
-            with contextlib.closing(answer["Body"]) as body:
+            with contextlib.closing(response["Body"]) as body:
                 yield from body.iter_chunks(CHUNK_BYTES)
 
     def stat(self, key: str) -> ObjectStat:
@@ -102,7 +102,7 @@ class S3Backend:
             with _translated(""):
                 self._client.head_bucket(Bucket=self._bucket)
         except Missing:
-            raise StoreUnavailable("objects: no such bucket") from None
+            raise StoreUnavailable(f"objects: bucket {self._bucket} does not exist") from None
 
     def close(self) -> None:
         self._client.close()

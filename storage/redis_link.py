@@ -13,6 +13,8 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, cast
 
 from redis.asyncio.connection import parse_url
@@ -27,10 +29,8 @@ MAX_BACKOFF_S = 1.0
 OPEN_TIMEOUT_S = 5.0
 _GRACE_S = 0.002  # for replies that have arrived but were not read because this process was busy
 _MAX_TIMEOUTS = 20  # for one reply, if the server keeps replying to earlier commands
-_MOST_UNSENT = (
-    16  # commands that wait for the end of the event-loop turn; more are sent at once so that Redis can start
-)
-_SEVERAL = 4096  # longest line of a reply, in bytes
+_MAX_UNSENT_COMMANDS = 16  # more are sent before the event-loop turn ends, so that Redis can start
+_MAX_LINE_BYTES = 4096  # of a reply
 
 Reply = int | bytes | None | list[Any] | Exception
 
@@ -68,21 +68,21 @@ class ReplyReader:
         replies: list[Reply] = []
         at = 0
         while at < len(self._data):
-            found = self._one(at)
-            if found is None:
+            parsed = self._parse(at)
+            if parsed is None:
                 break
-            reply, at = found
+            reply, at = parsed
             replies.append(reply)
         self._data = self._data[at:]
         return replies
 
-    def _one(self, at: int) -> tuple[Reply, int] | None:
+    def _parse(self, at: int) -> tuple[Reply, int] | None:
         """Return the reply at `at` and the position after it; None if it is incomplete."""
         data = self._data
         end = data.find(b"\r\n", at)
         if end < 0:
-            if len(data) - at > _SEVERAL:
-                raise ValueError("an answer's line without an end")
+            if len(data) - at > _MAX_LINE_BYTES:
+                raise ValueError("a line of a reply is too long")
             return None
         kind, line = data[at : at + 1], data[at + 1 : end]
         if kind == b"$":
@@ -98,42 +98,40 @@ class ReplyReader:
         if kind == b"-":
             return CommandRefused(line.decode("utf-8", "replace")), end + 2
         if kind == b"*":
-            return self._several(int(line), end + 2)
-        raise ValueError("not an answer of Redis")
+            return self._array(int(line), end + 2)
+        raise ValueError("not a RESP 2 reply")
 
-    def _several(self, count: int, at: int) -> tuple[Reply, int] | None:
-        found: list[Any] = []
+    def _array(self, count: int, at: int) -> tuple[Reply, int] | None:
+        replies: list[Any] = []
         for _ in range(count):
-            one = self._one(at)
-            if one is None:
+            parsed = self._parse(at)
+            if parsed is None:
                 return None
-            reply, at = one
-            found.append(reply)
-        return found if count >= 0 else None, at
+            reply, at = parsed
+            replies.append(reply)
+        return replies if count >= 0 else None, at
 
 
-class _Asked:
-    """A waiter for the last of several replies, and the loop's time at which it started."""
+@dataclass(slots=True)
+class _PendingReply:
+    """The last of `num_replies` replies that are due; `since_s` is the loop's time when the commands were sent."""
 
-    __slots__ = ("future", "num_replies", "since_s")
-
-    def __init__(self, future: asyncio.Future[Reply], num_replies: int, since_s: float) -> None:
-        self.future = future
-        self.num_replies = num_replies
-        self.since_s = since_s
+    future: asyncio.Future[Reply]
+    num_replies: int
+    since_s: float
 
 
 class _Connection(asyncio.Protocol):
-    """One connection. `waiting` has the waiters in the order of their replies."""
+    """One connection. `pending` has the replies that are due, in order."""
 
     def __init__(self, timeout_s: float) -> None:
         self._loop = asyncio.get_running_loop()
         self._timeout_s = timeout_s
-        self._heard_s = 0.0
+        self._received_s = 0.0
         self._reader = ReplyReader()
-        self._writer = CoalescingWriter(max_pending=_MOST_UNSENT)
+        self._writer = CoalescingWriter(max_pending=_MAX_UNSENT_COMMANDS)
         self._timer: asyncio.TimerHandle | None = None
-        self.waiting: deque[_Asked] = deque()
+        self.pending: deque[_PendingReply] = deque()
         self.is_closed: asyncio.Future[None] = self._loop.create_future()
         self.transport: asyncio.Transport
 
@@ -141,65 +139,65 @@ class _Connection(asyncio.Protocol):
         self.transport = self._writer.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        self._heard_s = self._loop.time()
+        self._received_s = self._loop.time()
         try:
             replies = self._reader.feed(data)
         except ValueError as error:
             self.drop(str(error))
             return
         for reply in replies:
-            if not self.waiting:
-                self.drop("an answer that nobody asked for")
+            if not self.pending:
+                self.drop("unexpected reply")
                 return
-            asked = self.waiting[0]
-            asked.num_replies -= 1
-            if not asked.num_replies:
-                self.waiting.popleft()
-                if not asked.future.done():
-                    asked.future.set_result(reply)
+            pending = self.pending[0]
+            pending.num_replies -= 1
+            if not pending.num_replies:
+                self.pending.popleft()
+                if not pending.future.done():
+                    pending.future.set_result(reply)
 
     def send(self, data: bytes, num_replies: int = 1) -> asyncio.Future[Reply]:
         if self.is_closed.done():
-            raise StoreUnavailable("redis: the connection is lost")
+            raise StoreUnavailable("redis: the connection was lost")
         future: asyncio.Future[Reply] = self._loop.create_future()
-        self.waiting.append(_Asked(future, num_replies, self._loop.time()))
+        self.pending.append(_PendingReply(future, num_replies, self._loop.time()))
         self._writer.write(data)
         if self._timer is None:
-            self._timer = self._loop.call_later(self._timeout_s, self._look, False)
+            self._timer = self._loop.call_later(self._timeout_s, self._check_timeout, False)
         return future
 
-    def _look(self, was_late: bool) -> None:
+    def _check_timeout(self, was_late: bool) -> None:
         """Drop the connection if the oldest reply is late and nothing else arrives; check once more after reading what
         has arrived."""
         self._timer = None
-        if not self.waiting:
+        if not self.pending:
             return
-        since_s = self.waiting[0].since_s
-        late_s = min(max(since_s, self._heard_s) + self._timeout_s, since_s + self._timeout_s * _MAX_TIMEOUTS)
+        since_s = self.pending[0].since_s
+        late_s = min(max(since_s, self._received_s) + self._timeout_s, since_s + self._timeout_s * _MAX_TIMEOUTS)
         left_s = late_s - self._loop.time()
         if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._look, False)
+            self._timer = self._loop.call_later(left_s, self._check_timeout, False)
         elif not was_late:
-            self._timer = self._loop.call_later(_GRACE_S, self._look, True)
+            self._timer = self._loop.call_later(_GRACE_S, self._check_timeout, True)
         else:
-            self.drop("no answer in time")
+            self.drop("no reply in time")
 
-    def drop(self, why: str) -> None:
-        log.warning("redis: connection dropped", extra={"why": why})
+    def drop(self, reason: str) -> None:
+        log.warning("redis connection dropped", extra={"reason": reason})
         self.transport.abort()
-        self._lose()
+        self._close()
 
     def connection_lost(self, _exc: Exception | None) -> None:
-        self._lose()
+        self._close()
 
-    def _lose(self) -> None:
+    def _close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        while self.waiting:
-            future = self.waiting.popleft().future
+        while self.pending:
+            future = self.pending.popleft().future
             if not future.done():
-                future.set_exception(StoreUnavailable("redis: the connection is lost"))
+                future.set_exception(StoreUnavailable("redis: the connection was lost"))
                 future.exception()  # marks the exception as retrieved if nothing waits
         if not self.is_closed.done():
             self.is_closed.set_result(None)
@@ -209,7 +207,7 @@ class Sender(Protocol):
     """Anything that accepts commands: a link, or a new connection that nothing else uses yet."""
 
     def send(self, data: bytes, num_replies: int = 1) -> asyncio.Future[Reply]: ...
-    def drop(self, why: str) -> None: ...
+    def drop(self, reason: str) -> None: ...
 
 
 Opened = Callable[[Sender], Awaitable[None]]
@@ -264,29 +262,30 @@ class RedisLink:
         backoff_s = MIN_BACKOFF_S
         try:
             while True:
-                try:
-                    if self._connection is None:
-                        await self.open()
-                    backoff_s = MIN_BACKOFF_S
-                    await self._until_lost()
-                except (StoreUnavailable, CommandRefused) as error:
-                    log.warning("redis cannot be used", extra={"why": str(error)})
+                backoff_s = MIN_BACKOFF_S if await self._connect_until_lost() else min(MAX_BACKOFF_S, backoff_s * 2)
                 await asyncio.sleep(backoff_s * random.uniform(0.5, 1.5))  # noqa: S311 - spreads clients
-                backoff_s = min(MAX_BACKOFF_S, backoff_s * 2)
         finally:
             self.close()
 
-    async def _until_lost(self) -> None:
+    async def _connect_until_lost(self) -> bool:
+        """Connect, unless connected, and wait until the connection is lost. Return True if there was a connection."""
+        if self._connection is None:
+            try:
+                await self.open()
+            except (StoreUnavailable, CommandRefused) as error:
+                log.warning("redis is unavailable", extra={"reason": str(error)})
         connection = self._connection
-        if connection is not None:
-            await asyncio.shield(connection.is_closed)
-            if self._connection is connection:
-                self._connection = None
+        if connection is None:
+            return False
+        await asyncio.shield(connection.is_closed)
+        if self._connection is connection:
+            self._connection = None
+        return True
 
-    def drop(self, why: str) -> None:
+    def drop(self, reason: str) -> None:
         """Drop the connection after a reply that makes it unreliable."""
         if self._connection is not None:
-            self._connection.drop(why)
+            self._connection.drop(reason)
             self._connection = None
 
     def close(self) -> None:
@@ -295,11 +294,7 @@ class RedisLink:
             self._connection = None
 
     async def _connect(self) -> _Connection:
-        loop = asyncio.get_running_loop()
-
-        def make() -> _Connection:
-            return _Connection(self._timeout_s)
-
+        loop, make = asyncio.get_running_loop(), partial(_Connection, self._timeout_s)
         path = self._options.get("path")
         if path:
             return (await loop.create_unix_connection(make, path))[1]
@@ -311,12 +306,12 @@ class RedisLink:
         """Authenticate and select the database."""
         password, user = self._options.get("password"), self._options.get("username")
         if password:
-            raise_refused(await connection.send(command("AUTH", *([user] if user else []), password)))
+            raise_if_refused(await connection.send(command("AUTH", *([user] if user else []), password)))
         if self._options.get("db"):
-            raise_refused(await connection.send(command("SELECT", int(self._options["db"]))))
+            raise_if_refused(await connection.send(command("SELECT", int(self._options["db"]))))
 
 
-def raise_refused(reply: Reply) -> Reply:
+def raise_if_refused(reply: Reply) -> Reply:
     """Return the reply. Raises CommandRefused if it is an error."""
     if isinstance(reply, Exception):
         raise reply

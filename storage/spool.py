@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from storage.errors import Conflict, StoreUnavailable
-from storage.own_thread import OwnThread
+from storage.serial_thread import SerialThread
 from storage.spool_segments import (
     SegmentWriter,
     decode,
@@ -35,9 +35,9 @@ from storage.spool_segments import (
 _log = logging.getLogger(__name__)
 
 _NO_LIMIT = sys.maxsize
-# A sync costs the processor as much as a whole call: while records come so many at a time, it is worth a moment's wait
-# for more. A lone call never waits, nor do streams, which end one by one.
-_MANY_RECORDS = 8
+# A sync costs as much CPU time as a whole call. If the last batch was large, the next one waits a moment for more
+# records. A single call never waits.
+_LARGE_BATCH_RECORDS = 8
 _GATHER_S = 0.001
 
 
@@ -46,8 +46,8 @@ class SpoolFull(StoreUnavailable):
 
 
 class Position(NamedTuple):
-    """A place between two records: segment, byte offset in it, and how many records lie before it since opening (less
-    than none, if it is before where that began)."""
+    """A position between two records: the segment, the byte offset in the segment, and the number of records before
+    the position, counted from the position at opening (negative before that)."""
 
     segment: int
     offset: int
@@ -55,16 +55,16 @@ class Position(NamedTuple):
 
 
 class Spool:
-    """The spool in one folder, which one process owns; one reader at a time.
+    """The spool in one folder, which one process owns. One reader at a time.
 
-    Raises Conflict when another process has the folder open, OSError when it cannot be used.
+    Raises Conflict if another process has the folder open, OSError if the folder cannot be used.
     """
 
     def __init__(
         self, directory: Path, max_bytes: int = 1 << 30, segment_bytes: int = 4 << 20, keep_s: float = 0.0
     ) -> None:
-        """Segments are kept for `keep_s` after they were acknowledged, while they take no more than a quarter of
-        `max_bytes`, which is for what was not."""
+        """Open the folder. Acknowledged segments are kept for `keep_s`, but at most a quarter of `max_bytes`, which
+        limits the unacknowledged records."""
         self.directory = directory
         self._keep_s = keep_s
         self._max_bytes = max_bytes
@@ -78,7 +78,7 @@ class Spool:
         self._ends, self._num_appended = recover_segments(directory, cursor)  # segment -> offset after its last frame
         self._acknowledged = Position(*cursor, 0)
         self._writer = SegmentWriter(directory, max([cursor[0], *self._ends]), self._segment_bytes)
-        self._thread = OwnThread("spool")
+        self._thread = SerialThread("spool")
         self._batch: _Batch | None = None
         self._gather_s = 0.0
         self._committer: asyncio.Task[None] | None = None
@@ -95,21 +95,21 @@ class Spool:
         """Return True if new work that will append a record may start. Leaves enough space for the records of running
         work."""
         if self._writer.is_disk_full:
-            self._thread.do_aside(self._writer.keep_spare)
+            self._thread.run_detached(self._writer.keep_spare)
             return False
         return self._size_bytes + self._queued_bytes <= self._max_bytes - self._segment_bytes
 
     async def append(self, record: bytes) -> None:
-        """Returns once `record` (1 byte to a quarter of a segment) is durable.
+        """Return once `record` (1 byte to a quarter of a segment) is durable.
 
-        Raises SpoolFull when the bound is reached, StoreUnavailable when the disk refuses; after the latter, and when
-        cancelled, the record may or may not come back from `read_batch`.
+        Raises SpoolFull if the size limit is reached, and StoreUnavailable if the disk fails. After StoreUnavailable
+        or a cancellation, `read_batch` may or may not return the record.
         """
         if not 0 < len(record) <= self._segment_bytes // 4:
-            raise ValueError(f"a record of {len(record)} bytes does not fit the spool")
+            raise ValueError(f"a record must have 1 to {self._segment_bytes // 4} bytes (got {len(record)})")
         num_bytes = framed_size(record)
         if self._size_bytes + self._queued_bytes + num_bytes > self._max_bytes:
-            raise SpoolFull(f"the spool holds its {self._max_bytes} bytes")
+            raise SpoolFull(f"the spool is full ({self._max_bytes} bytes)")
         if self._batch is None:
             self._batch = _Batch()
         batch = self._batch
@@ -139,34 +139,36 @@ class Spool:
         for number in acknowledged:
             self._size_bytes -= self._ends.pop(number)
             self._kept[number] = now_s
-        done = self._kept_long_enough(now_s)
+        done = self._drop_kept(now_s)
         await asyncio.to_thread(save_cursor, self.directory, position.segment, position.offset, acknowledged, done)
 
-    def _kept_long_enough(self, now_s: float) -> list[int]:
-        """Takes the segments that are to go out of those kept, oldest first."""
+    def _drop_kept(self, now_s: float) -> list[int]:
+        """Remove the segments that need not be kept any longer, and return them, oldest first."""
         num_too_many = len(self._kept) - max(1, self._max_bytes // 4 // self._segment_bytes)
         done = [
             number
-            for place, number in enumerate(sorted(self._kept))
-            if place < num_too_many or now_s - self._kept[number] >= self._keep_s
+            for index, number in enumerate(sorted(self._kept))
+            if index < num_too_many or now_s - self._kept[number] >= self._keep_s
         ]
         for number in done:
             del self._kept[number]
         return done
 
     async def move_to(self, segment: int, offset: int) -> int:
-        """Go on reading from that place, between two records, or from the oldest record still kept if that is later:
-        back, what had been acknowledged is read again; forward, what is passed counts as acknowledged. Returns how many
-        records were given back, less than none if passed over."""
+        """Move the read position to a position between two records, or to the oldest kept record if that is later.
+
+        Moving back makes acknowledged records readable again; moving forward acknowledges the records in between.
+        Returns the number of records that became readable; negative if records were acknowledged.
+        """
         before = self._acknowledged
         if (segment, offset) < (before.segment, before.offset):
-            back = [number for number in sorted(self._kept) if number >= segment]
-            found = await asyncio.to_thread(self._ends_of, back)
-            there = [*found, before.segment]
-            start = (segment, offset) if segment in there else (min(there), 0)
-            self._ends = dict(sorted((found | self._ends).items()))
-            self._size_bytes += sum(found.values())
-            for number in back:
+            numbers = [number for number in sorted(self._kept) if number >= segment]
+            kept_ends = await asyncio.to_thread(self._recover_ends, numbers)
+            readable = [*kept_ends, before.segment]
+            start = (segment, offset) if segment in readable else (min(readable), 0)
+            self._ends = dict(sorted((kept_ends | self._ends).items()))
+            self._size_bytes += sum(kept_ends.values())
+            for number in numbers:
                 self._kept.pop(number, None)
             self._acknowledged = Position(*start, before.num_before)
             records, _ = await asyncio.to_thread(self._read, _NO_LIMIT, self._acknowledged, self._until(before))
@@ -174,20 +176,20 @@ class Spool:
             return len(records)
         last = max([before.segment, *self._ends])
         if (segment, offset) > (last, self._ends.get(last, 0)):
-            return 0  # beyond all there is: not a place of ours
+            return 0  # not a position of this spool
         records, position = await asyncio.to_thread(
             self._read, _NO_LIMIT, before, self._until(Position(segment, offset, 0))
         )
         await self.acknowledge(Position(segment, offset, position.num_before))
         return -len(records)
 
-    def _ends_of(self, numbers: list[int]) -> dict[int, int]:
-        """Of kept segments, as `_ends` has them; without any that somebody took away."""
+    def _recover_ends(self, numbers: list[int]) -> dict[int, int]:
+        """Return the end offsets of kept segments that still exist, by number."""
         ends = {number: recover_segment(self.directory, number) for number in numbers}
         return {number: end for number, end in ends.items() if end}
 
     def _until(self, position: Position) -> dict[int, int]:
-        """The segments up to a position, as `_read` takes them."""
+        """Return the end offsets, by segment, of the records before a position."""
         ends = {number: end for number, end in self._ends.items() if number < position.segment}
         return ends | {position.segment: position.offset} if position.offset else ends
 
@@ -200,19 +202,19 @@ class Spool:
         os.close(self._lock_fd)
 
     async def _commit_batches(self) -> None:
-        """Write batch after batch: while one is being synced, the next gathers, and for a turn of the event loop more,
-        which is long when there is much to do and then brings more of them; longer yet where the last brought many."""
+        """Write batches until there are no more. The next batch collects records while one is synced, and for another
+        turn of the event loop, or `_GATHER_S` if the last batch was large."""
         while self._batch is not None:
             await asyncio.sleep(self._gather_s)
             batch, self._batch = self._batch, None
-            self._gather_s = _GATHER_S if len(batch.records) >= _MANY_RECORDS else 0.0
+            self._gather_s = _GATHER_S if len(batch.records) >= _LARGE_BATCH_RECORDS else 0.0
             try:
-                number, end = await self._thread.do(partial(self._writer.write, batch.records))
+                number, end = await self._thread.run(partial(self._writer.write, batch.records))
             except OSError as error:
-                _log.error("the spool cannot write", extra={"error": error.strerror})
+                _log.error("spool write failed", extra={"error": error.strerror})
                 batch.end(StoreUnavailable(f"spool: {error.strerror}"))
             except BaseException:
-                batch.end(None)  # no one waits for ever
+                batch.end(None)
                 raise
             else:
                 self._size_bytes += end - self._ends.get(number, 0)
@@ -238,7 +240,7 @@ class Spool:
 
 
 class _Batch:
-    """Records that will share one sync, and who waits for it."""
+    """Records that share one sync, and the futures of their `append` calls."""
 
     def __init__(self) -> None:
         self.records: list[bytes] = []
@@ -247,11 +249,11 @@ class _Batch:
 
     def become_durable(self) -> None:
         for waiter in self.waiters:
-            if not waiter.done():  # the future is done if its waiter was cancelled
+            if not waiter.done():  # not cancelled
                 waiter.set_result(None)
 
     def end(self, error: Exception | None) -> None:
-        """It will not be known to be durable; without an error, whoever waits is cancelled."""
+        """Set the error, or cancel the futures without one: the records may or may not be durable."""
         for waiter in self.waiters:
             if waiter.done():
                 continue
@@ -267,5 +269,5 @@ def _lock(path: Path) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(fd)
-        raise Conflict(f"another process has the spool {path.parent.name} open") from None
+        raise Conflict(f"the spool {path.parent} is open in another process") from None
     return fd

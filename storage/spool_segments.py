@@ -1,13 +1,12 @@
 """The files of a spool: numbered segments of framed records, the spare one, and the cursor. No event loop here.
 
-    id        what the spool is called, a UUID
-    segment   frames, then zeros up to the size allocated; its time of modification, once all of it is acknowledged,
-              is when that was
+    id        the spool's id, a UUID
+    segment   frames, then zeros up to the allocated size; the modification time is the time of acknowledgement
     frame     length:u32 checksum:u32 record       checksum = CRC-32 of (segment number, offset, length, record)
 
-A crash can only tear the end of the segment that was being written, since nothing is appended to a segment again after
-a restart; what follows its last whole frame was never acknowledged to anyone. One spare segment is always allocated in
-advance, so that a full disk refuses new work before it loses what is under way.
+A crash can only cut off the end of the segment that was being written, because no segment is appended to after a
+restart. Records after the last complete frame were never reported as durable. One spare segment is always allocated in
+advance, so that a full disk rejects new work before records of running work are lost.
 """
 
 from __future__ import annotations
@@ -21,10 +20,12 @@ import uuid
 import zlib
 from pathlib import Path
 
+from storage.object_backend import sync_directory
+
 _log = logging.getLogger(__name__)
 
 _FRAME = struct.Struct("<II")
-_PLACE = struct.Struct("<QQI")
+_LOCATION = struct.Struct("<QQI")
 _CURSOR = struct.Struct("<QQI")
 _SPARE_RETRY_S = 1.0
 _ID_CHARACTERS = 36
@@ -42,7 +43,7 @@ def framed_size(record: bytes) -> int:
 class SegmentWriter:
     """Appends batches of records durably. Used by one thread at a time, which may block on the disk.
 
-    `is_disk_full` says that the next segment's space could not be allocated; anyone may read it.
+    `is_disk_full` is True while no space can be allocated for the next segment; any thread may read it.
     """
 
     def __init__(self, directory: Path, last_number: int, segment_bytes: int) -> None:
@@ -57,9 +58,9 @@ class SegmentWriter:
         self.keep_spare()
 
     def write(self, records: list[bytes]) -> tuple[int, int]:
-        """Returns the segment that took `records`, synced, and the offset after them. Raises OSError.
+        """Append and sync `records`; return their segment and the offset after them. Raises OSError.
 
-        After an error the records may or may not be found again when the folder is next opened.
+        After an error, the records may or may not be found when the folder is next opened.
         """
         num_bytes = sum(map(framed_size, records))
         if self._fd < 0 or self._end + num_bytes > self._segment_bytes:
@@ -90,7 +91,7 @@ class SegmentWriter:
             finally:
                 os.close(fd)
         except OSError as error:
-            _log.error("no space for a spare spool segment", extra={"error": error.strerror})
+            _log.error("a spare spool segment could not be allocated", extra={"error": error.strerror})
             self._spare_tried_at = time.monotonic()
             self.is_disk_full = True
             with contextlib.suppress(OSError):
@@ -114,15 +115,15 @@ class SegmentWriter:
             (self._directory / "spare").rename(path)
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            _sync_directory(self._directory)
+            sync_directory(self._directory)
         except OSError:
             self.close()
             raise
 
 
 def recover_segments(directory: Path, cursor: tuple[int, int]) -> tuple[dict[int, int], int]:
-    """What a former owner left after `cursor`: segment -> offset after its last whole frame, and how many records.
-    Segments before the cursor are left alone."""
+    """Return the offset after the last complete frame of each segment from `cursor` on, and the number of records
+    there. Segments before the cursor are ignored."""
     ends: dict[int, int] = {}
     num_records = 0
     for path in sorted(directory.glob("*.log")):
@@ -136,7 +137,9 @@ def recover_segments(directory: Path, cursor: tuple[int, int]) -> tuple[dict[int
         num_records += len(records)
         torn = data[ends[number] :].rstrip(b"\0")
         if torn:
-            _log.warning("the spool's last write was cut off", extra={"segment": path.name, "size_bytes": len(torn)})
+            _log.warning(
+                "the last write to the spool is incomplete", extra={"segment": path.name, "size_bytes": len(torn)}
+            )
     return ends, num_records
 
 
@@ -172,33 +175,34 @@ def read_id(directory: Path) -> str:
 
 
 def read_cursor(directory: Path) -> tuple[int, int]:
-    """Segment and offset up to which all was acknowledged; before everything when the file is absent or torn."""
+    """Return the segment and offset up to which all records are acknowledged; (0, 0) if the file is missing or
+    damaged."""
     try:
         segment, offset, checksum = _CURSOR.unpack((directory / "cursor").read_bytes())
     except (FileNotFoundError, struct.error):
         return 0, 0
-    if checksum != zlib.crc32(_PLACE.pack(segment, offset, 0)):
+    if checksum != zlib.crc32(_LOCATION.pack(segment, offset, 0)):
         return 0, 0
     return segment, offset
 
 
 def save_cursor(directory: Path, segment: int, offset: int, acknowledged: list[int], done: list[int]) -> None:
-    """Remember what was acknowledged, and when the segments `acknowledged` were; delete the segments `done` with.
+    """Store the cursor, set the acknowledgement time of the segments `acknowledged`, and delete the segments `done`.
 
-    Not synced: after a power cut an older cursor, or none, only means that records are read again.
+    Not synced: if a power failure restores an older cursor, records are read again.
     """
     for number in acknowledged:
         with contextlib.suppress(FileNotFoundError):
             os.utime(segment_path(directory, number))
     temporary = directory / "cursor.new"
-    temporary.write_bytes(_CURSOR.pack(segment, offset, zlib.crc32(_PLACE.pack(segment, offset, 0))))
+    temporary.write_bytes(_CURSOR.pack(segment, offset, zlib.crc32(_LOCATION.pack(segment, offset, 0))))
     temporary.rename(directory / "cursor")
     for number in done:
         segment_path(directory, number).unlink(missing_ok=True)
 
 
 def encode(records: list[bytes], number: int, offset: int) -> bytes:
-    """Frames of `records`, to stand at `offset` of segment `number`."""
+    """Return the frames of `records` for `offset` of segment `number`."""
     parts: list[bytes] = []
     for record in records:
         parts += (_FRAME.pack(len(record), _checksum(number, offset, record)), record)
@@ -207,9 +211,9 @@ def encode(records: list[bytes], number: int, offset: int) -> bytes:
 
 
 def decode(data: bytes, number: int, offset: int, max_records: int) -> tuple[list[bytes], int]:
-    """Whole frames at the start of `data`, which stands at `offset` of segment `number`; stops at the first torn one.
+    """Decode the complete frames at the start of `data`, which is at `offset` of segment `number`.
 
-    Returns the records and the bytes they take.
+    Returns the records and the size of their frames.
     """
     records: list[bytes] = []
     at = 0
@@ -226,7 +230,7 @@ def decode(data: bytes, number: int, offset: int, max_records: int) -> tuple[lis
 def _checksum(number: int, offset: int, record: bytes) -> int:
     """Return a checksum that covers the segment number and offset, so that bytes from elsewhere never pass as a
     record."""
-    return zlib.crc32(record, zlib.crc32(_PLACE.pack(number, offset, len(record))))
+    return zlib.crc32(record, zlib.crc32(_LOCATION.pack(number, offset, len(record))))
 
 
 def _write_all(fd: int, data: bytes, offset: int) -> None:
@@ -234,11 +238,3 @@ def _write_all(fd: int, data: bytes, offset: int) -> None:
     while view:
         written = os.pwrite(fd, view, offset)
         view, offset = view[written:], offset + written
-
-
-def _sync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

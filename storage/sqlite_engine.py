@@ -27,7 +27,7 @@ READ_ONLY = "hearth_read_only"
 """The execution option of a connection that will only read."""
 
 
-class _Found(NamedTuple):
+class _Result(NamedTuple):
     """The result of a statement."""
 
     rows: Sequence[Any] = ()
@@ -39,39 +39,39 @@ class _Found(NamedTuple):
 class _Cursor(AsyncAdapt_aiosqlite_cursor):
     """A cursor that opens, runs, reads and closes in one call to the connection's thread instead of four."""
 
-    __slots__ = ("_found", "arraysize")
+    __slots__ = ("_result", "arraysize")
 
     def __init__(self, adapt_connection: AsyncAdapt_dbapi_connection) -> None:
         self._adapt_connection = adapt_connection
         self._connection = adapt_connection._connection
         self._cursor = None  # type: ignore[assignment]
         self._rows = deque()
-        self._found = _Found()
+        self._result = _Result()
         self.arraysize = 1
 
     @property
     def description(self) -> Any:
-        return self._found.description
+        return self._result.description
 
     @property
     def rowcount(self) -> int:
-        return self._found.rowcount
+        return self._result.rowcount
 
     @property
     def lastrowid(self) -> int:
-        return self._found.lastrowid
+        return self._result.lastrowid
 
     async def _execute_async(self, operation: Any, parameters: Any) -> None:
-        await self._visit(sqlite3.Connection.execute, operation, parameters or ())
+        await self._run_statement(sqlite3.Connection.execute, operation, parameters or ())
 
     async def _executemany_async(self, operation: Any, seq_of_parameters: Any) -> None:
-        await self._visit(sqlite3.Connection.executemany, operation, seq_of_parameters)
+        await self._run_statement(sqlite3.Connection.executemany, operation, seq_of_parameters)
 
-    async def _visit(self, run: Callable[..., sqlite3.Cursor], operation: Any, parameters: Any) -> None:
+    async def _run_statement(self, run: Callable[..., sqlite3.Cursor], operation: Any, parameters: Any) -> None:
         connection: Any = self._connection
         async with self._adapt_connection._execute_mutex:
-            self._found = await connection._execute(_run_and_read, run, connection._conn, operation, parameters)
-            self._rows = deque(self._found.rows)
+            self._result = await connection._execute(_run_and_read, run, connection._conn, operation, parameters)
+            self._rows = deque(self._result.rows)
 
     async def _async_soft_close(self) -> None:
         """Do nothing: the SQLite cursor was closed after its statement ran."""
@@ -79,11 +79,11 @@ class _Cursor(AsyncAdapt_aiosqlite_cursor):
 
 def _run_and_read(
     run: Callable[..., sqlite3.Cursor], connection: sqlite3.Connection, operation: Any, parameters: Any
-) -> _Found:
+) -> _Result:
     """Run a statement and read all rows. Called in the connection's thread."""
     with contextlib.closing(run(connection, operation, parameters)) as cursor:
         rows = cursor.fetchall() if cursor.description else []
-        return _Found(rows, cursor.description, cursor.rowcount, cursor.lastrowid or 0)
+        return _Result(rows, cursor.description, cursor.rowcount, cursor.lastrowid or 0)
 
 
 class _Connection(AsyncAdapt_aiosqlite_connection):
@@ -110,8 +110,8 @@ class _Connection(AsyncAdapt_aiosqlite_connection):
 def sqlite_engine(
     url: DatabaseUrl, timeout_s: float, options: dict[str, Any]
 ) -> tuple[AsyncEngine, weakref.WeakSet[threading.Thread]]:
-    """An engine for one file, and the threads of its connections: each has one, and a connection that was cancelled
-    or could not be opened leaves its thread to finish alone. `timeout_s` bounds the wait for another's lock."""
+    """Create an engine for one file. Return the engine and the threads of its connections: one thread each, which may
+    outlive a connection that was cancelled or could not be opened. `timeout_s` limits the wait for a lock."""
     threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
     async def connect() -> aiosqlite.Connection:
@@ -138,7 +138,7 @@ def sqlite_engine(
 def _create_private(path: Path | None) -> None:
     """Create the database file with mode 0600 if it does not exist. SQLite gives its journal and WAL the same mode.
     An existing file is left unchanged."""
-    assert path is not None, "SQLite is a file"
+    assert path is not None
     with contextlib.suppress(OSError):  # reported by SQLite when it opens the file
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
@@ -151,7 +151,7 @@ def _prepare(connection: DBAPIConnection, _record: object) -> None:
         cursor.execute("PRAGMA foreign_keys = ON")
         cursor.close()
     except BaseException:
-        connection.close()  # the pool drops, unclosed, a connection that fails here
+        connection.close()  # the pool does not close a connection that fails here
         raise
 
 

@@ -1,6 +1,6 @@
-"""From an account to what the engine may know of it: a cache namespace, and a number for fairness. Pure.
+"""Pseudonyms of an account for the engine: a cache namespace, and a number for fairness. Pure functions.
 
-Both are keyed: whoever sees them, or guesses an account id, learns nothing and can make neither.
+Both are keyed with a secret: they reveal nothing about the account and cannot be computed from an account id.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ def cache_namespace(secret: bytes, account_id: str, sub_namespace: str = "") -> 
 
 
 def fresh_namespace(namespace: bytes, request_id: str) -> bytes:
-    """Return a 32-byte root key for one request: nothing that the request caches can be found again."""
+    """Return a 32-byte root key for one request, so that no other request can use its cached blocks."""
     return hmac.digest(namespace, b"one request " + request_id.encode(), "sha256")
 
 
 def fairness_id(secret: bytes, account_id: str) -> int:
-    """Return the number below 2**63 under which the scheduler counts an account's service."""
+    """Return the number below 2**63 that identifies an account to the fair scheduler."""
     return int.from_bytes(_keyed(secret, "fairness", account_id)[:8], "big") >> (64 - FAIRNESS_BITS)
 
 

@@ -32,19 +32,19 @@ class RegionRule(Struct, frozen=True, omit_defaults=True):
     countries: tuple[str, ...] = ()
     jurisdictions: tuple[str, ...] = ()
 
-    def admits(self, place: Place) -> bool:
-        return place.country in self.countries or not place.jurisdictions.isdisjoint(self.jurisdictions)
+    def admits(self, location: Location) -> bool:
+        return location.country in self.countries or not location.jurisdictions.isdisjoint(self.jurisdictions)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """The location of a PoP or store. A location without a country is unknown, so no residency rule admits it."""
 
     country: str = ""
     jurisdictions: frozenset[str] = frozenset()
 
 
-NOWHERE = Place()
+UNKNOWN_LOCATION = Location()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +58,13 @@ class Residency:
     rules: tuple[RegionRule, ...] = ()
     is_zero_retention: bool = False
 
-    def admits(self, place: Place) -> bool:
-        return not self.rules or all(rule.admits(place) for rule in self.rules)
+    def admits(self, location: Location) -> bool:
+        return not self.rules or all(rule.admits(location) for rule in self.rules)
 
     def narrowed(self, rule: RegionRule | None) -> Residency:
         return self if rule is None else replace(self, rules=(*self.rules, rule))
 
-    def may_keep(self, store: Place) -> bool:
+    def may_keep(self, store: Location) -> bool:
         """Return True if content may be written to a store at this location for later retrieval."""
         return not self.is_zero_retention and self.admits(store)
 
@@ -87,13 +87,13 @@ def make_rule(countries: Iterable[str] = (), jurisdictions: Iterable[str] = ()) 
     """Return a validated rule. Raises ValueError for an invalid name and for a rule that admits nothing."""
     rule = RegionRule(tuple(dict.fromkeys(countries)), tuple(dict.fromkeys(jurisdictions)))
     if not rule.countries and not rule.jurisdictions:
-        raise ValueError("a region names at least one country or jurisdiction")
+        raise ValueError("a region must name at least one country or jurisdiction")
     if max(len(rule.countries), len(rule.jurisdictions)) > MAX_NAMES:
-        raise ValueError(f"a region names at most {MAX_NAMES} countries and as many jurisdictions")
+        raise ValueError(f"a region can name at most {MAX_NAMES} countries and {MAX_NAMES} jurisdictions")
     if not all(_COUNTRY.fullmatch(name) for name in rule.countries):
-        raise ValueError("a region's countries are two capital letters each (ISO 3166)")
+        raise ValueError("countries must be ISO 3166 codes of two capital letters")
     if not all(_JURISDICTION.fullmatch(name) for name in rule.jurisdictions):
-        raise ValueError("a region's jurisdictions are 2 to 32 of a-z 0-9 - each")
+        raise ValueError("jurisdictions must have 2 to 32 characters of a-z 0-9 -")
     return rule
 
 
@@ -113,10 +113,10 @@ def read_rule(value: Any) -> RegionRule | None:
     if value is None:
         return None
     if not isinstance(value, dict) or value.keys() - {"countries", "jurisdictions"}:
-        raise ValueError("a region is an object of countries and jurisdictions")
+        raise ValueError("region must be an object with countries and jurisdictions")
     lists = [value.get(name) or [] for name in ("countries", "jurisdictions")]
     if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
-        raise ValueError("a region's countries and jurisdictions are lists of names")
+        raise ValueError("countries and jurisdictions must be lists of names")
     return make_rule(*lists)
 
 
@@ -142,26 +142,26 @@ def decode_rule(text: str | None) -> RegionRule | None:
         return RegionRule()
 
 
-def parse_places(text: str) -> dict[str, Place]:
+def parse_locations(text: str) -> dict[str, Location]:
     """Parse locations by name, such as `fra=DE, iad=US:fedramp+hipaa`. Raises ValueError."""
-    places: dict[str, Place] = {}
+    locations: dict[str, Location] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, where = (word.strip() for word in part.partition("="))
-        if not name or name in places:
-            raise ValueError("each place has one name, as in fra=DE")
-        places[name] = parse_place(where)
-    return places
+        if not name or name in locations:
+            raise ValueError("each location must have a unique name, as in fra=DE")
+        locations[name] = parse_location(where)
+    return locations
 
 
-def parse_place(text: str) -> Place:
+def parse_location(text: str) -> Location:
     """Parse a location such as `DE` or `US:fedramp+hipaa`. Raises ValueError."""
     country, _, rest = text.partition(":")
     named = [name for name in rest.split("+") if name]
     if not _COUNTRY.fullmatch(country) or not all(_JURISDICTION.fullmatch(name) for name in named):
         raise ValueError(
-            "a place is a country of two capital letters, and perhaps jurisdictions, as in US:fedramp+hipaa"
+            "a location must be a country of two capital letters, optionally with jurisdictions, as in US:fedramp+hipaa"
         )
     if wrong := sorted(name for name in named if name in _COUNTRIES_OF and country not in _COUNTRIES_OF[name]):
         raise ValueError(f"{country} is not in {wrong[0]}")
     given = {name for name, countries in _COUNTRIES_OF.items() if country in countries}
-    return Place(country, frozenset(given.union(named)))
+    return Location(country, frozenset(given.union(named)))

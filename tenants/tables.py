@@ -25,13 +25,18 @@ from sqlalchemy import (
 from storage.columns import only_row
 from storage.database import UtcDateTime, metadata
 
+
+def _numbers(*names: str, default: str | None = None) -> list[Column[int]]:
+    return [Column(name, BigInteger, nullable=False, server_default=default) for name in names]
+
+
 accounts = Table(
     "accounts",
     metadata,
     Column("account_id", String(32), primary_key=True),
     Column("name", String(256), nullable=False),
     Column("status", String(16), nullable=False, server_default="active"),
-    Column("plan", String(32), nullable=False, server_default="standard"),
+    Column("plan", String(32), nullable=False, server_default="paid"),
     Column("created_at", UtcDateTime, nullable=False),
     # Epoch of the last change that verifiers of this account's tokens must see; 0 if never changed.
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
@@ -134,9 +139,7 @@ usage_entries = Table(
     Column("pop", String(64), nullable=False),
     Column("node_id", String(128), nullable=False),
     Column("status", String(32), nullable=False),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("completion_tokens", BigInteger, nullable=False),
+    *_numbers("prompt_tokens", "cached_tokens", "completion_tokens"),
     Column("started_at", UtcDateTime, nullable=False),
     Column("ttft_ms", Float, nullable=True),
     Column("duration_ms", Float, nullable=False),
@@ -144,16 +147,11 @@ usage_entries = Table(
     Column("micro_neurons", BigInteger, nullable=False),
     Column("is_stream", Boolean, nullable=False),
     # Microseconds of device time charged to the call, and bytes of the request body and of the output.
-    Column("device_us", BigInteger, nullable=False, server_default="0"),
-    Column("bytes_in", BigInteger, nullable=False, server_default="0"),
-    Column("bytes_out", BigInteger, nullable=False, server_default="0"),
-    Column("num_tool_calls", BigInteger, nullable=False, server_default="0"),
+    *_numbers("device_us", "bytes_in", "bytes_out", "num_tool_calls", default="0"),
     # Price units of tasks other than text.
-    Column("num_steps", BigInteger, nullable=False, server_default="0"),
-    Column("audio_ms", BigInteger, nullable=False, server_default="0"),
-    Column("num_image_tiles", BigInteger, nullable=False, server_default="0"),
+    *_numbers("num_steps", "audio_ms", "num_image_tiles", default="0"),
     # Earlier useful responses that this call's client requested again: 0 or 1.
-    Column("num_retried", BigInteger, nullable=False, server_default="0"),
+    *_numbers("num_retried", default="0"),
     Column("is_useful", Boolean, nullable=False, server_default=false()),
     Column("is_batch", Boolean, nullable=False, server_default=false()),
     Index(None, "account_id", "started_at"),
@@ -174,17 +172,8 @@ usage_sums = Table(
     Column("task", String(64), primary_key=True),
     Column("pop", String(64), primary_key=True),
     Column("status", String(32), primary_key=True),
-    Column("num_calls", BigInteger, nullable=False),
-    Column("num_useful", BigInteger, nullable=False),
-    Column("prompt_tokens", BigInteger, nullable=False),
-    Column("cached_tokens", BigInteger, nullable=False),
-    Column("completion_tokens", BigInteger, nullable=False),
-    Column("micro_neurons", BigInteger, nullable=False),
-    Column("device_us", BigInteger, nullable=False),
-    Column("bytes_in", BigInteger, nullable=False),
-    Column("bytes_out", BigInteger, nullable=False),
-    Column("num_tool_calls", BigInteger, nullable=False),
-    Column("num_attempts", BigInteger, nullable=False),
+    *_numbers("num_calls", "num_useful", "prompt_tokens", "cached_tokens", "completion_tokens", "micro_neurons"),
+    *_numbers("device_us", "bytes_in", "bytes_out", "num_tool_calls", "num_attempts"),
     Index(None, "period", "starts_at"),
 )
 
@@ -238,7 +227,7 @@ audit_entries = Table(
     metadata,
     Column("audit_id", String(36), primary_key=True),
     Column("at", UtcDateTime, nullable=False),
-    Column("who", String(128), nullable=False),
+    Column("actor", String(128), nullable=False),
     Column("action", String(64), nullable=False),
     Column("account_id", String(32), nullable=False),
     # The id of the affected object: an account, an API token. Never a secret.

@@ -1,6 +1,6 @@
-"""Users: people with accounts of their own choosing and a global key. Created by the operator.
+"""Users: people with a global key who are members of accounts. Created by the operator.
 
-An account needs no user: without one it is its own, under its own id, with itself as the only account.
+An account needs no user: an account without one acts as its own user, under its own id.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import ColumnElement, Delete, Update, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database, new_id_hex
-from storage.ephemeral import Ephemeral
 from storage.errors import Missing
-from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants.accounts import Account, checked_name, insert_account
-from tenants.audit import audit_log as audit
+from tenants.change_context import CLI, ChangeContext
 from tenants.credentials import decision_epoch
 from tenants.credentials.api_token_text import keyed_hash, mint_global_key
 from tenants.credentials.roles import Role, parse_role
@@ -76,26 +74,25 @@ async def create(
     account_ids: tuple[str, ...] = (),
     *,
     global_key: str = "",
-    who: str = "cli",
-    clock: Clock = SYSTEM_CLOCK,
+    context: ChangeContext = CLI,
 ) -> CreatedUser:
-    """A new user and member of those accounts, with a fresh global key unless one is given.
+    """Create a user who is a member of the given accounts, with a new global key unless one is given.
 
-    Raises ValueError for a bad email or key, Conflict for an email that is taken, Missing for an unknown account.
+    Raises ValueError for an invalid email address or key, Conflict if the address exists, Missing for an unknown
+    account.
     """
     if not _EMAIL.fullmatch(email):
-        raise ValueError("an email has the form name@host, at most 254 characters")
+        raise ValueError(f"email must have the form name@host and at most 254 characters (got {email!r})")
     if global_key and not MIN_GLOBAL_KEY_CHARACTERS <= len(global_key) <= MAX_GLOBAL_KEY_CHARACTERS:
-        raise ValueError(f"a global key has {MIN_GLOBAL_KEY_CHARACTERS} to {MAX_GLOBAL_KEY_CHARACTERS} characters")
-    key, now = global_key or mint_global_key(), clock.now()
+        raise ValueError(f"global_key must have {MIN_GLOBAL_KEY_CHARACTERS} to {MAX_GLOBAL_KEY_CHARACTERS} characters")
+    key, now = global_key or mint_global_key(), context.clock.now()
     user = User(new_id_hex(), email.lower(), checked_name(email.partition("@")[0]), now)
     async with database.transaction() as connection:
         row = {name: getattr(user, name) for name in ("user_id", "email", "name", "created_at")}
         await connection.execute(insert(users).values(row | {"global_key_digest": keyed_hash(pepper, key)}))
-        ids = {"account_id": "", "subject_id": user.user_id}
-        await audit.append(connection, at=now, who=who, action="user.create", **ids)
+        await context.record(connection, "user.create", "", user.user_id)
         for account_id in account_ids:
-            await _join(connection, user.user_id, account_id, now, who)
+            await _join(connection, user.user_id, account_id, "administrator", context)
     return CreatedUser(user, key)
 
 
@@ -120,16 +117,15 @@ async def list_all(database: Database) -> list[User]:
 
 
 async def change(
-    database: Database, user_id: str, name: str, profile: Profile, *, who: str, clock: Clock = SYSTEM_CLOCK
+    database: Database, user_id: str, name: str, profile: Profile, *, context: ChangeContext = CLI
 ) -> None:
     """Set a user's name and profile. Raises Missing, ValueError for an invalid name."""
-    told = None if profile == NO_PROFILE else msgspec.json.encode(profile).decode()
-    changed = update(users).where(users.c.user_id == user_id).values(name=checked_name(name), profile=told)
+    encoded = None if profile == NO_PROFILE else msgspec.json.encode(profile).decode()
+    changed = update(users).where(users.c.user_id == user_id).values(name=checked_name(name), profile=encoded)
     async with database.transaction() as connection:
         if (await connection.execute(changed)).rowcount == 0:
             raise Missing(f"user {user_id}")
-        ids = {"account_id": "", "subject_id": user_id}
-        await audit.append(connection, at=clock.now(), who=who, action="user.update", **ids)
+        await context.record(connection, "user.update", "", user_id)
 
 
 async def account_ids_of(database: Database, user_id: str) -> list[str]:
@@ -140,42 +136,22 @@ async def account_ids_of(database: Database, user_id: str) -> list[str]:
         return list((await connection.execute(query)).scalars())
 
 
-async def roll_global_key(
-    database: Database,
-    pepper: bytes,
-    user_id: str,
-    *,
-    who: str = "cli",
-    ephemeral: Ephemeral | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-) -> str:
+async def roll_global_key(database: Database, pepper: bytes, user_id: str, *, context: ChangeContext = CLI) -> str:
     """Replace the global key; the old key is rejected within seconds. Raises Missing."""
     key = mint_global_key()
     async with database.transaction() as connection:
-        epoch = await decision_epoch.raise_epoch(connection)
-        changed = update(users).where(users.c.user_id == user_id)
-        done = await connection.execute(changed.values(global_key_digest=keyed_hash(pepper, key), decision_epoch=epoch))
-        if done.rowcount == 0:
-            raise Missing(f"user {user_id}")
-        ids = {"account_id": "", "subject_id": user_id}
-        await audit.append(connection, at=clock.now(), who=who, action="user.roll_global_key", **ids)
-    await decision_epoch.tell(ephemeral, user_id)
+        await _change(connection, user_id, global_key_digest=keyed_hash(pepper, key))
+        await context.record(connection, "user.roll_global_key", "", user_id)
+    await context.notify(user_id)
     return key
 
 
-async def create_account(
-    database: Database,
-    user_id: str,
-    account: Account,
-    *,
-    who: str,
-    ephemeral: Ephemeral | None = None,
-) -> None:
+async def create_account(database: Database, user_id: str, account: Account, *, context: ChangeContext = CLI) -> None:
     """Insert a new account with this user as a member, in one transaction. Raises Missing, Conflict."""
     async with database.transaction() as connection:
-        await insert_account(connection, account, who)
-        await _join(connection, user_id, account.account_id, account.created_at, who)
-    await decision_epoch.tell(ephemeral, user_id)
+        await insert_account(connection, account, context)
+        await _join(connection, user_id, account.account_id, "administrator", context)
+    await context.notify(user_id)
 
 
 async def join(
@@ -184,35 +160,26 @@ async def join(
     account_id: str,
     *,
     role: Role = "administrator",
-    who: str = "cli",
-    ephemeral: Ephemeral | None = None,
-    clock: Clock = SYSTEM_CLOCK,
+    context: ChangeContext = CLI,
 ) -> None:
     """Make a user a member of an account. Raises Missing, or Conflict if the user is a member already."""
     async with database.transaction() as connection:
-        await _join(connection, user_id, account_id, clock.now(), who, role)
-    await decision_epoch.tell(ephemeral, user_id)
+        await _join(connection, user_id, account_id, role, context)
+    await context.notify(user_id)
 
 
 async def set_role(
-    database: Database,
-    user_id: str,
-    account_id: str,
-    role: Role,
-    *,
-    who: str = "cli",
-    ephemeral: Ephemeral | None = None,
-    clock: Clock = SYSTEM_CLOCK,
+    database: Database, user_id: str, account_id: str, role: Role, *, context: ChangeContext = CLI
 ) -> None:
     """Change a member's role; it limits the user's credentials within seconds. Raises Missing."""
-    async with database.transaction() as connection:
-        await _note_change(connection, user_id)
-        this = (memberships.c.user_id == user_id) & (memberships.c.account_id == account_id)
-        if (await connection.execute(update(memberships).where(this).values(role=role))).rowcount == 0:
-            raise Missing(f"membership of {user_id} in {account_id}")
-        ids = {"account_id": account_id, "subject_id": user_id}
-        await audit.append(connection, at=clock.now(), who=who, action="membership.role", detail=role, **ids)
-    await decision_epoch.tell(ephemeral, user_id)
+    changed = update(memberships).where(_is_membership(user_id, account_id)).values(role=role)
+    await _change_membership(database, changed, user_id, account_id, "membership.role", role, context)
+
+
+async def leave(database: Database, user_id: str, account_id: str, *, context: ChangeContext = CLI) -> None:
+    """End a membership: the user's credentials lose access to the account within seconds. Raises Missing."""
+    deleted = delete(memberships).where(_is_membership(user_id, account_id))
+    await _change_membership(database, deleted, user_id, account_id, "membership.delete", "", context)
 
 
 async def roles_of(database: Database, user_id: str) -> dict[str, Role]:
@@ -222,57 +189,51 @@ async def roles_of(database: Database, user_id: str) -> dict[str, Role]:
         return {account_id: parse_role(role) for account_id, role in await connection.execute(query)}
 
 
-async def leave(
-    database: Database,
-    user_id: str,
-    account_id: str,
-    *,
-    who: str = "cli",
-    ephemeral: Ephemeral | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-) -> None:
-    """End a membership: the user's credentials lose access to the account within seconds. Raises Missing."""
-    async with database.transaction() as connection:
-        this = (memberships.c.user_id == user_id) & (memberships.c.account_id == account_id)
-        if (await connection.execute(delete(memberships).where(this))).rowcount == 0:
-            raise Missing(f"membership of {user_id} in {account_id}")
-        await _note_change(connection, user_id)
-        ids = {"account_id": account_id, "subject_id": user_id}
-        await audit.append(connection, at=clock.now(), who=who, action="membership.delete", **ids)
-    await decision_epoch.tell(ephemeral, user_id)
-
-
 def membership_id(holder_id: str, account_id: str) -> str:
     """Return the API's id of a membership, derived from both ids."""
     return hashlib.sha256(f"membership:{holder_id}:{account_id}".encode()).hexdigest()[:32]
 
 
 def _user(row: Mapping[Any, Any]) -> User:
-    told = row["profile"]
-    profile = NO_PROFILE if told is None else msgspec.json.decode(told, type=Profile)
+    text = row["profile"]
+    profile = NO_PROFILE if text is None else msgspec.json.decode(text, type=Profile)
     return User(**{**row, "profile": profile})
 
 
-async def _join(
-    connection: AsyncConnection,
+def _is_membership(user_id: str, account_id: str) -> ColumnElement[bool]:
+    return (memberships.c.user_id == user_id) & (memberships.c.account_id == account_id)
+
+
+async def _join(connection: AsyncConnection, user_id: str, account_id: str, role: Role, context: ChangeContext) -> None:
+    account = select(accounts.c.account_id).where(accounts.c.account_id == account_id, accounts.c.deleted_at.is_(None))
+    if (await connection.execute(account)).scalar_one_or_none() is None:
+        raise Missing(f"account {account_id}")
+    await _change(connection, user_id)
+    row = {"user_id": user_id, "account_id": account_id, "created_at": context.clock.now(), "role": role}
+    await connection.execute(insert(memberships).values(**row))
+    await context.record(connection, "membership.create", account_id, user_id, role)
+
+
+async def _change_membership(
+    database: Database,
+    statement: Update | Delete,
     user_id: str,
     account_id: str,
-    now: datetime,
-    who: str,
-    role: Role = "administrator",
+    action: str,
+    detail: str,
+    context: ChangeContext,
 ) -> None:
-    is_there = select(accounts.c.account_id).where(accounts.c.account_id == account_id, accounts.c.deleted_at.is_(None))
-    if (await connection.execute(is_there)).scalar_one_or_none() is None:
-        raise Missing(f"account {account_id}")
-    await _note_change(connection, user_id)
-    row = {"user_id": user_id, "account_id": account_id, "created_at": now, "role": role}
-    await connection.execute(insert(memberships).values(**row))
-    ids = {"account_id": account_id, "subject_id": user_id}
-    await audit.append(connection, at=now, who=who, action="membership.create", detail=role, **ids)
+    async with database.transaction() as connection:
+        await _change(connection, user_id)
+        if (await connection.execute(statement)).rowcount == 0:
+            raise Missing(f"membership of {user_id} in {account_id}")
+        await context.record(connection, action, account_id, user_id, detail)
+    await context.notify(user_id)
 
 
-async def _note_change(connection: AsyncConnection, user_id: str) -> None:
+async def _change(connection: AsyncConnection, user_id: str, **values: object) -> None:
+    """Set columns of a user and the epoch of the change. Raises Missing."""
     epoch = await decision_epoch.raise_epoch(connection)
-    done = await connection.execute(update(users).where(users.c.user_id == user_id).values(decision_epoch=epoch))
-    if done.rowcount == 0:
+    changed = update(users).where(users.c.user_id == user_id).values(**values, decision_epoch=epoch)
+    if (await connection.execute(changed)).rowcount == 0:
         raise Missing(f"user {user_id}")

@@ -1,4 +1,4 @@
-"""Certificates for tests of mutual TLS: an authority made on the spot, a node and a gateway signed by it."""
+"""Certificates for tests of mutual TLS: a new certificate authority, and a node and a gateway that it signs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 
 def certificates(folder: Path) -> tuple[Path, tuple[Path, Path], tuple[Path, Path]]:
-    """A new authority, and (certificate, key) of a node on 127.0.0.1 and of a gateway."""
+    """Return the certificate of a new authority, and (certificate, key) of a node on 127.0.0.1 and of a gateway."""
 
     now = datetime.now(UTC)
     ca_key = ec.generate_private_key(ec.SECP256R1())

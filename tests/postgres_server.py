@@ -1,7 +1,7 @@
-"""A real Postgres of the tests' own, from the `pgserver` wheel or from PATH, on a Unix socket.
+"""A real Postgres for tests, from the `pgserver` wheel or from PATH, on a Unix socket.
 
-It can be stopped, killed, frozen and started again, which is what the tests of outages need. Postgres refuses to run
-as root, so there it runs as `nobody`.
+Tests of outages can stop, kill, freeze and restart it. Postgres refuses to run as root, so for root it runs as
+`nobody`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE_S, wait_until_blocking
 
 
 def find_postgres() -> Path | None:
-    """The folder of `initdb` and `postgres`, or None."""
+    """Return the folder of `initdb` and `postgres`, or None."""
     spec = importlib.util.find_spec("pgserver")
     candidates = []
     if spec is not None and spec.origin is not None:
@@ -33,7 +33,7 @@ def find_postgres() -> Path | None:
 
 
 class PostgresServer:
-    """One server with its data in a temporary folder. Raises RuntimeError when it cannot run here."""
+    """One server with its data in a temporary folder. Raises RuntimeError if Postgres cannot run on this machine."""
 
     def __init__(self) -> None:
         binaries = find_postgres()
@@ -61,7 +61,7 @@ class PostgresServer:
 
     @property
     def socket_path(self) -> Path:
-        """Where it listens, for what connects by itself."""
+        """The path of the Unix socket."""
         return self._data / ".s.PGSQL.5432"
 
     @property
@@ -70,7 +70,7 @@ class PostgresServer:
         return self._process.pid
 
     def start(self) -> None:
-        # Tests kill the server, never the machine's power, so syncing its files would only cost time.
+        # No test survives a power loss, so syncing files would only cost time.
         quick = ["fsync=off", "full_page_writes=off", "max_connections=60"]
         options = [
             word
@@ -90,14 +90,14 @@ class PostgresServer:
         wait_until_blocking(self._is_ready)
 
     def stop(self) -> None:
-        """Fast shutdown: sessions are cut, committed work is kept."""
+        """Shut down in fast mode: sessions are closed, committed transactions are durable."""
         self._end(signal.SIGINT)
 
     def kill(self) -> None:
         self._end(signal.SIGQUIT)
 
     def freeze(self) -> None:
-        """The server stops answering, on every session, without closing any."""
+        """Suspend the server: no session responds, and none is closed."""
         self._signal_all(signal.SIGSTOP)
 
     def thaw(self) -> None:
@@ -128,7 +128,7 @@ class PostgresServer:
         return False
 
     def _reachable(self, binaries: Path) -> Path:
-        """The binaries where the server's user can execute them: in place, or copied."""
+        """Return the binaries where the server's user can execute them: in place, or copied."""
         if self._user is None or self._can_run(binaries):
             return binaries
         shutil.copytree(binaries.parent, self.folder / "install", symlinks=True)

@@ -1,4 +1,4 @@
-"""What the kernel says of a process."""
+"""State of processes, read from /proc."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 
 def _fields(pid: int) -> list[str]:
-    """Of /proc/PID/stat from the state on. Raises FileNotFoundError or ProcessLookupError."""
+    """Return the fields of /proc/PID/stat, starting with the state. Raises FileNotFoundError or ProcessLookupError."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
 def is_running(pid: int) -> bool:
-    """Whether `pid` exists and is not a zombie."""
+    """Return True if `pid` exists and is not a zombie."""
     try:
         return _fields(pid)[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -25,14 +25,15 @@ def is_sleeping(pid: int) -> bool:
 
 
 def cpu_ticks(pid: int) -> int:
-    """User and system time it has used, in ticks (of 10 ms)."""
+    """Return the user and system time of a process in ticks of 10 ms."""
     fields = _fields(pid)
     return int(fields[11]) + int(fields[12])
 
 
 async def are_at_rest(*pids: int, for_s: float = 0.3) -> bool:
-    """Whether they sleep for as long, but for one tick. To be asked until it is so: what a process does once after its
-    last answer may fall into one window, and one that polls is busy in all of them."""
+    """Return True if the processes sleep for `for_s` seconds, using at most one tick. Call this repeatedly until it
+    returns True, because a process may still do some work after its last response.
+    """
     before = sum(cpu_ticks(pid) for pid in pids)
     await asyncio.sleep(for_s)
     return all(is_sleeping(pid) for pid in pids) and sum(cpu_ticks(pid) for pid in pids) - before <= 1
@@ -47,6 +48,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def open_files() -> set[str]:
-    """This process's descriptors. What was opened since and not closed is not among those of before; of those, some may
-    be gone: sockets that earlier tests dropped are closed when they are collected."""
+    """Return the open file descriptors of this process. Descriptors of earlier tests may disappear later, when
+    unreferenced sockets are collected.
+    """
     return set(os.listdir("/proc/self/fd"))

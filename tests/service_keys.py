@@ -13,7 +13,7 @@ from pathlib import Path
 from service_identity import key_ring
 from service_identity.service_identity import ServiceIdentity
 
-# Made with the ring: a process that is already running would find a key that is added later only after a second.
+# All keys are created with the ring, because a running process reads a later key only after a second.
 NAMES = ("gateway/gateway", *(f"node/{name}" for name in ("n1", "n2", "n3", "near", "far", "liar", "quick")))
 
 
@@ -30,7 +30,7 @@ class ServiceKeys:
         """Make a key for `subject`, bound to `pop` unless empty, and return the key's id."""
         private = key_ring.generate()
         key_ring.write_private_key(self.folder(subject, pop), private)
-        row = key_ring.public_key(key_ring.public_half(private), subject, start_s=time.time(), life_days=1, place=pop)
+        row = key_ring.public_key(key_ring.public_half(private), subject, start_s=time.time(), life_days=1, pop=pop)
         self.change(lambda ring: key_ring.with_key(ring, row))
         return row.kid
 

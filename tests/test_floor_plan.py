@@ -1,4 +1,4 @@
-"""Imports point down or stay on the same line; never up, never in a circle. Reads the imports, runs nothing."""
+"""Imports point down or stay on the same level, and never form a cycle. Reads the source without running it."""
 
 import ast
 import sys
@@ -10,19 +10,19 @@ import pytest
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
-ABOVE = {"cli", "bench", "scripts", "spark", "tests"}  # may import anything
-PACKAGES = ABOVE | {
+TOP_LEVEL = {"cli", "bench", "scripts", "spark", "tests"}  # may import anything
+PACKAGES = TOP_LEVEL | {
     "gateway", "documents", "engine", "variants", "catalog", "tenants", "storage", "telemetry", "migrations",
     "service_identity", "weight_files", "local_platform", "worker_runtime",
 }  # fmt: skip
 
-# Floor -> what it may import of ours. A module is on the floor with the longest name that begins its own.
+# What the modules of each level may import. A module belongs to the level with the longest matching prefix.
 MAY_IMPORT = {
     "telemetry": set(),
     "engine.protocol": set(),
-    # Of the engine's, what the catalog needs too: whether a file is what its name says.
+    # Used by the engine and the catalog.
     "weight_files": set(),
-    # Who a service is, for both ends of the wire.
+    # Used on both ends of the wire.
     "service_identity": {"telemetry"},
     "storage": {"telemetry"},
     "documents": {"telemetry"},
@@ -56,11 +56,11 @@ MAY_IMPORT = {
     "worker_runtime": {"telemetry"},
     "migrations": {"storage", "tenants.tables", "catalog.tables"},
 }
-# A package's process stands on the floor of what it starts.
-FLOOR_OF = {"engine.__main__": "engine.standalone", "tenants.tables": "tenants", "catalog.tables": "catalog"}
+# The entry point of a process is on the level of what it starts.
+LEVEL_OF = {"engine.__main__": "engine.standalone", "tenants.tables": "tenants", "catalog.tables": "catalog"}
 
-# What a room of the gateway may import besides itself: `api` and `batches` lead whole calls, and may know all of it.
-GATEWAY_ROOMS = {
+# What packages of the gateway may import besides themselves. Other packages may import all of the gateway.
+GATEWAY_PACKAGES = {
     "gateway.http": {
         "engine.protocol.api_format", "gateway.envelope", "gateway.errors", "storage.columns", "telemetry",
     },
@@ -71,8 +71,8 @@ GATEWAY_ROOMS = {
     "gateway.openapi": {"engine.protocol.tasks", "gateway.call", "gateway.routing", "catalog"},
 }  # fmt: skip
 GATEWAY_STAGES = {"authentication", "admission", "placement", "dispatch", "streaming", "metering"}
-HOST_WING = ("engine.scheduling",)
-DEVICE_WING = (
+HOST_MODULES = ("engine.scheduling",)
+DEVICE_MODULES = (
     "engine.runner",
     "engine.sampler",
     "engine.sampling",
@@ -81,7 +81,7 @@ DEVICE_WING = (
     "engine.layers",
     "engine.kernels",
 )
-# Each may import those after it, never those before it.
+# Each package may import those after it, never those before it.
 ENGINE_ORDER = (
     "engine.tasks",
     "engine.ranks.replica",
@@ -91,8 +91,8 @@ ENGINE_ORDER = (
     "engine.scheduling.block_manager",
     "engine.scheduling.sequence",
 )
-# Rooms of the engine that do one thing for whoever asks -> what of the engine core they may import beside themselves.
-ENGINE_ROOMS = {
+# What leaf packages of the engine may import of the engine besides themselves.
+ENGINE_PACKAGES = {
     "engine.text": {"engine.checkpoints", "engine.processes.frames"},
     "engine.kernels": {"engine.arrays", "engine.checkpoints", "engine.devices"},
     "engine.devices": set(),
@@ -104,7 +104,7 @@ DEVICE_LIBRARIES = {"torch", "triton", "transformers", "sentence_transformers", 
 
 @cache
 def modules() -> dict[str, Path]:
-    """Dotted name -> file of every module of ours."""
+    """Return the file of each first-party module by dotted name."""
     found = {}
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
@@ -115,8 +115,9 @@ def modules() -> dict[str, Path]:
 
 @cache
 def imports_of(name: str, *, at_top_only: bool = False) -> frozenset[str]:
-    """What a module imports when it runs: dotted names, ours as modules, others as they are written. Imports for
-    type checkers are left out; those inside functions count unless `at_top_only`."""
+    """Return the imports of a module at run time as dotted names. Imports for type checkers are left out; imports
+    within functions count unless `at_top_only`.
+    """
     found = set()
     for node in _running_nodes(ast.parse(modules()[name].read_text()), at_top_only):
         if isinstance(node, ast.Import):
@@ -142,14 +143,14 @@ def _running_nodes(node: ast.AST, at_top_only: bool) -> list[ast.AST]:
     return found
 
 
-def floor_of(name: str) -> str:
-    if name in FLOOR_OF:
-        return FLOOR_OF[name]
-    floors = [floor for floor in MAY_IMPORT if name == floor or name.startswith(floor + ".")]
-    return max(floors, key=len) if floors else name.split(".")[0]
+def level_of(name: str) -> str:
+    if name in LEVEL_OF:
+        return LEVEL_OF[name]
+    levels = [level for level in MAY_IMPORT if name == level or name.startswith(level + ".")]
+    return max(levels, key=len) if levels else name.split(".")[0]
 
 
-def ours(names: frozenset[str]) -> set[str]:
+def first_party(names: frozenset[str]) -> set[str]:
     return {name for name in names if name.split(".")[0] in PACKAGES}
 
 
@@ -158,47 +159,49 @@ def is_under(name: str, roots: set[str] | tuple[str, ...]) -> bool:
 
 
 def closure(start: str) -> set[str]:
-    """Every module of ours that importing `start` can bring in, its own included."""
+    """Return all first-party modules that importing `start` can load, including `start`."""
     seen, waiting = set(), [start]
     while waiting:
         name = waiting.pop()
         if name in seen or name not in modules():
             continue
         seen.add(name)
-        waiting += ours(imports_of(name))
+        waiting += first_party(imports_of(name))
     return seen
 
 
-def foreign(start: str) -> dict[str, str]:
-    """Top-level name of every library in `start`'s closure -> the module of ours that imports it."""
+def third_party(start: str) -> dict[str, str]:
+    """Return the third-party packages that `start` can load, each with the module that imports it."""
     found = {}
     for name in closure(start):
-        for imported in imports_of(name) - ours(imports_of(name)):
+        for imported in imports_of(name) - first_party(imports_of(name)):
             library = imported.split(".")[0]
             if library not in sys.stdlib_module_names:
                 found[library] = name
     return found
 
 
-def test_every_import_points_down_or_stays_on_its_floor():
+def test_imports_point_down_or_stay_on_their_level():
     wrong = []
     for name in modules():
-        floor = floor_of(name)
-        if floor in ABOVE:
+        level = level_of(name)
+        if level in TOP_LEVEL:
             continue
-        assert floor in MAY_IMPORT, f"{name} stands on no floor: add it to docs/architecture.md and to this table"
-        allowed = {floor} | MAY_IMPORT[floor]
-        wrong += [f"{name} -> {i}" for i in ours(imports_of(name)) if i not in allowed and floor_of(i) not in allowed]
+        assert level in MAY_IMPORT, f"{name} has no level: add it to docs/architecture.md and to this table"
+        allowed = {level} | MAY_IMPORT[level]
+        wrong += [
+            f"{name} -> {i}" for i in first_party(imports_of(name)) if i not in allowed and level_of(i) not in allowed
+        ]
     assert wrong == []
 
 
-def test_nothing_that_is_installed_imports_the_command_or_what_only_developers_run():
+def test_installed_packages_import_neither_the_command_nor_developer_tools():
     above = {"cli", "bench", "tests", "migrations", "spark", "scripts"}
-    developers = {"bench", "tests", "scripts"}  # may look at each other, and at the command
+    developers = {"bench", "tests", "scripts"}  # may import each other and the command
     wrong = []
     for name in modules():
         own = name.split(".")[0]
-        for imported in ours(imports_of(name)):
+        for imported in first_party(imports_of(name)):
             target = imported.split(".")[0]
             if target in above and own != target and own not in developers:
                 wrong.append(f"{name} -> {imported}")
@@ -210,15 +213,15 @@ def test_only_the_command_and_the_tests_import_the_gateway():
     assert importers <= {"gateway", "local_platform", "cli", "bench", "tests", "scripts"}
 
 
-def test_no_module_takes_part_in_a_circle():
-    """Imports at the top of modules, walked depth first; a module met again on the way down closes a circle."""
+def test_modules_form_no_import_cycle():
+    """Follows top-level imports depth first. A module that is met again on its own path closes a cycle."""
     finished: set[str] = set()
 
     def walk(name: str, path: list[str]) -> None:
         assert name not in path, " -> ".join([*path[path.index(name) :], name])
         if name in finished or name not in modules():
             return
-        for imported in sorted(ours(imports_of(name, at_top_only=True))):
+        for imported in sorted(first_party(imports_of(name, at_top_only=True))):
             walk(imported, [*path, name])
         finished.add(name)
 
@@ -229,10 +232,10 @@ def test_no_module_takes_part_in_a_circle():
 def test_the_protocol_needs_only_the_standard_library_and_msgspec():
     for name in modules():
         if is_under(name, ("engine.protocol",)):
-            assert set(foreign(name)) <= {"msgspec"}, name
+            assert set(third_party(name)) <= {"msgspec"}, name
 
 
-def test_stages_of_the_gateway_do_not_know_each_other():
+def test_gateway_stages_do_not_import_each_other():
     stages = {f"gateway.{stage}" for stage in GATEWAY_STAGES}
     wrong = [
         f"{name} -> {imported}"
@@ -243,16 +246,18 @@ def test_stages_of_the_gateway_do_not_know_each_other():
     assert wrong == []
 
 
-@pytest.mark.parametrize("room", GATEWAY_ROOMS)
-def test_a_room_of_the_gateway_knows_only_what_it_needs(room: str):
-    """The connection's end knows no tenant, the shapes of answers know no connection, and so on."""
-    allowed = (room, *GATEWAY_ROOMS[room])
-    inside = [name for name in modules() if is_under(name, (room,))]
-    assert len(inside) > 1, "the room is gone"
-    assert [f"{name} -> {i}" for name in inside for i in ours(imports_of(name)) if not is_under(i, allowed)] == []
+@pytest.mark.parametrize("package", GATEWAY_PACKAGES)
+def test_gateway_packages_import_only_what_they_declare(package: str):
+    """For example, `http` knows no tenants and `inference` knows no connections."""
+    allowed = (package, *GATEWAY_PACKAGES[package])
+    inside = [name for name in modules() if is_under(name, (package,))]
+    assert len(inside) > 1, "the package has no modules"
+    assert [
+        f"{name} -> {i}" for name in inside for i in first_party(imports_of(name)) if not is_under(i, allowed)
+    ] == []
 
 
-def test_only_the_table_of_contents_knows_the_routes_and_the_pipeline_of_the_gateway():
+def test_only_the_app_imports_the_routes_and_the_pipeline():
     above, led = ("gateway.app", "gateway.__main__"), ("gateway.pipeline",)
     wrong = [
         f"{name} -> {imported}"
@@ -265,19 +270,19 @@ def test_only_the_table_of_contents_knows_the_routes_and_the_pipeline_of_the_gat
     assert wrong == []
 
 
-def test_the_wings_of_the_engine_do_not_import_each_other():
+def test_host_and_device_modules_of_the_engine_do_not_import_each_other():
     wrong = []
     for name in modules():
-        if is_under(name, HOST_WING):
+        if is_under(name, HOST_MODULES):
             wrong += [
-                f"{name} -> {i}" for i in imports_of(name) if is_under(i, DEVICE_WING) or i.split(".")[0] == "torch"
+                f"{name} -> {i}" for i in imports_of(name) if is_under(i, DEVICE_MODULES) or i.split(".")[0] == "torch"
             ]
-        if is_under(name, DEVICE_WING):
-            wrong += [f"{name} -> {i}" for i in imports_of(name) if is_under(i, HOST_WING)]
+        if is_under(name, DEVICE_MODULES):
+            wrong += [f"{name} -> {i}" for i in imports_of(name) if is_under(i, HOST_MODULES)]
     assert wrong == []
 
 
-def test_the_engine_is_built_from_the_sequence_up():
+def test_engine_layers_import_only_lower_layers():
     wrong = []
     for name in modules():
         level = next((i for i, root in enumerate(ENGINE_ORDER) if is_under(name, (root,))), None)
@@ -286,28 +291,30 @@ def test_the_engine_is_built_from_the_sequence_up():
     assert wrong == []
 
 
-def test_rooms_of_the_engine_import_only_what_they_name():
-    """Text knows nothing of sequences and devices, kernels nothing of models, the warm parent nothing of anything."""
+def test_engine_packages_import_only_what_they_declare():
+    """For example, `text` knows no sequences or devices, and `kernels` know no models."""
     wrong = []
     for name in modules():
-        for room, allowed in ENGINE_ROOMS.items():
-            if is_under(name, (room,)):
-                inside = {i for i in ours(imports_of(name)) if is_under(i, ("engine",))}
-                wrong += [f"{name} -> {i}" for i in inside if not is_under(i, {room, "engine.protocol", *allowed})]
+        for package, allowed in ENGINE_PACKAGES.items():
+            if is_under(name, (package,)):
+                inside = {i for i in first_party(imports_of(name)) if is_under(i, ("engine",))}
+                wrong += [f"{name} -> {i}" for i in inside if not is_under(i, {package, "engine.protocol", *allowed})]
     assert wrong == []
 
 
-@pytest.mark.parametrize("process", ["gateway.__main__", "engine.__main__"])
-def test_neither_the_gateway_nor_the_node_s_front_can_reach_a_device_library(process: str):
-    found = {library: name for library, name in foreign(process).items() if library in DEVICE_LIBRARIES}
-    assert found == {}
+def test_gateway_and_node_front_load_no_device_library():
+    tasks = {name for name in modules() if is_under(name, ("engine.tasks",)) and name.count(".") == 2}  # loaded by name
+    for start in {"gateway.__main__", "engine.__main__"} | tasks:
+        assert {library: name for library, name in third_party(start).items() if library in DEVICE_LIBRARIES} == {}, (
+            start
+        )
 
 
-def test_the_gateway_s_image_holds_only_the_base_dependencies():
-    """What the `engine` extra adds must not be needed by a gateway, or its image would have to hold it."""
+def test_gateway_needs_only_the_base_dependencies():
+    """The gateway's image is built without the `engine` extra."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extra = {Requirement(text).name.replace("-", "_") for text in project["optional-dependencies"]["engine"]}
-    assert {library: name for library, name in foreign("gateway.__main__").items() if library in extra} == {}
+    assert {library: name for library, name in third_party("gateway.__main__").items() if library in extra} == {}
 
 
 def test_init_files_are_empty():
@@ -319,6 +326,6 @@ def test_packages_are_at_most_two_folders_deep():
     assert deep == []
 
 
-def test_no_module_is_called_after_what_it_is_not():
+def test_no_module_has_a_generic_name():
     vague = {"utils", "util", "common", "helpers", "misc"}
     assert [name for name in modules() if vague & set(name.split("."))] == []

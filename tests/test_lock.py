@@ -1,4 +1,4 @@
-"""The locks hold what pyproject.toml asks for, in versions anybody can install."""
+"""The lock files contain the dependencies of pyproject.toml in versions that can be installed from a package index."""
 
 import re
 import tomllib
@@ -12,10 +12,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
-LOCKS = {"requirements.lock": ("engine", "embedded", "dev"), "requirements-clients.lock": ("clients",)}  # and extras
+# lock file and the extras that it covers
+LOCKS = {"requirements.lock": ("engine", "embedded", "dev"), "requirements-clients.lock": ("clients",)}
 UNLOCKED_EXTRAS = {"parquet"}
-OLDEST_PYTHON = "3.11.0"  # as `requires-python` says
-NOT_LOCKED = {"torch"}  # its build depends on the machine
+OLDEST_PYTHON = "3.11.0"  # the lower bound of `requires-python`
+NOT_LOCKED = {"torch"}  # the build depends on the machine
 
 
 def lock_lines(text: str) -> list[str]:
@@ -23,7 +24,7 @@ def lock_lines(text: str) -> list[str]:
 
 
 def problem_of(line: str) -> str | None:
-    """Why a line cannot stand in the lock; None when it can."""
+    """Return why a line must not be in a lock file, or None."""
     if re.search(r"file://|https?://|@ |^-|[/\\]", line):
         return "a place instead of a version"
     pinned = re.fullmatch(r"([a-z0-9][a-z0-9.-]*)==([^\s;]+)(; python_version < '3\.\d+')?", line)
@@ -39,7 +40,7 @@ def problem_of(line: str) -> str | None:
 
 
 def direct_dependencies(lock: str | None = None) -> list[Requirement]:
-    """What pyproject.toml asks for: all, or what this lock has to hold."""
+    """Return the dependencies of pyproject.toml: all of them, or those that a lock file must contain."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     texts = list(project["dependencies"]) if lock in (None, "requirements.lock") else []
     extras = project["optional-dependencies"]
@@ -50,7 +51,7 @@ def direct_dependencies(lock: str | None = None) -> list[Requirement]:
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_every_line_is_a_plain_pinned_version(lock: str):
+def test_every_line_pins_one_version(lock: str):
     problems = {line: problem for line in lock_lines((ROOT / lock).read_text()) if (problem := problem_of(line))}
     assert problems == {}
 
@@ -69,12 +70,12 @@ def test_every_line_is_a_plain_pinned_version(lock: str):
         "--index-url https://example.org/simple",
     ],
 )
-def test_lines_that_only_one_machine_could_install_are_refused(line: str):
+def test_lines_that_work_on_one_machine_only_are_rejected(line: str):
     assert problem_of(line) is not None
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_every_direct_dependency_is_locked_inside_its_range(lock: str):
+def test_every_direct_dependency_is_locked_within_its_range(lock: str):
     pins = (line.split(";")[0].split("==") for line in lock_lines((ROOT / lock).read_text()))
     locked = {name: version.strip() for name, version in pins}
     for requirement in direct_dependencies(lock):
@@ -86,8 +87,8 @@ def test_every_direct_dependency_is_locked_inside_its_range(lock: str):
 
 
 @pytest.mark.parametrize("lock", LOCKS)
-def test_the_oldest_python_that_the_project_takes_can_install_every_version(lock: str):
-    """As far as this environment holds the locked version, and so knows what it asks of Python."""
+def test_the_oldest_supported_python_can_install_every_version(lock: str):
+    """Checks the packages whose locked version is installed here, because only their metadata is known."""
     pins = (line.split(";")[0].strip().split("==") for line in lock_lines((ROOT / lock).read_text()))
     installed = {canonicalize_name(each.name): each for each in distributions()}
     known = [installed[name] for name, version in pins if name in installed and installed[name].version == version]
@@ -96,13 +97,13 @@ def test_the_oldest_python_that_the_project_takes_can_install_every_version(lock
     assert [each for each, range_ in asks.items() if not SpecifierSet(range_).contains(OLDEST_PYTHON)] == []
 
 
-def test_every_direct_dependency_is_bounded_on_both_sides():
+def test_every_direct_dependency_has_a_lower_and_an_upper_bound():
     for requirement in direct_dependencies():
         operators = {specifier.operator for specifier in requirement.specifier}
         assert operators & {"<", "=="}, f"{requirement} may become any version"
 
 
-def test_the_setup_script_installs_the_torch_that_pyproject_allows():
+def test_the_setup_script_installs_a_torch_version_that_pyproject_allows():
     (wanted,) = [requirement for requirement in direct_dependencies() if requirement.name == "torch"]
     (written,) = re.findall(r'^TORCH="(.*)"$', (ROOT / "scripts/setup.sh").read_text(), re.MULTILINE)
     assert Requirement(written).specifier == wanted.specifier

@@ -1,4 +1,4 @@
-"""What is installed has every file that the packages hold, also those that are no modules."""
+"""The wheel contains every file of the packages, including files that are not modules."""
 
 import tomllib
 from pathlib import Path
@@ -14,7 +14,7 @@ FILES = [
 ]
 
 
-def test_every_file_that_is_no_module_is_packed():
+def test_every_data_file_is_packaged():
     packed = {
         path
         for package, patterns in SETUPTOOLS["package-data"].items()

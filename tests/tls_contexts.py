@@ -1,5 +1,7 @@
-"""One TLS context for all of httpx's clients: each would read every certificate authority anew, some 20 ms, and the
-tests make thousands that speak plain HTTP. A client with a context of its own, or in another environment, has another.
+"""One TLS context for all httpx clients without an own one.
+
+Creating a context reads every certificate authority, which takes about 20 ms, and the tests create thousands of clients
+that only use plain HTTP.
 """
 
 from __future__ import annotations

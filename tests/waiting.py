@@ -1,4 +1,4 @@
-"""Waiting for something to become true, with a deadline: what tests use instead of fixed sleeps."""
+"""Wait for a condition with a deadline. Tests use this instead of fixed sleeps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
-PATIENCE_S = 60.0  # as long as a busy machine may take; only a failure takes it
+PATIENCE_S = 60.0  # generous for a busy machine; only failing tests wait this long
 
 
 async def wait_until(
@@ -32,7 +32,7 @@ async def wait_until(
 
 
 def wait_until_blocking(predicate: Callable[[], T], deadline_s: float = PATIENCE_S, interval_s: float = 0.01) -> T:
-    """The same without an event loop."""
+    """`wait_until` for tests without an event loop."""
     end = time.monotonic() + deadline_s
     while not (value := predicate()):
         if time.monotonic() > end:
@@ -42,7 +42,7 @@ def wait_until_blocking(predicate: Callable[[], T], deadline_s: float = PATIENCE
 
 
 def wait_for_a_day_that_lasts(seconds: float) -> None:
-    """Until this UTC day has so many seconds left, for what adds up by days: at once, but for a day's very end."""
+    """Wait for the next UTC day if this one ends within `seconds`, for tests of daily sums."""
     while (left_s := 86_400 - time.time() % 86_400) < seconds:
         time.sleep(left_s)
 

@@ -1,6 +1,6 @@
 """Compare a variant with its base model on text, and compare their decoding speed.
 
-Both see the same windows of text, token by token. Knows folders, not catalogs; runs in this process.
+Both models run in this process on the same windows of text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.config import EngineConfig
-from engine.inputs import SamplingInputs, StepInputs
+from engine.inputs import NO_SAMPLING, StepInputs
 from engine.loop import Engine
 from engine.protocol.sampling import Sampling
 from engine.runner import Runner
@@ -57,7 +57,7 @@ class Speed:
 
 
 class Pair:
-    """A model and its variant, both loaded. Raises what `Runner` raises."""
+    """A model and its variant, both loaded."""
 
     def __init__(self, base_dir: Path, variant_dir: Path, num_threads: int = 1) -> None:
         self._configs = [_config(folder, num_threads) for folder in (base_dir, variant_dir)]
@@ -82,7 +82,7 @@ class Pair:
         return Quality(num_tokens, *perplexities, agreement, divergence_mean)
 
     def race(self) -> Speed:
-        """Measure both in turns; the best of a few rounds counts."""
+        """Measure both models alternately, and return the best of a few rounds."""
         runners = tuple(zip((self._base, self._variant), self._configs, strict=True))
         one, sixteen = ([0.0, 0.0] for _ in range(2))
         for _ in range(_SPEED_ROUNDS):
@@ -146,12 +146,5 @@ def _inputs(window: NDArray[np.int64]) -> StepInputs:
         block_tables=np.arange(-(-num_tokens // _BLOCK_SIZE), dtype=np.int32).reshape(1, -1),
         sequence_ids=np.array([0], np.int64),
         num_decode_rows=0,
-        sampling=_no_sampling(),
-    )
-
-
-def _no_sampling() -> SamplingInputs:
-    reals, ints = np.empty(0, np.float32), np.empty(0, np.int32)
-    return SamplingInputs(
-        reals, ints, reals, reals, reals, reals, reals, np.empty(0, np.uint64), np.empty(0, np.int64), ints, ()
+        sampling=NO_SAMPLING,
     )

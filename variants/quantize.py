@@ -1,14 +1,16 @@
-"""Quantize a published model: check the request, download the base, write the variant and compare the two.
+"""Quantize a published model: check the request, download the base, write the variant, compare the two, publish.
 
-The caller publishes the result. Until then the catalog is unchanged.
+Until the variant is published, the catalog is unchanged.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from catalog.builtin import builtin_models
 from catalog.card import CardFacts, ModelCard, parse_model_id
 from catalog.errors import InvalidModelId
 from catalog.manifest import Recipe as PublishedRecipe
+from catalog.model_folder import ModelFolder, inspect_folder
 from catalog.registry import Registry
 from engine.checkpoints.weights import WeightsError
 from engine.models.config import UnsupportedModel
@@ -31,6 +34,7 @@ from storage.objects import Objects
 from telemetry.clock import SYSTEM_CLOCK
 from variants.comparison import Pair, Quality, Speed, TextTooShort, read_tokens
 from variants.recipe import METHOD, Recipe, RecipeError, make_recipe
+from variants.staging import staging_folder
 from variants.variant import Plan, Written, plan_variant, write_variant
 
 _SAMPLE_TEXT = "text/tinyshakespeare.txt"  # in HEARTH_TEST_DATA
@@ -38,6 +42,8 @@ _MAX_TEXT_BYTES = 4 * 1024 * 1024
 _CACHE_BYTES = 1 << 50  # unlimited: the cache is a temporary folder
 
 OnProgress = Callable[[str], None]
+Connect = Callable[[], AbstractAsyncContextManager[tuple[Database, Objects]]]
+Publish = Callable[[Database, Objects, ModelFolder, CardFacts, PublishedRecipe], Awaitable[ModelCard]]
 
 
 class QuantizeError(Exception):
@@ -67,7 +73,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Variant:
+class _Variant:
     """A variant in `folder`, its recipe, and the report of its quality and speed."""
 
     folder: Path
@@ -75,7 +81,37 @@ class Variant:
     report: dict[str, Any]
 
 
-def check_request(request: Request) -> tuple[Recipe, str]:
+def quantize(
+    request: Request, connect: Connect, publish: Publish, on_progress: OnProgress
+) -> tuple[ModelCard, dict[str, Any]]:
+    """Quantize and publish a model. Return the variant's card and the report of its quality and speed.
+
+    `connect` opens the database and the object store, `publish` publishes a folder there. Both run in event loops of
+    their own; the model is quantized between them without one, so that Ctrl-C works at once. Raises QuantizeError,
+    and what `connect` and `publish` raise.
+    """
+    recipe, text = _check_request(request)
+    with staging_folder(request.staging) as staging:
+
+        async def fetch() -> tuple[ModelCard, Path]:
+            async with connect() as (database, objects):
+                return await _fetch_base(database, objects, request, staging)
+
+        base, base_folder = asyncio.run(fetch())
+        variant = _make_variant(request, recipe, text, base, base_folder, staging / "variant", on_progress)
+        folder, facts = inspect_folder(variant.folder), _variant_facts(base, request, variant)
+
+        async def publish_variant() -> ModelCard:
+            async with connect() as (database, objects):
+                return await publish(database, objects, folder, facts, variant.recipe)
+
+        card = asyncio.run(publish_variant())
+        if request.output is not None:
+            shutil.copytree(variant.folder, request.output)
+    return card, variant.report
+
+
+def _check_request(request: Request) -> tuple[Recipe, str]:
     """Return the recipe and the text for the comparison. Raises QuantizeError."""
     try:
         recipe = make_recipe(request.number_format, request.group_size)
@@ -91,7 +127,7 @@ def check_request(request: Request) -> tuple[Recipe, str]:
     return recipe, _read_text(request.text)
 
 
-async def fetch_base(database: Database, objects: Objects, request: Request, staging: Path) -> tuple[ModelCard, Path]:
+async def _fetch_base(database: Database, objects: Objects, request: Request, staging: Path) -> tuple[ModelCard, Path]:
     """Return the model that a name or alias refers to, and a folder with its verified files. Raises QuantizeError."""
     registry = Registry(database)
     await registry.refresh()
@@ -99,7 +135,7 @@ async def fetch_base(database: Database, objects: Objects, request: Request, sta
     if found is None:
         raise QuantizeError(f"{request.model} is not in the catalog", is_usage=True)
     base = found.card
-    _refuse_taken(registry, base, request)
+    _check_name_is_free(registry, base, request)
     if base.task != "Text Generation":
         raise QuantizeError(f"{base.name} is for {base.task}; only Text Generation models have variants", is_usage=True)
     size_bytes = sum(file.size_bytes for file in base.files)
@@ -116,19 +152,16 @@ async def fetch_base(database: Database, objects: Objects, request: Request, sta
     return base, local.folder
 
 
-def make_variant(
+def _make_variant(
     request: Request,
     recipe: Recipe,
     text: str,
     base: ModelCard,
     base_folder: Path,
     folder: Path,
-    on_progress: OnProgress = lambda _line: None,
-) -> Variant:
-    """Write the variant into the new folder `folder` and compare it with its base. Raises QuantizeError.
-
-    Call outside of an event loop, so that Ctrl-C interrupts at once.
-    """
+    on_progress: OnProgress,
+) -> _Variant:
+    """Write the variant into the new folder `folder` and compare it with its base. Raises QuantizeError."""
     folder.mkdir()
     with _engine_errors(base.name):
         torch.set_num_threads(request.num_threads)
@@ -138,10 +171,10 @@ def make_variant(
         pair = Pair(base_folder, folder, request.num_threads)
         report = _report(plan, written, pair.compare(token_ids), pair.race())
     published = PublishedRecipe(base=base.revision, format=recipe.format, group_size=recipe.group_size, method=METHOD)
-    return Variant(folder, published, report)
+    return _Variant(folder, published, report)
 
 
-def variant_facts(base: ModelCard, request: Request, variant: Variant) -> CardFacts:
+def _variant_facts(base: ModelCard, request: Request, variant: _Variant) -> CardFacts:
     """Return the base's facts with the variant's name and description, and the report as properties."""
     values = {name: getattr(base, name) for name in CardFacts.__struct_fields__}
     properties = {"base_model": base.name} | {name: str(value) for name, value in variant.report.items()}
@@ -169,7 +202,7 @@ def _check_name(name: str | None) -> None:
         raise QuantizeError(f"--name: {error}", is_usage=True) from None
 
 
-def _refuse_taken(registry: Registry, base: ModelCard, request: Request) -> None:
+def _check_name_is_free(registry: Registry, base: ModelCard, request: Request) -> None:
     """Raise QuantizeError if the variant's name belongs to anything but an earlier version of the same variant."""
     name = request.name_of(base.name)
     found = registry.find(name)

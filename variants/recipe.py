@@ -1,4 +1,4 @@
-"""The recipe of a variant in another number format. Rejects impossible recipes; knows no tensors."""
+"""The recipe of a variant in another number format. Rejects impossible recipes."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 _LEAST, _MOST = -8, 7  # the 4-bit levels
-# Candidate scales relative to that of the largest weight: finer levels for most weights, clipping the largest.
+# Candidate scales relative to the scale of the largest weight. Smaller ones clip it; other weights get finer levels.
 _SHARES = tuple(1 - 0.03 * step for step in range(12))
 
 
@@ -23,8 +23,8 @@ def round_by_group(weight: torch.Tensor, group_size: int) -> tuple[torch.Tensor,
     clippings of that weight are tried; the smallest squared error wins.
     """
     grouped = weight.reshape(len(weight), -1, group_size)  # [out, groups, size]
-    place = grouped.abs().argmax(-1, keepdim=True)
-    full = grouped.gather(-1, place) / _LEAST  # [out, groups, 1]
+    largest = grouped.abs().argmax(-1, keepdim=True)
+    full = grouped.gather(-1, largest) / _LEAST  # [out, groups, 1]
     best_error, best_scales = torch.full_like(full, float("inf"), dtype=torch.float64), full.to(torch.bfloat16)
     for share in _SHARES:
         scales = (full * share).to(torch.bfloat16)

@@ -2,22 +2,22 @@
 
 Matrices of attention, feed-forward and head are quantized; embeddings, norms, biases, routers and experts stay as
 stored, except that 32-bit matrices become bfloat16. A tied head becomes a separate matrix, so that it can use fewer
-bits than the embedding. The same folder and recipe give the same bytes. Knows no catalog.
+bits than the embedding. The same folder and recipe give the same bytes.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import os
+import math
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 
 from engine.checkpoints import weights
 from engine.checkpoints.dense import Dense
@@ -28,11 +28,8 @@ from engine.models.registry import read_config
 from variants.recipe import Recipe, RecipeError
 from variants.rounding import round_by_group, round_by_output
 
-_WEIGHTS = ".safetensors"
-_LEFT_BEHIND = (_WEIGHTS, ".safetensors.index.json")
+_LEFT_BEHIND = (".safetensors", ".safetensors.index.json")
 _PIECE_ELEMENTS = 1 << 22  # elements of a matrix that are quantized at a time
-_TYPES = {torch.int64: "I64", torch.int32: "I32", torch.int8: "I8", torch.float32: "F32", torch.bfloat16: "BF16"}
-_ITEM_BYTES = {"I64": 8, "I32": 4, "I8": 1, "F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 OnMatrix = Callable[[int, int], None]
 
@@ -48,21 +45,8 @@ class Written:
 
 
 @dataclass(frozen=True)
-class _Part:
-    """One tensor of the file to be written."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size_bytes(self) -> int:
-        return _ITEM_BYTES[self.dtype] * torch.Size(self.shape).numel()
-
-
-@dataclass(frozen=True)
 class Plan:
-    """The matrices to quantize and to copy, from headers alone. `head` is the name of a head that was tied."""
+    """The matrices to quantize and to copy, known from headers alone. `head` names a head that was tied."""
 
     recipe: Recipe
     copied: tuple[str, ...]
@@ -76,33 +60,25 @@ class Plan:
         return self.sources[self.embedding if name == self.head else name]
 
     @property
-    def parts(self) -> list[_Part]:
-        """Return every tensor of the variant, wide types first, so that each is aligned to its type."""
-        parts = [_Part(name, _dtype_of(self.sources[name]), self.sources[name].shape) for name in self.copied]
+    def size_bytes(self) -> int:
+        """Size of the variant's weights."""
+        copied = [self.sources[name] for name in self.copied]
+        size_bytes = sum(math.prod(source.shape) * _dtype_of(source).itemsize for source in copied)
         for name in self.rounded:
             num_out, num_in = self.source_of(name).shape
             if self.recipe.group_size is None:
-                parts += [_Part(name, "I8", (num_out, num_in)), _Part(f"{name}_scale", "F32", (num_out, 1))]
-            else:
-                groups = num_in // self.recipe.group_size
-                parts += [
-                    _Part(f"{name}_packed", "I32", (num_out, num_in // 8)),
-                    _Part(f"{name}_scale", "BF16", (num_out, groups)),
-                    _Part(f"{name}_shape", "I64", (2,)),
-                ]
-        return sorted(parts, key=lambda part: (-_ITEM_BYTES[part.dtype], part.name))
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(part.size_bytes for part in self.parts)
+                size_bytes += num_out * num_in + 4 * num_out  # levels and float32 scales
+            else:  # levels, bfloat16 scales and the shape
+                size_bytes += num_out * num_in // 2 + 2 * num_out * (num_in // self.recipe.group_size) + 16
+        return size_bytes
 
 
 def plan_variant(model_dir: Path, recipe: Recipe) -> Plan:
-    """Raises RecipeError, or what loading the model would raise: UnsupportedModel, WeightsError."""
+    """Plan the variant of a model. Raises RecipeError, and what loading raises: UnsupportedModel, WeightsError."""
     config = read_config(model_dir)
     checkpoint = weights.open_checkpoint(model_dir).without(config.ignored)
     model = Decoder(config, torch.float32, torch.device("meta"))
-    names = model.destinations(checkpoint.entries)
+    names = model.destinations(checkpoint)
     sources = weights.check(checkpoint, names)
     for source in sources.values():
         if source.is_quantized:
@@ -121,93 +97,55 @@ def plan_variant(model_dir: Path, recipe: Recipe) -> Plan:
 
 
 def write_variant(model_dir: Path, plan: Plan, folder: Path, on_matrix: OnMatrix = lambda _done, _all: None) -> Written:
-    """Fill the empty folder `folder`. Raises OSError, RecipeError if there is not enough space, and WeightsError."""
+    """Fill the empty folder `folder`. The variant's weights are in memory until they are written.
+
+    Raises OSError, WeightsError, and RecipeError if there is not enough space.
+    """
     needed, free = plan.size_bytes, shutil.disk_usage(folder).free
     if needed > free:
         raise RecipeError(f"{folder}: the variant has {needed} bytes, and {free} are free")
+    tensors: dict[str, torch.Tensor] = {}
+    names = (*plan.copied, *plan.rounded)
+    with Files() as files:
+        for done, name in enumerate(names):
+            on_matrix(done, len(names))
+            source = plan.source_of(name)
+            if name in plan.rounded:
+                tensors |= _quantize(name, _read(source, files, torch.float32), plan.recipe.group_size)
+            else:
+                tensors[name] = _read(source, files, _dtype_of(source))
     _copy_files(model_dir, folder, plan)
-    parts, offset = {}, 0
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    for part in plan.parts:
-        parts[part.name] = (part, offset)
-        header[part.name] = {
-            "dtype": part.dtype,
-            "shape": part.shape,
-            "data_offsets": (offset, offset + part.size_bytes),
-        }
-        offset += part.size_bytes
-    text = msgspec.json.encode(header)
-    text += b" " * (-len(text) % 8)
     try:
-        with (folder / "model.safetensors").open("wb") as file, Files() as files:
-            os.posix_fallocate(file.fileno(), 0, 8 + len(text) + offset)  # fails early if the disk is full
-            file.write(len(text).to_bytes(8, "little") + text)
-            file.flush()
-            output = _Output(file.fileno(), parts, 8 + len(text))
-            for done, name in enumerate((*plan.copied, *plan.rounded)):
-                on_matrix(done, len(plan.copied) + len(plan.rounded))
-                if name in plan.rounded:
-                    _round(name, plan, files, output)
-                else:
-                    _copy(plan.sources[name], files, output)
-            os.fsync(file.fileno())
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RecipeError(f"{folder}: the disk is full; the variant has {needed} bytes") from error
-        raise
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    except SafetensorError as error:
+        raise RecipeError(f"{folder}: the weights cannot be written: {error}") from error
     base_bytes = sum(part.size_bytes for source in plan.sources.values() for part in source.parts)
     return Written(plan.rounded, plan.kept, base_bytes, needed)
 
 
-class _Output:
-    """The file being written; its tensors accept pieces in any order."""
-
-    def __init__(self, descriptor: int, parts: dict[str, tuple[_Part, int]], data_start: int) -> None:
-        self._descriptor, self._parts, self._data_start = descriptor, parts, data_start
-
-    def write(self, name: str, values: torch.Tensor, first_row: int = 0) -> None:
-        """Write rows of a tensor starting at `first_row`."""
-        part, offset = self._parts[name]
-        assert _TYPES[values.dtype] == part.dtype
-        row_bytes = part.size_bytes // part.shape[0]
-        data = values.contiguous().view(torch.uint8).numpy().data
-        self.write_bytes(offset + first_row * row_bytes, data.cast("B"))
-
-    def copy(self, name: str, first_byte: int, data: memoryview) -> None:
-        self.write_bytes(self._parts[name][1] + first_byte, data)
-
-    def write_bytes(self, offset: int, data: memoryview) -> None:
-        while len(data):
-            count = os.pwrite(self._descriptor, data, self._data_start + offset)
-            data, offset = data[count:], offset + count
-
-
-def _round(name: str, plan: Plan, files: Files, output: _Output) -> None:
-    source, group_size = plan.source_of(name), plan.recipe.group_size
-    num_out, num_in = source.shape
-    weight = torch.empty(num_out, num_in)
-    for first, last in source.pieces():
-        source.fill(files, weight, first, last)
-    step = max(_PIECE_ELEMENTS // num_in, 1)
-    for first in range(0, num_out, step):
-        rows = weight[first : first + step]
-        if group_size is None:
-            levels, scales = round_by_output(rows)
-            output.write(name, levels, first)
-        else:
-            levels, scales = round_by_group(rows, group_size)
-            output.write(f"{name}_packed", _words(levels), first)
-        output.write(f"{name}_scale", scales, first)
-    if group_size is not None:
-        output.write(f"{name}_shape", torch.tensor([num_out, num_in]))
-
-
-def _copy(source: Source, files: Files, output: _Output) -> None:
-    """Copy a tensor byte by byte, and check it for NaN and infinity."""
-    values = torch.empty(source.shape, dtype=REALS[_dtype_of(source)])
+def _read(source: Source, files: Files, dtype: torch.dtype) -> torch.Tensor:
+    """Return a parameter. Raises WeightsError if it contains NaN or infinity."""
+    values = torch.empty(source.shape, dtype=dtype)
     for first, last in source.pieces():
         source.fill(files, values, first, last)
-    output.copy(source.name, 0, values.reshape(-1).view(torch.uint8).numpy().data)
+    return values
+
+
+def _quantize(name: str, weight: torch.Tensor, group_size: int | None) -> dict[str, torch.Tensor]:
+    """Return the tensors of a quantized matrix. Rounding in pieces limits the temporary memory."""
+    pieces = torch.split(weight, max(_PIECE_ELEMENTS // weight.shape[1], 1))
+    if group_size is None:
+        rounded = [round_by_output(piece) for piece in pieces]
+        return {
+            name: torch.cat([levels for levels, _ in rounded]),
+            f"{name}_scale": torch.cat([scales for _, scales in rounded]),
+        }
+    grouped = [round_by_group(piece, group_size) for piece in pieces]
+    return {
+        f"{name}_packed": torch.cat([_words(levels) for levels, _ in grouped]),
+        f"{name}_scale": torch.cat([scales for _, scales in grouped]),
+        f"{name}_shape": torch.tensor(weight.shape),
+    }
 
 
 def _words(levels: torch.Tensor) -> torch.Tensor:
@@ -234,14 +172,15 @@ def _tied_head(config: ModelConfig, checkpoint: weights.Checkpoint) -> str | Non
     if not config.is_head_tied:
         return None
     untied = Decoder(replace(config, is_head_tied=False), torch.float32, torch.device("meta"))
-    untied.destinations(checkpoint.entries)
+    untied.destinations(checkpoint)
     return untied.linears[-1].names[0]
 
 
-def _dtype_of(source: Source) -> str:
+def _dtype_of(source: Source) -> torch.dtype:
+    """Return the type of a copied parameter: as stored, except that matrices wider than 16 bits become bfloat16."""
     assert isinstance(source, Dense)
     is_wide = len(source.shape) > 1 and source.stored.dtype in ("F32", "F64")
-    return "BF16" if is_wide else source.stored.dtype
+    return torch.bfloat16 if is_wide else REALS[source.stored.dtype]
 
 
 def _copy_files(model_dir: Path, folder: Path, plan: Plan) -> None:
@@ -259,12 +198,12 @@ def _copy_files(model_dir: Path, folder: Path, plan: Plan) -> None:
     for key in ("torch_dtype", "dtype"):
         if config.get(key) == "float32":
             config[key] = "bfloat16"
-    config["quantization_config"] = _said(plan)
+    config["quantization_config"] = _quantization_config(plan)
     (folder / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
 
 
-def _said(plan: Plan) -> dict[str, Any]:
-    """Return `quantization_config` in the format of compressed-tensors."""
+def _quantization_config(plan: Plan) -> dict[str, Any]:
+    """Return the value of `quantization_config` in the format of compressed-tensors."""
     recipe = plan.recipe
     scheme: dict[str, Any] = {"num_bits": recipe.bits, "type": "int", "symmetric": True, "dynamic": False}
     inputs = None

@@ -38,7 +38,7 @@ _NAME_AS_PATTERN = re.compile(
     r"((?:[A-Za-z0-9_]|\\?\.)+)\$?|\^((?:language_)?model(?:\\?\.)(?:[A-Za-z0-9_]|\\?\.)+)\$?"
 )
 # Fields that change the result, and the values that disable them.
-_UNSERVABLE: dict[str, tuple[Any, ...]] = {
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_dora": (False,),
     "modules_to_save": ([],),
     "bias": ("none",),
@@ -130,7 +130,7 @@ class AdapterForm:
 def parse_settings(text: bytes, max_rank: int = MAX_RANK) -> AdapterSettings:
     """Read `adapter_config.json`. Raises AdapterError."""
     if len(text) > MAX_CONFIG_BYTES:
-        raise AdapterError(f"{CONFIG_FILE} has {len(text)} bytes; at most {MAX_CONFIG_BYTES} are read")
+        raise AdapterError(f"{CONFIG_FILE} must have at most {MAX_CONFIG_BYTES} bytes (got {len(text)})")
     try:
         config = parse_object(text, CONFIG_FILE)
     except HeaderError as error:
@@ -141,13 +141,13 @@ def parse_settings(text: bytes, max_rank: int = MAX_RANK) -> AdapterSettings:
         raise _fault("task_type", "must be CAUSAL_LM")
     for field, value in config.items():
         is_variant = _VARIANT.fullmatch(field) is not None and field not in _HARMLESS
-        idle = _UNSERVABLE.get(field, _EMPTY if is_variant else None)
-        if idle is None or value is None or any(value == each and type(value) is type(each) for each in idle):
+        disabled = _UNSUPPORTED.get(field, _EMPTY if is_variant else None)
+        if disabled is None or value is None or any(value == each and type(value) is type(each) for each in disabled):
             continue
-        raise _fault(field[:100], "is not supported: only plain LoRA matrices can be served")
-    start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.lower().startswith(_CHANGED_BASE):
-        raise _fault("init_lora_weights", "has changed the base model; convert the adapter to plain LoRA first")
+        raise _fault(field[:100], "is not supported: only plain LoRA matrices are")
+    initialization = config.get("init_lora_weights")
+    if isinstance(initialization, str) and initialization.lower().startswith(_CHANGED_BASE):
+        raise _fault("init_lora_weights", "changes the base model: convert the adapter to plain LoRA first")
     return AdapterSettings(
         rank=_rank(config.get("r"), "r", max_rank),
         alpha=_alpha(config.get("lora_alpha"), "lora_alpha"),
@@ -172,15 +172,17 @@ def read_changes(weights: Path, settings: AdapterSettings | None, max_rank: int 
         match = _TENSOR.fullmatch(name)
         if match is None:
             hint = ": save the adapter with save_embedding_layers=False" if _WHOLE.search(name) else ""
-            raise AdapterError(f"{WEIGHTS_FILE}: {name[:200]!r} is no LoRA matrix of a layer's module{hint}")
+            raise AdapterError(f"{WEIGHTS_FILE}: {name[:200]!r} is not a LoRA matrix of a layer's module{hint}")
         if extent.dtype not in _DTYPES:
-            raise AdapterError(f"{WEIGHTS_FILE}: {name[:200]!r} has type {extent.dtype}, not {', '.join(_DTYPES)}")
+            raise AdapterError(
+                f"{WEIGHTS_FILE}: {name[:200]!r} has type {extent.dtype}; supported are {', '.join(_DTYPES)}"
+            )
         if pairs.setdefault(match[1], {}).setdefault(match[2], name) != name:
             raise AdapterError(f"{WEIGHTS_FILE}: {match[1]!r} has two matrices lora_{match[2]}")
     if not pairs:
-        raise AdapterError(f"{WEIGHTS_FILE} has no matrix")
+        raise AdapterError(f"{WEIGHTS_FILE} contains no matrix")
     if len(pairs) > _MAX_MODULES:
-        raise AdapterError(f"{WEIGHTS_FILE} changes {len(pairs)} modules; at most {_MAX_MODULES} are read")
+        raise AdapterError(f"{WEIGHTS_FILE} changes {len(pairs)} modules; at most {_MAX_MODULES} are supported")
     changes = {module: _change(module, pair, extents, settings, max_rank) for module, pair in sorted(pairs.items())}
     if settings is not None:
         _check_targets(settings, changes)
@@ -192,7 +194,7 @@ def read_adapter(folder: Path, max_rank: int = MAX_RANK) -> AdapterForm:
     path = folder / CONFIG_FILE
     try:
         if not path.is_file() or path.stat().st_size > MAX_CONFIG_BYTES:
-            raise AdapterError(f"{CONFIG_FILE} is not there, or has more than {MAX_CONFIG_BYTES} bytes")
+            raise AdapterError(f"{CONFIG_FILE} is missing or has more than {MAX_CONFIG_BYTES} bytes")
         text = path.read_bytes()
     except OSError as error:
         raise AdapterError(f"{CONFIG_FILE} cannot be read: {error.strerror}") from None
@@ -210,9 +212,9 @@ def check_fit(form: AdapterForm, sites: Sites, architecture: str = "") -> None:
 def check_family(settings: AdapterSettings, architecture: str) -> None:
     """Check that `model_type`, if present, is of the `architecture`'s family, ignoring numbers: `llama` and `llama4`
     match, `llama` and `mistral` do not. Raises AdapterError."""
-    said = settings.model_type
-    if said and _family_of(said) != _family_of(architecture):
-        raise _fault("model_type", f"is {said!r}, but the model is of another family ({architecture})")
+    model_type = settings.model_type
+    if model_type and _family_of(model_type) != _family_of(architecture):
+        raise _fault("model_type", f"is {model_type!r}, but the model is of another family ({architecture})")
 
 
 def check_shapes(changes: Mapping[str, Change], sites: Sites) -> None:
@@ -224,7 +226,7 @@ def check_shapes(changes: Mapping[str, Change], sites: Sites) -> None:
         if shape is not None and shape != (change.num_in, change.num_out):
             raise AdapterError(
                 f"{WEIGHTS_FILE}: {module!r} maps {change.num_in} to {change.num_out}, "
-                f"the model's maps {shape[0]} to {shape[1]}: it is of another base model"
+                f"the model's maps {shape[0]} to {shape[1]}: the adapter is for another base model"
             )
 
 
@@ -236,12 +238,16 @@ def _change(
             raise AdapterError(f"{WEIGHTS_FILE}: {module!r} has no matrix lora_{letter}")
     a, b = extents[pair["A"]], extents[pair["B"]]
     if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
-        raise AdapterError(f"{WEIGHTS_FILE}: {module!r} has A {list(a.shape)} and B {list(b.shape)}: no product B A")
+        raise AdapterError(
+            f"{WEIGHTS_FILE}: {module!r} has A {list(a.shape)} and B {list(b.shape)}, which cannot be multiplied"
+        )
     rank = a.shape[0]
     if not 1 <= rank <= max_rank:
-        raise AdapterError(f"{WEIGHTS_FILE}: {module!r} has rank {rank}; at most {max_rank} is served")
+        raise AdapterError(f"{WEIGHTS_FILE}: {module!r} has rank {rank}; at most {max_rank} is supported")
     if settings is not None and rank != settings.rank_of(module):
-        raise AdapterError(f"{WEIGHTS_FILE}: {module!r} has rank {rank}, {CONFIG_FILE} says {settings.rank_of(module)}")
+        raise AdapterError(
+            f"{WEIGHTS_FILE}: {module!r} has rank {rank}, but {CONFIG_FILE} has rank {settings.rank_of(module)}"
+        )
     scale = math.nan if settings is None else settings.scale_of(module, rank)
     return Change(rank, scale, a.shape[1], b.shape[0], a, b, pair["A"], pair["B"])
 
@@ -258,7 +264,7 @@ def _check_targets(settings: AdapterSettings, changes: Mapping[str, Change]) -> 
             raise AdapterError(f"{WEIGHTS_FILE}: {module!r} is not among target_modules of {CONFIG_FILE}")
         found |= named
     if targets - found and not settings.has_exceptions:
-        raise _fault("target_modules", f"names {min(targets - found)!r}, of which {WEIGHTS_FILE} has no matrix")
+        raise _fault("target_modules", f"names {min(targets - found)!r}, which has no matrix in {WEIGHTS_FILE}")
 
 
 def _suffixes(module: str) -> set[str]:
@@ -275,7 +281,7 @@ def _find(pattern: Mapping[str, float], module: str, default: float) -> float:
 
 
 def _family_of(name: str) -> str:
-    """Return the letters before any number in a `model_type` (`qwen2_moe`) or architecture (`Qwen2MoeForCausalLM`)."""
+    """Return the letters before the first number of a `model_type` (`qwen2_moe`) or architecture."""
     letters = re.match(r"[a-z]*", name.partition("For")[0].lower().replace("_", "").replace("-", ""))
     return letters[0] if letters is not None else ""
 
@@ -286,8 +292,8 @@ def _plain_name(name: str) -> str:
     return name[first:] if first > 0 else name
 
 
-def _fault(field: str, what: str) -> AdapterError:
-    return AdapterError(f"{CONFIG_FILE}: '{field}' {what}")
+def _fault(field: str, problem: str) -> AdapterError:
+    return AdapterError(f"{CONFIG_FILE}: '{field}' {problem}")
 
 
 def _rank(value: Any, field: str, max_rank: int) -> int:
@@ -331,7 +337,7 @@ def _target_modules(value: Any) -> tuple[str, ...]:
         raise _fault("target_modules", "must be a list of names")
     for name in _UNCHANGED:
         if any(each.endswith(name) for each in value):
-            raise _fault("target_modules", f"names {name!r}, which no adapter can change here")
+            raise _fault("target_modules", f"names {name!r}, which adapters cannot change")
     return tuple(_plain_name(each) for each in value)
 
 

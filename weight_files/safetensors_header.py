@@ -50,7 +50,7 @@ def read_header(path: Path) -> dict[str, Extent]:
     """Return every tensor of a file by name, validated. Raises HeaderError."""
     try:
         if not path.is_file():  # opening a pipe would block
-            raise HeaderError(f"{path.name} is not there, or is no file")
+            raise HeaderError(f"{path.name} is missing or not a file")
         with path.open("rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
@@ -64,17 +64,17 @@ def read_header(path: Path) -> dict[str, Extent]:
 def header_size(prefix: bytes, name: str, file_bytes: int) -> int:
     """Return the number of header bytes after the first eight, for a file of `file_bytes`. Raises HeaderError."""
     if prefix.startswith(_ZIP):
-        raise HeaderError(f"{name} is a ZIP archive, as torch.save writes one: pickled data is never loaded")
+        raise HeaderError(f"{name} is a ZIP archive as written by torch.save: pickled data is never loaded")
     header_bytes = int.from_bytes(prefix[:8], "little")
     if len(prefix) < 8 or header_bytes > file_bytes - 8:
         raise HeaderError(f"{name}: header of {header_bytes} bytes in a file of {file_bytes}")
     if header_bytes > MAX_HEADER_BYTES:
-        raise HeaderError(f"{name}: header of {header_bytes} bytes; at most {MAX_HEADER_BYTES} are read")
+        raise HeaderError(f"{name}: header of {header_bytes} bytes; at most {MAX_HEADER_BYTES} are supported")
     return header_bytes
 
 
 def parse_header(text: bytes, name: str, file_bytes: int) -> dict[str, Extent]:
-    """Return the tensors of a header whose `text` is given, for a file of `file_bytes` that may be elsewhere."""
+    """Return the tensors in the header `text` of a file of `file_bytes`. Raises HeaderError."""
     header = _parse(text, name)
     header.pop("__metadata__", None)
     data_start = 8 + len(text)
@@ -85,7 +85,7 @@ def parse_header(text: bytes, name: str, file_bytes: int) -> dict[str, Extent]:
     end = data_start
     for tensor, extent in sorted(extents.items(), key=lambda item: (item[1].offset, item[1].size_bytes)):
         if extent.offset != end:
-            raise HeaderError(f"{name}: {tensor[:200]!r} overlaps its neighbor or leaves a hole before it")
+            raise HeaderError(f"{name}: {tensor[:200]!r} overlaps the previous tensor or leaves a gap after it")
         end += extent.size_bytes
     if end != file_bytes:
         raise HeaderError(f"{name}: {file_bytes - end} bytes belong to no tensor")
@@ -114,7 +114,7 @@ def _parse(text: bytes, file: str) -> dict[str, Any]:
     try:
         msgspec.json.decode(text, type=_Values)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise HeaderError(f"{file}: the header is not what a header is: {error}") from None
+        raise HeaderError(f"{file}: the header is not a safetensors header: {error}") from None
     return parse_object(text, f"{file}: the header")
 
 
@@ -125,7 +125,7 @@ def _extent(where: str, value: dict[str, Any], data_start: int, data_bytes: int)
     if not isinstance(dtype, str) or dtype not in BITS:
         raise HeaderError(f"{where}: unknown type {str(dtype)[:50]!r}")
     if not _is_sizes(shape):
-        raise HeaderError(f"{where}: shape {str(shape)[:100]}")
+        raise HeaderError(f"{where}: invalid shape {str(shape)[:100]}")
     if not _is_sizes(offsets) or len(offsets) != 2 or not offsets[0] <= offsets[1] <= data_bytes:
         raise HeaderError(f"{where}: offsets {str(offsets)[:100]} lie outside {data_bytes} bytes of data")
     size_bits = math.prod(shape) * BITS[dtype]

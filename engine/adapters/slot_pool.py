@@ -1,19 +1,19 @@
 """Slot pools: memory for adapters of one shape, side by side, so that one operator serves a batch of them.
 
-Adapters have the same shape if they change the same modules with the same padded rank. An adapter occupies one slot. If
-the kernels have an operator for low-rank products, the values of a slot are one contiguous piece of memory, site after
-site in the order of the model, so that a step reads them sequentially. Otherwise each site has tables (`tables.py`).
-The memory of a freed slot returns to the operating system at once. Knows no files and no batches.
+Adapters have the same shape if they change the same modules with the same padded rank. An adapter occupies one slot: a
+contiguous piece of memory, site after site in the order of the model, so that a step reads it sequentially. The memory
+of a freed slot returns to the operating system at once. Knows no files and no batches.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from engine.adapters.tables import SiteTables, Table, first_outputs, order_within
 from engine.arrays import ceil_div
 from engine.kernels.interface import AddLowRank, LowRank, LowRankShape, LowRankTokens
 from engine.kernels.reference import Kernels
@@ -21,10 +21,9 @@ from engine.layers.linear import Linear
 
 _RANKS = (8, 16, 32, 64)
 _MAX_SLOTS = 4096
-_MAX_ROWS = 1 << 31  # kernels index rows with int32
 _ALIGNMENT_BYTES = 64
 
-Sites = Sequence[tuple[str, Linear]]  # linear maps that can be changed, each with the prefix of its parts' names
+Linears = Sequence[tuple[str, Linear]]  # linear maps that can be changed, each with the prefix of its parts' names
 
 
 def padded_rank(rank: int) -> int:
@@ -39,11 +38,11 @@ class AdapterShape:
     rank: int
     modules: tuple[str, ...]
 
-    def changed(self, sites: Sites) -> dict[int, tuple[str, ...]]:
-        """Return site index -> names of the changed parts, in the order of the linear map."""
+    def changed(self, linears: Linears) -> dict[int, tuple[str, ...]]:
+        """Return index of a linear map -> names of the changed parts, in the order of the linear map."""
         names = {
             index: tuple(name for name in linear.parts if prefix + name in self.modules)
-            for index, (prefix, linear) in enumerate(sites)
+            for index, (prefix, linear) in enumerate(linears)
         }
         return {index: found for index, found in names.items() if found}
 
@@ -56,16 +55,16 @@ class AdapterSize:
     num_bytes: int
 
 
-class PackedSite:
+class Site:
     """The matrices that adapters of one shape add to one linear map, in the layout of the kernel that adds them."""
 
     def __init__(self, linear: Linear, names: Sequence[str], kernel: LowRank, memory: torch.Tensor) -> None:
         """`memory` is [S, kernel.size], with a stride between slots."""
         self.names, self._kernel, self._memory = tuple(names), kernel, memory
-        self._orders = [order_within(linear, name) for name in names]
+        self._orders = [_order_within(linear, name) for name in names]
 
     def write(self, slot: int, name: str, a: torch.Tensor, b: torch.Tensor) -> None:
-        """As `SiteTables.write`."""
+        """Store a [r', C] and b [out, r'] of one part, r' ≤ r. `b` includes the scale."""
         part = self.names.index(name)
         order = self._orders[part]
         self._kernel.write(self._memory[slot], part, a, b if order is None else b[order])
@@ -80,39 +79,31 @@ class SlotPool:
     def __init__(
         self,
         shape: AdapterShape,
-        sites: Sites,
+        linears: Linears,
         dtype: torch.dtype,
         budget_bytes: int,
         kernels: Kernels,
         num_slots: int = 0,
     ) -> None:
-        self.shape, self.itemsize = shape, dtype.itemsize
-        self.slot_bytes = slot_bytes(shape, sites, dtype)
-        changed = shape.changed(sites)
-        self._sites = {index: sites[index] for index in changed}
-        widest = max(max(sites[index][1].shape[1], len(names) * shape.rank) for index, names in changed.items())
-        num_slots = num_slots or min(_MAX_SLOTS, budget_bytes // self.slot_bytes, _MAX_ROWS // widest - 1)
-        self.num_slots = num_slots
-        self.tables: dict[int, SiteTables] = {}
-        self.packed: dict[int, PackedSite] = {}  # either this or `tables` is filled
+        self.shape = shape
+        self.slot_bytes = slot_bytes(shape, linears, dtype)
+        self.num_slots = num_slots or min(_MAX_SLOTS, budget_bytes // self.slot_bytes)
+        self.sites: dict[int, Site] = {}
+        self._linears = linears
+        changed = shape.changed(linears)
         found = {
-            index: kernels.low_rank(_shape_of(sites[index][1], names, shape.rank), dtype)
+            index: kernels.low_rank(_shape_of(linears[index][1], names, shape.rank), dtype)
             for index, names in changed.items()
         }
-        whole = {index: kernel for index, kernel in found.items() if kernel is not None}
-        if len(whole) == len(changed):
-            alignment = _ALIGNMENT_BYTES // dtype.itemsize
-            stride = ceil_div(sum(kernel.size for kernel in whole.values()), alignment) * alignment
-            self._memory = Table(num_slots, 1, stride, dtype, are_pages_large=True)
-            first = 0
-            for index, kernel in whole.items():
-                memory = self._memory.data[:, first : first + kernel.size]
-                self.packed[index] = PackedSite(sites[index][1], changed[index], kernel, memory)
-                first += kernel.size
-        else:
-            for index, names in changed.items():
-                self.tables[index] = SiteTables(sites[index][1], names, shape.rank, num_slots, dtype)
-        self._free = list(range(num_slots - 1, -1, -1))
+        alignment = _ALIGNMENT_BYTES // dtype.itemsize
+        stride = ceil_div(sum(kernel.size for kernel in found.values()), alignment) * alignment
+        self._memory = _SlotMemory(self.num_slots, stride, dtype)
+        first = 0
+        for index, kernel in found.items():
+            memory = self._memory.data[:, first : first + kernel.size]
+            self.sites[index] = Site(linears[index][1], changed[index], kernel, memory)
+            first += kernel.size
+        self._free = list(range(self.num_slots - 1, -1, -1))
         self.num_used = 0
 
     @property
@@ -126,32 +117,70 @@ class SlotPool:
 
     def write(self, slot: int, matrices: Mapping[str, tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Fill a slot: module -> (a, b) of the whole model, in any floating-point type. Stores this rank's part."""
-        sites: Mapping[int, SiteTables | PackedSite] = self.packed or self.tables
-        for index, site in sites.items():
-            prefix, linear = self._sites[index]
+        for index, site in self.sites.items():
+            prefix, linear = self._linears[index]
             for name in site.names:
                 site.write(slot, name, *linear.own_low_rank(name, *matrices[prefix + name]))
 
+    def read(self, slot: int) -> torch.Tensor:
+        """Return all values of a slot, in the layout of the kernels."""
+        return self._memory.data[slot]
+
     def free(self, slot: int) -> None:
         """Clear a slot that is not used any more."""
-        if self.packed:
-            self._memory.clear(slot)
-        for tables in self.tables.values():
-            tables.clear(slot)
+        self._memory.clear(slot)
         self.num_used -= 1
         self._free.append(slot)
 
 
-def slot_bytes(shape: AdapterShape, sites: Sites, dtype: torch.dtype) -> int:
+class _SlotMemory:
+    """A tensor [S, width], zero where nothing was written. Pages are allocated when written."""
+
+    def __init__(self, num_slots: int, width: int, dtype: torch.dtype) -> None:
+        self._slot_bytes = width * dtype.itemsize
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+        self._memory = mmap.mmap(-1, num_slots * self._slot_bytes, flags=flags)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            with contextlib.suppress(OSError):  # not supported by every kernel
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self.data = torch.frombuffer(self._memory, dtype=dtype).view(num_slots, width)
+
+    def clear(self, slot: int) -> None:
+        """Zero a slot. Whole pages return to the operating system."""
+        first, last = slot * self._slot_bytes, (slot + 1) * self._slot_bytes
+        first_page, last_page = ceil_div(first, mmap.PAGESIZE) * mmap.PAGESIZE, last // mmap.PAGESIZE * mmap.PAGESIZE
+        if first_page >= last_page:
+            self._bytes[first:last].zero_()
+            return
+        self._bytes[first:first_page].zero_()
+        self._bytes[last_page:last].zero_()
+        self._memory.madvise(mmap.MADV_DONTNEED, first_page, last_page - first_page)
+
+
+def slot_bytes(shape: AdapterShape, linears: Linears, dtype: torch.dtype) -> int:
     """Return the bytes of one adapter of a shape."""
     num_elements = 0
-    for index, names in shape.changed(sites).items():
-        linear = sites[index][1]
+    for index, names in shape.changed(linears).items():
+        linear = linears[index][1]
         num_elements += shape.rank * sum(linear.shape[1] + linear.parts[name] for name in names)
     return num_elements * dtype.itemsize
 
 
 def _shape_of(linear: Linear, names: Sequence[str], rank: int) -> LowRankShape:
-    starts = first_outputs(linear)
-    parts = tuple((starts[name], starts[name] + linear.parts[name]) for name in names)
+    parts = tuple((first := _first_output(linear, name), first + linear.parts[name]) for name in names)
     return LowRankShape(linear.shape[1], rank, parts)
+
+
+def _first_output(linear: Linear, name: str) -> int:
+    """Return the index of a part's first output."""
+    names = list(linear.parts)
+    return sum(linear.parts[each] for each in names[: names.index(name)])
+
+
+def _order_within(linear: Linear, name: str) -> torch.Tensor | None:
+    """Return the order in which the map stores the outputs of a part; None if it is unchanged."""
+    if linear.order is None:
+        return None
+    first = _first_output(linear, name)
+    return linear.order[first : first + linear.parts[name]] - first

@@ -5,15 +5,13 @@ Each rank cuts its own part out of an adapter's matrices. Only the leader reads 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
+from msgspec import Struct
 
 from engine.adapters.slot_pool import AdapterShape
 
 
-@dataclass(frozen=True, eq=False)
-class AdapterAdded:
+class AdapterAdded(Struct, frozen=True, eq=False, array_like=True, tag=True):
     """A loaded adapter. `matrices` are module -> (a [r, in], scale × b [out, r]) of the whole model."""
 
     handle: int
@@ -22,8 +20,7 @@ class AdapterAdded:
     matrices: dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
-@dataclass(frozen=True)
-class AdapterRemoved:
+class AdapterRemoved(Struct, frozen=True, array_like=True, tag=True):
     handle: int
 
 

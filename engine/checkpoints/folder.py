@@ -1,7 +1,7 @@
 """Find a model folder's safetensors files and its quantization config.
 
 Reads only files directly in the folder; an index cannot name files elsewhere. Other formats, pickles above all, are
-refused by name.
+rejected by name.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def read_quantization(model_dir: Path) -> Quantization:
     config_path = model_dir / "config.json"
     if config_path.exists():
         config = _read_json(config_path)
-        said = config.get("quantization_config") or config.get("compression_config")
-        if said is None and isinstance(config.get("text_config"), dict):
-            said = config["text_config"].get("quantization_config")
-        if said is not None:
-            return parse_quantization(said)
+        quantization = config.get("quantization_config") or config.get("compression_config")
+        if quantization is None and isinstance(config.get("text_config"), dict):
+            quantization = config["text_config"].get("quantization_config")
+        if quantization is not None:
+            return parse_quantization(quantization)
     for file, method in _OLD_SETTINGS:
         if (model_dir / file).exists():
             return parse_quantization({"quant_method": method, **_read_json(model_dir / file)})

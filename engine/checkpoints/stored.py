@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from engine.kernels.native.library import find_library
 
-PIECE_ELEMENTS = 1 << 20  # per piece that is converted; a thread holds this much besides the destination
+PIECE_ELEMENTS = 1 << 20  # per piece that is converted; memory of each thread besides the destination
 PIECE_BYTES = 4 << 20  # per piece that is read directly into its destination
 # Read, then checked. With smaller blocks threads contend for the interpreter lock; larger ones leave the CPU cache.
 _BLOCK_BYTES = 1 << 20
@@ -200,7 +200,7 @@ class Source(Protocol):
     """One parameter that is read in pieces, by several threads at once."""
 
     @property
-    def name(self) -> str: ...  # as the model family calls it
+    def name(self) -> str: ...  # the name used by the model family
     @property
     def shape(self) -> tuple[int, ...]: ...  # shape of the parameter, not of the stored tensors
     @property

@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import torch
@@ -66,7 +66,7 @@ class Progress:
 
 
 class Checkpoint:
-    """The stored tensors of a model and the parameters they make up. `entries` are the parameters' names."""
+    """The stored tensors of a model and the parameters they make up. `name in checkpoint` is true for parameters."""
 
     def __init__(
         self,
@@ -80,9 +80,8 @@ class Checkpoint:
         self._is_idle = is_idle
         self._sources: dict[str, Source | None] = {}
 
-    @property
-    def entries(self) -> Collection[str]:
-        return _Names(self)
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and self.find(name) is not None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -161,22 +160,6 @@ class Checkpoint:
             return not files.read_reals(stored).any()
 
 
-class _Names(Collection[str]):
-    """The parameter names of a checkpoint. A name may stand for a parameter made of several stored tensors."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and self._checkpoint.find(name) is not None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._checkpoint._stored)
-
-    def __len__(self) -> int:
-        return len(self._checkpoint._stored)
-
-
 def open_checkpoint(model_dir: Path) -> Checkpoint:
     """Read and check the headers of a model's weights. Raises WeightsError.
 
@@ -237,22 +220,32 @@ def load(
     sources = check(checkpoint, destinations, is_whole=is_whole)
     progress = progress or Progress()
     work = [pair for name, destination in destinations.items() for pair in _pairs(sources[name], destination)]
+    work.sort(key=lambda pair: (str(pair[0].parts[0].path), pair[0].parts[0].offset))
     progress.total_bytes = sum(part.size_bytes for source, _ in work for part in source.parts)
-    pieces = _Pieces(work)
-    num_threads = torch.get_num_threads()
+    pieces, num_threads = _Pieces(work), torch.get_num_threads()
+    num_readers = min(_MAX_THREADS, (os.cpu_count() or 1) + 1)
     try:
-        with Files() as files:
-            threads = [
-                threading.Thread(target=_work, args=(files, pieces, progress), name=f"weights-{index}")
-                for index in range(min(_MAX_THREADS, (os.cpu_count() or 1) + 1))
-            ]
-            _run(threads, progress)
+        with Files() as files, ThreadPoolExecutor(num_readers, "weights", torch.set_num_threads, (1,)) as executor:
+            _wait({executor.submit(_read_pieces, files, pieces, progress) for _ in range(num_readers)}, progress)
     finally:
-        torch.set_num_threads(num_threads)  # the threads above set it to 1
-    if pieces.failure is not None:
-        raise pieces.failure
+        torch.set_num_threads(num_threads)  # the readers, one per core, set it to 1
     if progress.is_cancelled:
         raise LoadCancelled(f"cancelled after {progress.done_bytes} of {progress.total_bytes} bytes")
+
+
+def _wait(readers: set[Future[None]], progress: Progress) -> None:
+    """Wait for the readers and log the progress. If one fails or the wait is interrupted, cancel the others."""
+    try:
+        while readers:
+            done, readers = wait(readers, _LOG_EVERY_S, FIRST_EXCEPTION)
+            for reader in done:
+                reader.result()
+            if readers:
+                sizes = {"done_bytes": progress.done_bytes, "total_bytes": progress.total_bytes}
+                logger.info("loading weights", extra=sizes)
+    except BaseException:
+        progress.cancel()
+        raise
 
 
 def _pairs(source: Source, destination: Destination) -> Iterable[tuple[Source, Whole]]:
@@ -260,26 +253,20 @@ def _pairs(source: Source, destination: Destination) -> Iterable[tuple[Source, W
 
 
 class _Pieces:
-    """The pieces of a load in file order. No piece is returned after a failure."""
+    """The pieces of a load in file order. Thread-safe."""
 
-    def __init__(self, sources: list[tuple[Source, Whole]]) -> None:
-        sources.sort(key=lambda item: (str(item[0].parts[0].path), item[0].parts[0].offset))
-        self.failure: BaseException | None = None
+    def __init__(self, work: Iterable[tuple[Source, Whole]]) -> None:
         self._lock = threading.Lock()
-        self._pieces = self._all(sources)
+        self._pieces = self._all(work)
 
     def take(self) -> tuple[Source, Whole, int, int, int] | None:
         """Return a source, its destination, the range of the piece, and its stored bytes; None at the end."""
         with self._lock:
-            return None if self.failure is not None else next(self._pieces, None)
-
-    def fail(self, error: BaseException) -> None:
-        with self._lock:
-            self.failure = self.failure or error
+            return next(self._pieces, None)
 
     @staticmethod
-    def _all(sources: list[tuple[Source, Whole]]) -> Iterator[tuple[Source, Whole, int, int, int]]:
-        for source, destination in sources:
+    def _all(work: Iterable[tuple[Source, Whole]]) -> Iterator[tuple[Source, Whole, int, int, int]]:
+        for source, destination in work:
             is_at_once = isinstance(destination, PackedSlot) or destination.device.type != "cpu"
             pieces = [(0, source.shape[0])] if is_at_once else list(source.pieces())
             size_bytes = sum(part.size_bytes for part in source.parts)
@@ -288,21 +275,17 @@ class _Pieces:
                 yield source, destination, first, last, size_bytes * last // end - size_bytes * first // end
 
 
-def _work(files: Files, pieces: _Pieces, progress: Progress) -> None:
-    """Read pieces in one thread until none is left, one fails or the load is cancelled."""
-    torch.set_num_threads(1)  # the load has one thread per core already
-    try:
-        while not progress.is_cancelled and (piece := pieces.take()) is not None:
-            source, destination, first, last, num_bytes = piece
-            if isinstance(destination, PackedSlot):
-                destination.put(_read_packed(source, files))
-            elif destination.device.type != "cpu":
-                fill_through_host(source, files, destination)
-            else:
-                source.fill(files, destination, first, last)
-            progress.add(num_bytes)
-    except BaseException as error:
-        pieces.fail(error)
+def _read_pieces(files: Files, pieces: _Pieces, progress: Progress) -> None:
+    """Read pieces in one thread until none is left or the load is cancelled."""
+    while not progress.is_cancelled and (piece := pieces.take()) is not None:
+        source, destination, first, last, num_bytes = piece
+        if isinstance(destination, PackedSlot):
+            destination.put(_read_packed(source, files))
+        elif destination.device.type != "cpu":
+            fill_through_host(source, files, destination)
+        else:
+            source.fill(files, destination, first, last)
+        progress.add(num_bytes)
 
 
 def fill_through_host(source: Source, files: Files, destination: torch.Tensor) -> None:
@@ -317,27 +300,6 @@ def _read_packed(source: Source, files: Files) -> QuantizedTensor:
     """Read a source that has a packed form."""
     matrix: QuantizedTensor = source.read_quantized(files)  # type: ignore[attr-defined]
     return matrix
-
-
-def _run(threads: list[threading.Thread], progress: Progress) -> None:
-    """Run the threads to their end and log the progress. If interrupted, cancel and join the threads first."""
-    logged = time.monotonic()
-    try:
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            while thread.is_alive():
-                thread.join(_LOG_EVERY_S)
-                if time.monotonic() - logged > _LOG_EVERY_S:
-                    logged = time.monotonic()
-                    done, total = progress.done_bytes, progress.total_bytes
-                    logger.info("loading weights", extra={"done_bytes": done, "total_bytes": total})
-    except BaseException:
-        progress.cancel()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-        raise
 
 
 def _open_gguf(path: Path) -> Checkpoint:

@@ -19,19 +19,22 @@ from engine.kernels.cpu_packed import bind_packed, supports_packed
 from engine.kernels.interface import (
     Activation,
     AddInPlace,
+    AddLowRank,
     Attention,
     AttentionShape,
     KvPool,
     LowRank,
     LowRankShape,
+    LowRankTokens,
     Operator,
     RotaryTables,
     Rotate,
 )
-from engine.kernels.reference import ACTIVATIONS, Kernels
+from engine.kernels.reference import ACTIVATIONS, Kernels, ReferenceLowRank
 
 # torch's operator without its Python wrapper, at a third of the calls; the wrapper if this private name is missing.
 _SILU: Operator = getattr(torch._C._nn, "silu", ACTIVATIONS["silu"])
+_MIN_RUN_TOKENS = 16  # tokens of one adapter from which a product of their own is faster than a copy for each
 
 
 class CpuKernels(Kernels):
@@ -101,8 +104,35 @@ class CpuKernels(Kernels):
     def add(self, multiplier: float) -> AddInPlace:
         return torch.Tensor.add_ if multiplier == 1 else functools.partial(torch.Tensor.add_, alpha=multiplier)
 
-    def low_rank(self, _shape: LowRankShape, _dtype: torch.dtype) -> LowRank | None:
-        return None
+    def low_rank(self, shape: LowRankShape, _dtype: torch.dtype) -> LowRank:
+        return CpuLowRank(shape)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return CpuAttention(pool, shape, sinks)
+
+
+class CpuLowRank(ReferenceLowRank):
+    """As the reference, with batched products: a product per adapter for its many tokens, one for all other tokens.
+
+    Each of the other tokens is multiplied by a copy of its adapter, so that its result does not depend on other tokens.
+    """
+
+    def bind(self, memory: torch.Tensor, tokens: LowRankTokens) -> AddLowRank:
+        slots, counts = tokens.slots.unique_consecutive(return_counts=True)
+        has_many = counts >= _MIN_RUN_TOKENS
+        is_single = ~has_many.repeat_interleave(counts)
+        runs = zip(slots[has_many].unsqueeze(1), tokens.rows[~is_single].split(counts[has_many].tolist()), strict=True)
+        batches = [(slot, rows.unsqueeze(0)) for slot, rows in runs]  # [1], [1, n]
+        if is_single.any():
+            batches.append((tokens.slots[is_single], tokens.rows[is_single].unsqueeze(1)))  # [n], [n, 1]
+
+        def add(x: torch.Tensor, y: torch.Tensor) -> None:
+            for batch, rows in batches:
+                a, *outputs = memory[batch].split(self._sizes, 1)
+                hidden = torch.bmm(x[rows].to(memory.dtype), a.view(len(batch), self._shape.num_in, -1))
+                for own, b, (first, last) in zip(
+                    hidden.split(self._shape.rank, 2), outputs, self._shape.parts, strict=True
+                ):
+                    y[rows, first:last] += torch.bmm(own, b.view(len(batch), self._shape.rank, -1))
+
+        return add

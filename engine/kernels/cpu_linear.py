@@ -67,7 +67,7 @@ def has_prepacked_linear(dtype: torch.dtype) -> bool:
 
 
 def fastest_dtype(shapes: Sequence[tuple[int, int]], budget_s: float = 0.08) -> torch.dtype:
-    """Return the faster of float32 and bfloat16 for matrices of these (out, in) shapes.."""
+    """Return the faster of float32 and bfloat16 for matrices of these (out, in) shapes."""
     largest = max(shapes, key=lambda shape: shape[0] * shape[1])
     num_out, num_in = min(largest[0], 2048), min(largest[1], 2048)
     seconds = {}

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from engine.checkpoints.quantized import PackedForm
-from engine.kernels.interface import Attention, AttentionShape, KvPool, LowRank, LowRankShape, Operator
+from engine.kernels.interface import Attention, AttentionShape, KvPool, Operator
 from engine.kernels.paged_attention import PagedAttention
 from engine.kernels.reference import Kernels
 
@@ -37,9 +37,6 @@ class DeviceKernels(Kernels):
             heads.copy_(functional.rms_norm(heads.float(), (head_dim,), None, eps).mul_(weight))
 
         return norm
-
-    def low_rank(self, _shape: LowRankShape, _dtype: torch.dtype) -> LowRank | None:
-        return None
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return PagedAttention(pool, shape, sinks)

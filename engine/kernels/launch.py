@@ -40,8 +40,8 @@ class AttentionLayer:
     block_size: int  # block size of the pool
 
 
-# What attends: queries are the first H × D numbers of qkv [T, …], keys and values those of the pool, `kv` [slots, …] of
-# the layer. Returns [T, H × mixed head size].
+# An attention kernel: (qkv [T, …], kv [slots, …], blocks, layer) -> [T, H × output head size]. Queries are the first
+# H × D numbers of qkv; keys and values are read from the layer's part of the pool, `kv`.
 Launch = Callable[[torch.Tensor, torch.Tensor, StepBlocks, AttentionLayer], torch.Tensor]
 
 

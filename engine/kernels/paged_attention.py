@@ -51,7 +51,7 @@ class PagedAttention:
 
 
 def attend_slowly(qkv: torch.Tensor, kv: torch.Tensor, blocks: StepBlocks, layer: AttentionLayer) -> torch.Tensor:
-    """The kernel's definition in plain torch, one block after the other. See `Launch`."""
+    """Compute a launch in plain torch, one block after the other. This is the kernel's definition; see `Launch`."""
     shape, block_size = layer.shape, layer.block_size
     query = qkv[:, : shape.query_width].unflatten(1, (shape.num_heads, shape.head_dim))  # [T, H, D]
     out = qkv.new_empty(len(qkv), shape.output_width)

@@ -140,8 +140,8 @@ class Kernels:
         """Return stream [T, C] float32, x [T, C] -> stream += x × multiplier, in place."""
         return lambda stream, x: stream.add_(x, alpha=multiplier)
 
-    def low_rank(self, shape: LowRankShape, _dtype: torch.dtype, /) -> LowRank | None:
-        """Return a kernel for LoRA adapters of `shape`, or None if torch's own operators are as fast."""
+    def low_rank(self, shape: LowRankShape, _dtype: torch.dtype, /) -> LowRank:
+        """Return a kernel for LoRA adapters of `shape`."""
         return ReferenceLowRank(shape)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:

@@ -33,8 +33,8 @@ class Upload:
         flat = np.empty(starts[-1], arrays[0].dtype)
         for array, start in zip(arrays, starts, strict=False):
             flat[start : start + array.size] = array.ravel()
-        room = torch.from_numpy(flat)
-        moved = (room.pin_memory() if self._is_pinned else room).to(self._device, non_blocking=True)
+        buffer = torch.from_numpy(flat)
+        moved = (buffer.pin_memory() if self._is_pinned else buffer).to(self._device, non_blocking=True)
         return [
             moved[start : start + array.size].view(array.shape) for array, start in zip(arrays, starts, strict=False)
         ]

@@ -63,7 +63,7 @@ class SelfAttention:
         self._norm_weight = torch.ones(self._num_keyed_heads, config.head_dim, device=device)
         self._head_norms = torch.empty(2, config.head_dim, device=device) if qk_norm == "head" else None
         self.sinks = torch.empty(config.num_heads, device=device) if config.has_sinks else None  # float32 [H]
-        self._place: Rotate | None = None
+        self._encode_positions: Rotate | None = None
         self._normalize: list[Callable[[torch.Tensor], None]] = []
 
     @property
@@ -96,9 +96,9 @@ class SelfAttention:
         self._bind_norms(kernels)
         width = self._query_width
         if self._positions == "rotary":
-            self._place = kernels.rotation(self._num_keyed_heads)
+            self._encode_positions = kernels.rotation(self._num_keyed_heads)
         elif self._positions == "temperature":
-            self._place = lambda qkv, tables: qkv[:, :width].mul_(tables[0])
+            self._encode_positions = lambda qkv, tables: qkv[:, :width].mul_(tables[0])
 
     def link(self) -> None:
         """Cache the operators that are called in every step as attributes."""
@@ -109,8 +109,8 @@ class SelfAttention:
         qkv = self._qkv.forward(x)  # [T, (H + 2 G) D]
         for normalize in self._normalize:
             normalize(qkv)
-        if self._place is not None:
-            self._place(qkv, tables)
+        if self._encode_positions is not None:
+            self._encode_positions(qkv, tables)
         return attention.attend(index, qkv)
 
     def _rearrange(self, order: torch.Tensor) -> None:

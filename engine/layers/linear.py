@@ -112,9 +112,9 @@ class Linear:
 
     def with_forward(self, forward: Operator) -> Linear:
         """Return a copy of a bound layer that uses `forward`."""
-        made = copy.copy(self)
-        made.forward = forward
-        return made
+        copied = copy.copy(self)
+        copied.forward = forward
+        return copied
 
     def bind(self, kernels: Kernels) -> None:
         """Pass the weight to the device's operator; this layer no longer holds it."""
@@ -140,12 +140,12 @@ def with_linears(part: T, change: Callable[[Linear], Linear]) -> T:
 
     A part that caches operators of its linear maps updates them in `link`.
     """
-    made = copy.copy(part)
+    copied = copy.copy(part)
     for name, value in vars(part).items():
         if isinstance(value, Linear):
-            setattr(made, name, change(value))
+            setattr(copied, name, change(value))
         elif hasattr(value, "bind"):
-            setattr(made, name, with_linears(value, change))
-    if hasattr(made, "link"):
-        made.link()
-    return made
+            setattr(copied, name, with_linears(value, change))
+    if hasattr(copied, "link"):
+        copied.link()
+    return copied

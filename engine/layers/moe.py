@@ -8,7 +8,7 @@ Letters: T tokens, C channels, E experts, K selected experts per token, I inner 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Container, Iterator
 
 import torch
 
@@ -57,9 +57,9 @@ class Router:
         """Return [T, E] with -inf outside each token's best groups."""
         config = self._config
         groups = ranked.unflatten(1, (config.num_groups, -1))  # [T, groups, E / groups]
-        merit = groups.topk(config.num_group_leaders, -1).values.sum(-1)  # [T, groups]
-        chosen = merit.topk(config.num_chosen_groups, -1).indices
-        is_hidden = torch.ones_like(merit, dtype=torch.bool).scatter_(1, chosen, False)
+        group_scores = groups.topk(config.num_group_leaders, -1).values.sum(-1)  # [T, groups]
+        chosen = group_scores.topk(config.num_chosen_groups, -1).indices
+        is_hidden = torch.ones_like(group_scores, dtype=torch.bool).scatter_(1, chosen, False)
         return groups.masked_fill(is_hidden.unsqueeze(-1), float("-inf")).flatten(1)
 
 
@@ -86,12 +86,13 @@ class Experts:
         self._operators: list[tuple[Operator, Operator]] = []  # E × up, down
         self._activate: Operator
 
-    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, Destination]]:
+    def destinations(self, prefix: str, stored: Container[str]) -> Iterator[tuple[str, Destination]]:
         names, inner = self._config.names, self._config.inner
         fused = f"{prefix}experts.gate_up_proj"
         if names.is_stacked or fused in stored:
-            is_turned = names.is_stacked
-            up, down = (self._up.transpose(1, 2), self._down.transpose(1, 2)) if is_turned else (self._up, self._down)
+            up, down = self._up, self._down
+            if names.is_stacked:
+                up, down = up.transpose(1, 2), down.transpose(1, 2)
             yield fused, destination_for(up, self._cut)
             yield f"{prefix}experts.down_proj", destination_for(down, self._cut)
             if self._up_bias is not None and self._down_bias is not None:
@@ -127,14 +128,14 @@ class Experts:
         if self._cut is not None:
             order = order[begin : begin + sum(counts)]
         rows = order // num_chosen  # [T K], token index of each
-        shares = weights.flatten().index_select(0, order).unsqueeze(1)  # float32 [T K, 1]
+        row_weights = weights.flatten().index_select(0, order).unsqueeze(1)  # float32 [T K, 1]
         grouped = x.index_select(0, rows)  # [T K, C]
         if self._config.is_input_weighted:
-            grouped = (grouped * shares).to(x.dtype)
+            grouped = (grouped * row_weights).to(x.dtype)
         parts = [self._run(expert, group) for expert, group in zip(chosen, grouped.split(counts), strict=True)]
         outputs = torch.cat(parts).float()  # [T K, C]
         if not self._config.is_input_weighted:
-            outputs = outputs.mul_(shares)
+            outputs = outputs.mul_(row_weights)
         return x.new_zeros(x.shape, dtype=torch.float32).index_add_(0, rows, outputs)
 
     def _chosen(self, flat: torch.Tensor) -> tuple[list[int], list[int], int]:
@@ -180,7 +181,7 @@ class Moe:
         """Return the linear maps of the shared expert."""
         return () if self._shared is None else self._shared.linears
 
-    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, Destination]]:
+    def destinations(self, prefix: str, stored: Container[str]) -> Iterator[tuple[str, Destination]]:
         yield from self._router.destinations(prefix)
         yield from self._experts.destinations(prefix, stored)
         if self._shared is not None:

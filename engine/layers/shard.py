@@ -1,8 +1,8 @@
-"""What one of several ranks holds of a model, and how the ranks' results become one.
+"""One rank's shard of a model with tensor parallelism, and the collectives that combine the ranks' results.
 
-Heads and inner channels of feed-forwards are divided, experts and the vocabulary too; whatever is small, and the
-stream itself, every rank has whole. A rank's layer gives its part of a sum, `total` the sum. Who alone holds a whole
-model has `WHOLE`, and never asks for either.
+Heads, inner channels of feed-forwards, experts and the vocabulary are divided. Every rank has the whole residual stream
+and all small parameters. A rank's layer returns its part of a sum, which `all_reduce` completes. A model on one rank
+has the shard `WHOLE` and uses no collectives.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from engine.layers.config import AttentionConfig
 
 
 class Collectives(Protocol):
-    """What ranks do together. Every rank calls each in the same order."""
+    """Operations across the ranks. All ranks must call them in the same order."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' x, the same on each; x is lost."""
+        """Return the sum of all ranks' x, equal on every rank. `x` may be overwritten."""
 
     def all_gather(self, x: torch.Tensor) -> list[torch.Tensor]:
-        """All ranks' x, of one shape, in their order; none but on the leader."""
+        """Return all ranks' x in rank order on the leader, and an empty list on other ranks. Shapes must be equal."""
 
 
 @dataclass(frozen=True)
@@ -40,19 +40,19 @@ class Shard:
 
     @property
     def is_first(self) -> bool:
-        """Whether what must be added once is added here."""
+        """True on the rank that adds terms that must be added only once, such as biases."""
         return self.rank == 0
 
     def span(self, count: int) -> Span:
-        """This rank's range of `count` things; ranges may differ by one."""
+        """Return this rank's range of `count` items. The sizes of the ranges differ by at most one."""
         return count * self.rank // self.size, count * (self.rank + 1) // self.size
 
     def cut(self, dim: int, total: int, *spans: Span) -> ShardSlice | None:
-        """`spans` of a dimension; None where everything is held."""
+        """Return the slice with `spans` of a dimension, or None if this rank has the whole model."""
         return None if self.is_whole else ShardSlice(dim, spans, total)
 
     def fault(self, config: AttentionConfig) -> str:
-        """Why attention cannot be divided, naming the field; empty if it can."""
+        """Return why attention cannot be divided, with the field's name, or "" if it can."""
         num_heads, num_kv_heads = config.num_heads, config.num_kv_heads
         if num_heads % self.size:
             return f"num_attention_heads={num_heads}: not a multiple of tensor_parallel={self.size}"
@@ -61,12 +61,12 @@ class Shard:
         return ""
 
     def of_attention(self, config: AttentionConfig) -> AttentionConfig:
-        """This rank's heads. KV heads fewer than ranks are held by several."""
+        """Return the config with this rank's number of heads. With fewer KV heads than ranks, ranks share KV heads."""
         num_kv_heads = max(config.num_kv_heads // self.size, 1)
         return replace(config, num_heads=config.num_heads // self.size, num_kv_heads=num_kv_heads)
 
     def heads(self, config: AttentionConfig) -> tuple[Span, Span]:
-        """This rank's range of query heads, and that of KV heads."""
+        """Return this rank's ranges of query heads and KV heads."""
         own = self.of_attention(config)
         first_kv = self.rank * config.num_kv_heads // self.size
         return self.span(config.num_heads), (first_kv, first_kv + own.num_kv_heads)
@@ -84,5 +84,5 @@ WHOLE = Shard()
 
 
 def scaled(span: Span, size: int, first: int = 0) -> Span:
-    """A range of things of `size` numbers each, of which the first begins at `first`."""
+    """Return the range of numbers of a range of items with `size` numbers each. Item 0 begins at `first`."""
     return first + span[0] * size, first + span[1] * size

@@ -9,13 +9,13 @@ from engine.layers.config import NormConfig
 from engine.models.config import LayerConfig, ModelConfig, Names
 from engine.models.fields import Fields
 from engine.models.llama import llama
-from engine.models.rope_fields import with_neighbors
+from engine.models.rope_fields import with_interleaved_pairs
 from engine.models.sliding_window import FULL, SLIDING, layer_types, read_window
 
 
 def cohere2(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(tie_word_embeddings=True, sliding_window=4096, max_position_embeddings=8192)
-    config = with_neighbors(llama(fields))
+    config = with_interleaved_pairs(llama(fields))
     period = fields.whole("sliding_window_pattern", 1, 1 << 16, default=4)
     kinds = layer_types(config, fields, lambda index: SLIDING if (index + 1) % period else FULL)
     window = read_window(fields)

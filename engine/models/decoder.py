@@ -8,7 +8,7 @@ Letters: T tokens, K sampled rows, C channels, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
 from typing import Protocol
 
@@ -96,10 +96,10 @@ class Decoder:
         self._tables: list[Rotary | Temperature] = []
         self._table_of: list[int | None] = []
 
-    def destinations(self, stored: Collection[str] = ()) -> dict[str, Destination]:
+    def destinations(self, stored: Container[str] = ()) -> dict[str, Destination]:
         """Return the checkpoint tensors that this rank needs by name, and their destinations.
 
-        `stored` are the checkpoint's names, which decide between the layouts of a family.
+        `stored` contains the checkpoint's names, which decide between the layouts of a family.
         """
         root, head = next((pair for pair in _ROOTS if f"{pair[0]}embed_tokens.weight" in stored), _ROOTS[0])
         found: dict[str, Destination] = dict(self._embedding.destinations(f"{root}embed_tokens"))
@@ -242,7 +242,7 @@ class Layer:
         """Return all linear maps except a mixture's experts and router."""
         return (*self._attention.linears, *self._feed_forward.linears)
 
-    def destinations(self, prefix: str, stored: Collection[str]) -> Iterator[tuple[str, Destination]]:
+    def destinations(self, prefix: str, stored: Container[str]) -> Iterator[tuple[str, Destination]]:
         names = self._names
         yield from self._attention.destinations(f"{prefix}self_attn.")
         if isinstance(self._feed_forward, Moe):
@@ -272,7 +272,7 @@ class Layer:
         """Build the operators that are called in every step."""
         self._output, self._feed = self._attention.project, self._feed_forward.forward
         if not self._shard.is_whole:
-            self._join()
+            self._reduce_outputs()
         if self._after_attention is not None:
             self._output = _then(self._output, self._after_attention)
         if self._after_feed_forward is not None:
@@ -285,13 +285,13 @@ class Layer:
         if not isinstance(self._feed_forward, Moe):
             yield from ((f"{prefix}{self._names.feed_forward}.", linear) for linear in self._feed_forward.linears)
 
-    def _join(self) -> None:
+    def _reduce_outputs(self) -> None:
         """Apply all_reduce to the ranks' outputs before any other operation."""
-        self._output, self._feed = _totalled(self._output, self._shard), _totalled(self._feed, self._shard)
+        self._output, self._feed = _all_reduced(self._output, self._shard), _all_reduced(self._feed, self._shard)
 
-    def attend(self, index: int, stream: torch.Tensor, facts: RotaryTables, attention: Attention) -> torch.Tensor:
+    def attend(self, index: int, stream: torch.Tensor, tables: RotaryTables, attention: Attention) -> torch.Tensor:
         """Compute attention of stream [T, C]: the weighted values of each token [T, H ·]."""
-        return self._attention.mix(index, self._before_attention.forward(stream), facts, attention)
+        return self._attention.mix(index, self._before_attention.forward(stream), tables, attention)
 
     def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
         """Add the attention's output and then the feed-forward's to stream [T, C], in place."""
@@ -310,7 +310,7 @@ class ParallelLayer(Layer):
         self._add(stream, self._output(mixed))
         self._add(stream, fed)
 
-    def _join(self) -> None:
+    def _reduce_outputs(self) -> None:
         """Apply one all_reduce to the sum of both."""
 
 
@@ -318,7 +318,7 @@ def _then(operator: Operator, norm: Norm) -> Operator:
     return lambda x: norm.forward(operator(x).float())
 
 
-def _totalled(operator: Operator, shard: Shard) -> Operator:
+def _all_reduced(operator: Operator, shard: Shard) -> Operator:
     return lambda x: shard.all_reduce(operator(x))
 
 

@@ -1,5 +1,5 @@
-"""DeepSeek V2 and V3: llama, except that attention keeps one latent of each token, and that all feed-forwards but the
-first few are mixtures beside shared experts, chosen within the best groups."""
+"""DeepSeek V2 and V3: Llama with latent attention and, except in the first layers, mixtures beside shared experts whose
+router selects experts within the best groups."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from engine.models.fields import Fields
 from engine.models.llama import llama, read_activation
 from engine.models.mixtures import read_num_experts, read_router, with_mixture
 from engine.models.rope import yarn_mscale
-from engine.models.rope_fields import with_neighbors
+from engine.models.rope_fields import with_interleaved_pairs
 
 _EXPERTS = ExpertNames(shared="shared_experts")
 _NORM_EPS = 1e-6  # epsilon of the latents' norms; the config's epsilon is for the residual stream
 
 
 def deepseek_v2(fields: Fields) -> ModelConfig:
-    """Scores are a softmax; groups are as good as their best expert."""
+    """Read a config whose scores are a softmax. Groups are ranked by their best expert."""
     fields = fields.with_defaults(q_lora_rank=1536)
     _require_score(fields, "softmax")
     method = fields.word("topk_method", "greedy")
@@ -30,7 +30,7 @@ def deepseek_v2(fields: Fields) -> ModelConfig:
 
 
 def deepseek_v3(fields: Fields) -> ModelConfig:
-    """Scores are sigmoids; a correction takes part in the choice; groups are as good as their best two experts."""
+    """Read a config whose scores are sigmoids with a correction. Groups are ranked by their best two experts."""
     fields = fields.with_defaults(
         q_lora_rank=1536, n_group=8, topk_group=4, routed_scaling_factor=2.5, max_position_embeddings=4096
     )
@@ -43,10 +43,12 @@ def deepseek_v3(fields: Fields) -> ModelConfig:
         num_group_leaders=2,
     )
     if router.num_groups > 1 and read_num_experts(fields, "n_routed_experts") < 2 * router.num_groups:
-        raise fields.refusal("n_group", "groups are judged by their best two experts, and have only one")
+        raise fields.refusal("n_group", "groups are ranked by their best two experts but have only one")
     is_interleaved = fields.flag("rope_interleave", default=True)
     config = _deepseek(fields, router, default_dense=3, default_shared=1, is_interleaved=is_interleaved)
-    num_draft_layers = fields.whole("num_nextn_predict_layers", 0, 64, default=0)  # for speculation, not for decoding
+    num_draft_layers = fields.whole(
+        "num_nextn_predict_layers", 0, 64, default=0
+    )  # of the draft layers, which are not used
     drafts = tuple(f"model.layers.{config.num_layers + index}." for index in range(num_draft_layers))
     return replace(config, ignored=drafts)
 
@@ -64,12 +66,12 @@ def _deepseek(
         fields.whole("v_head_dim", 1, 1024, default=128),
         _NORM_EPS,
     )
-    # The one size that is rotated stands for the head while the plain fields are read.
+    # `llama` reads the rotary positions for the rotated part of a head.
     plain = {**fields.raw, "head_dim": latent.rotary_dim, "num_key_value_heads": None}
     config = llama(Fields(plain, fields.where))
     attention = config.attention
     config = replace(config, attention=replace(attention, latent=latent, scale=_scale(config, latent)))
-    config = with_neighbors(config) if is_interleaved else config
+    config = with_interleaved_pairs(config) if is_interleaved else config
     num_dense = fields.whole("first_k_dense_replace", 0, 1 << 16, default=default_dense)
     inner, activation = fields.whole("moe_intermediate_size", 1, 1 << 20), Activation(read_activation(fields))
     num_shared = fields.whole("n_shared_experts", 0, 1024, default=default_shared)
@@ -92,7 +94,7 @@ def _router(fields: Fields, *, has_groups: bool) -> RouterConfig:
         raise fields.refusal("n_group", f"does not divide n_routed_experts={num_experts}")
     num_chosen_groups = fields.whole("topk_group", 1, num_groups, default=1)
     if router.num_chosen > num_chosen_groups * (num_experts // num_groups):
-        raise fields.refusal("num_experts_per_tok", f"more than topk_group={num_chosen_groups} groups hold")
+        raise fields.refusal("num_experts_per_tok", f"more than topk_group={num_chosen_groups} groups have")
     return replace(router, num_groups=num_groups, num_chosen_groups=num_chosen_groups)
 
 
@@ -102,7 +104,7 @@ def _require_score(fields: Fields, score: str) -> None:
 
 
 def _scale(config: ModelConfig, latent: LatentConfig) -> float:
-    """Of scores: they also grow with the stretch of the context where the config says by how much."""
+    """Return the factor of attention scores, which includes `mscale_all_dim` of a stretched context."""
     scale, rope = (latent.plain_dim + latent.rotary_dim) ** -0.5, config.layers[0].positions
     if isinstance(rope, RopeConfig) and rope.mscale_all_dim:
         scale *= yarn_mscale(rope.factor, rope.mscale_all_dim) ** 2

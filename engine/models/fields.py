@@ -1,7 +1,4 @@
-"""Typed reads from a `config.json`; every error names the file and the field.
-
-Never runs code that a checkpoint names. Knows JSON, not models.
-"""
+"""Typed reads from a `config.json`. Every error names the file and the field."""
 
 from __future__ import annotations
 
@@ -17,7 +14,10 @@ _MAX_TOKEN_ID = 1 << 24
 
 
 class Fields:
-    """One JSON object. A field that is null counts as absent."""
+    """One JSON object. A field that is null counts as absent.
+
+    The readers raise UnsupportedModel if a required field is missing or a value has the wrong type or is out of range.
+    """
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.raw = raw
@@ -27,14 +27,12 @@ class Fields:
         return self.raw.get(name) is not None
 
     def with_defaults(self, **defaults: Any) -> Fields:
-        """The same with `defaults` where a field is absent; one that is null stays so."""
+        """Return a copy with `defaults` for missing fields. Fields that are null stay null."""
         return Fields({**defaults, **self.raw}, self.where)
 
     def inner(self, name: str) -> Fields:
-        """The object in field `name`; an empty one if it is absent."""
-        value = self.raw.get(name)
-        if value is None:
-            value = {}
+        """Return the object in field `name`, or an empty one if it is absent."""
+        value = self.raw[name] if name in self else {}
         if not isinstance(value, Mapping):
             raise self.refusal(name, "expected an object")
         return Fields(value, f"{self.where} {name}")
@@ -44,13 +42,13 @@ class Fields:
 
     def whole(self, name: str, low: int, high: int, default: int | None = None) -> int:
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        if type(value) is not int or not low <= value <= high:
             raise self.refusal(name, f"expected a whole number from {low} to {high}")
         return value
 
     def number(self, name: str, low: float, high: float, default: float | None = None) -> float:
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        if type(value) not in (int, float) or not low <= value <= high:
             raise self.refusal(name, f"expected a number from {low:g} to {high:g}")
         return float(value)
 
@@ -67,43 +65,39 @@ class Fields:
         return value
 
     def numbers(self, name: str, count: int, low: float, high: float) -> tuple[float, ...]:
-        """A list of `count` numbers."""
-        values = self._list(name, count)
-        for value in values:
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise self.refusal(name, f"expected {count} numbers from {low:g} to {high:g}")
-        return tuple(float(value) for value in values)
+        """Return a list of `count` numbers."""
+        return tuple(Fields({name: each}, self.where).number(name, low, high) for each in self._list(name, count))
 
     def words(self, name: str, count: int, allowed: tuple[str, ...]) -> tuple[str, ...]:
-        """A list of `count` of the `allowed` words."""
+        """Return a list of `count` of the `allowed` words."""
         values = self._list(name, count)
         if not all(value in allowed for value in values):
             raise self.refusal(name, f"expected {count} of {', '.join(allowed)}")
         return tuple(values)
 
     def switches(self, name: str, count: int) -> tuple[bool, ...]:
-        """A list of `count` zeros and ones."""
+        """Return a list of `count` zeros and ones as booleans."""
         values = self._list(name, count)
         if not all(value in (0, 1) for value in values):
             raise self.refusal(name, f"expected {count} of 0, 1")
-        return tuple(bool(value) for value in values)
+        return tuple(map(bool, values))
 
     def indices(self, name: str, count: int) -> tuple[int, ...]:
-        """A list of whole numbers below `count`; none if it is absent."""
+        """Return a list of whole numbers below `count`, empty if the field is absent."""
         values = self._value(name, [])
-        is_plain = isinstance(values, list) and all(type(value) is int and 0 <= value < count for value in values)
-        if not is_plain:
+        if not isinstance(values, list) or not all(type(value) is int and 0 <= value < count for value in values):
             raise self.refusal(name, f"expected a list of whole numbers below {count}")
         return tuple(values)
 
     def token_ids(self, name: str, vocab_size: int) -> tuple[int, ...]:
-        """One id, a list of ids, or none at all. Ids beyond the vocabulary are left out, since they are never drawn:
-        small models are published with the special tokens of the large ones."""
+        """Return one id or a list of ids as a tuple, empty if the field is absent.
+
+        Ids outside the vocabulary are left out: small models are published with the special tokens of large ones.
+        """
         value = self.raw.get(name)
         values = [] if value is None else value if isinstance(value, list) else [value]
-        for token_id in values:
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < _MAX_TOKEN_ID:
-                raise self.refusal(name, "not a token id")
+        if not all(type(token_id) is int and 0 <= token_id < _MAX_TOKEN_ID for token_id in values):
+            raise self.refusal(name, "not a token id")
         return tuple(token_id for token_id in values if token_id < vocab_size)
 
     def _list(self, name: str, count: int) -> list[Any]:
@@ -113,16 +107,14 @@ class Fields:
         return values
 
     def _value(self, name: str, default: Any) -> Any:
-        value = self.raw.get(name)
-        if value is not None:
-            return value
-        if default is None:
+        value = self.raw[name] if name in self else default
+        if value is None:
             raise UnsupportedModel(f"{self.where}: {name} is missing")
-        return default
+        return value
 
 
 def read_fields(path: Path) -> Fields:
-    """The JSON object in the file. Raises UnsupportedModel."""
+    """Return the JSON object in a file. Raises UnsupportedModel."""
     try:
         size_bytes = path.stat().st_size
         if size_bytes > _MAX_JSON_BYTES:

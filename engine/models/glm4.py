@@ -8,7 +8,7 @@ from dataclasses import replace
 from engine.models.config import ModelConfig, Names
 from engine.models.fields import Fields
 from engine.models.llama import llama
-from engine.models.rope_fields import with_neighbors
+from engine.models.rope_fields import with_interleaved_pairs
 
 _NAMES = Names(
     gate_up=("gate_up_proj",),
@@ -27,4 +27,4 @@ def glm4(fields: Fields) -> ModelConfig:
         max_position_embeddings=131_072,
     )
     config = llama(fields, can_be_partial=True).with_attention(has_output_bias=False)
-    return replace(with_neighbors(config), names=_NAMES)
+    return replace(with_interleaved_pairs(config), names=_NAMES)

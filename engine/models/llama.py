@@ -1,6 +1,6 @@
-"""Llama: the plain decoder. Other families are described by their differences from it.
+"""Llama: norm, attention with rotary positions, residual; norm, gated feed-forward, residual.
 
-Norm, attention with rotary positions, residual; norm, gated feed-forward, residual.
+Other families are described by their differences from it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,12 @@ _ACTIVATIONS = {
 
 
 def llama(fields: Fields, can_be_partial: bool = False) -> ModelConfig:
-    """Raises UnsupportedModel naming the field. `can_be_partial`: positions may turn a part of each head."""
+    """Read a Llama config. With `can_be_partial`, positions may rotate only a part of each head.
+
+    Raises UnsupportedModel naming the field.
+    """
+    if fields.flag("use_sliding_window"):
+        raise fields.refusal("use_sliding_window", "not supported (false is, as in all published models)")
     attention = read_heads(fields)
     max_positions = fields.whole("max_position_embeddings", 1, 1 << 26, default=2048)
     vocab_size = fields.whole("vocab_size", 2, 1 << 24)
@@ -50,7 +55,7 @@ def llama(fields: Fields, can_be_partial: bool = False) -> ModelConfig:
 
 
 def read_heads(fields: Fields) -> AttentionConfig:
-    """The sizes of attention, which must divide as they are used."""
+    """Read the number and size of heads. Raises UnsupportedModel if they do not divide."""
     hidden_size = fields.whole("hidden_size", 1, 1 << 17)
     num_heads = fields.whole("num_attention_heads", 1, 1024)
     num_kv_heads = fields.whole("num_key_value_heads", 1, 1024, default=num_heads)

@@ -12,13 +12,13 @@ from engine.models.config import LayerConfig, ModelConfig, Names, QueryTemperatu
 from engine.models.fields import Fields
 from engine.models.llama import llama, read_activation
 from engine.models.mixtures import read_num_experts, read_router, with_mixture
-from engine.models.rope_fields import with_neighbors
+from engine.models.rope_fields import with_interleaved_pairs
 from engine.models.sliding_window import CHUNKED, FULL, layer_types
-from engine.models.smollm3 import read_turning
+from engine.models.smollm3 import read_layers_with_positions
 
 _EXPERTS = ExpertNames(router="router", is_stacked=True)
 _NAMES = Names(feed_forward="feed_forward", mixture="feed_forward")
-_IMAGES = ("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector.")
+_IMAGE_TENSORS = ("vision_model.", "multi_modal_projector.", "model.vision_model.", "model.multi_modal_projector.")
 
 
 def llama4(fields: Fields) -> ModelConfig:
@@ -32,7 +32,7 @@ def llama4(fields: Fields) -> ModelConfig:
     )
     inner = fields.whole("intermediate_size", 1, 1 << 20)
     dense = MlpConfig(fields.whole("intermediate_size_mlp", 1, 1 << 20, default=16384))
-    config = _with_places(with_neighbors(llama(fields)), fields)
+    config = _with_attention(with_interleaved_pairs(llama(fields)), fields)
     activation = Activation(read_activation(fields))
     config = config.with_layers(lambda _, layer: replace(layer, feed_forward=replace(dense, activation=activation)))
     num_experts = read_num_experts(fields, "num_local_experts", "num_experts")
@@ -45,15 +45,17 @@ def llama4(fields: Fields) -> ModelConfig:
         is_input_weighted=True,
         names=_EXPERTS,
     )
-    return replace(with_mixture(config, moe, _mixed(config, fields).__contains__), names=_NAMES, ignored=_IMAGES)
+    return replace(
+        with_mixture(config, moe, _mixture_layers(config, fields).__contains__), names=_NAMES, ignored=_IMAGE_TENSORS
+    )
 
 
-def _with_places(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """What each layer sees, and how it knows where."""
-    is_turning = read_turning(config, fields)
-    kinds = layer_types(config, fields, lambda index: CHUNKED if is_turning[index] else FULL)
+def _with_attention(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """Return a copy with each layer's attention window and positions."""
+    has_positions = read_layers_with_positions(config, fields)
+    kinds = layer_types(config, fields, lambda index: CHUNKED if has_positions[index] else FULL)
     has_chunks = "attention_chunk_size" in fields
-    chunk = AttentionWindow(chunk=fields.whole("attention_chunk_size", 1, 1 << 26)) if has_chunks else AttentionWindow()
+    chunk = AttentionWindow(chunk=fields.whole("attention_chunk_size", 1, 1 << 26) if has_chunks else None)
     qk_norm = "weightless" if fields.flag("use_qk_norm", default=True) else None
     temperature = None
     if fields.raw.get("attn_temperature_tuning", True):  # published as a flag and as a number
@@ -63,15 +65,15 @@ def _with_places(config: ModelConfig, fields: Fields) -> ModelConfig:
 
     def change(index: int, layer: LayerConfig) -> LayerConfig:
         window = chunk if kinds[index] == CHUNKED else AttentionWindow()
-        if is_turning[index]:
+        if has_positions[index]:
             return replace(layer, window=window, qk_norm=qk_norm)
         return replace(layer, window=window, positions=temperature)
 
     return config.with_layers(change)
 
 
-def _mixed(config: ModelConfig, fields: Fields) -> tuple[int, ...]:
-    """The layers that are mixtures: listed, or one in so many."""
+def _mixture_layers(config: ModelConfig, fields: Fields) -> tuple[int, ...]:
+    """Return the indices of layers with mixtures: `moe_layers`, or every `interleave_moe_layer_step`-th layer."""
     if fields.raw.get("moe_layers") is not None:
         return fields.indices("moe_layers", config.num_layers)
     step = fields.whole("interleave_moe_layer_step", 1, 1 << 16, default=1)

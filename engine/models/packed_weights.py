@@ -18,25 +18,29 @@ from engine.models.decoder import Decoder
 
 
 def has_packed(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> bool:
-    """Whether any matrix, or this rank's part of it, would stay packed if the model ran in `dtype`. Raises
-    WeightsError."""
-    return any(True for _ in _taken(model, checkpoint, kernels, dtype))
+    """Return True if any matrix, or this rank's shard of it, can stay packed in a model of `dtype`.
+
+    Raises WeightsError.
+    """
+    return any(True for _ in _packable(model, checkpoint, kernels, dtype))
 
 
 def keep_packed(model: Decoder, checkpoint: Checkpoint, kernels: Kernels) -> dict[str, PackedSlot]:
-    """Names in the checkpoint, and the slots to load them into, before weights are loaded. Raises WeightsError."""
+    """Mark the matrices that stay packed; return their slots by name in the checkpoint. Raises WeightsError."""
     slots: dict[str, PackedSlot] = {}
-    for linear in _taken(model, checkpoint, kernels, model.dtype):
+    for linear in _packable(model, checkpoint, kernels, model.dtype):
         slots.update(linear.keep_packed())
     return slots
 
 
 def memory_bytes(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> int:
-    """What the weights will take if the model runs in `dtype`: packed ones as they are stored, all others expanded.
-    Raises WeightsError."""
-    packed = {name for linear in _taken(model, checkpoint, kernels, dtype) for name in linear.names}
+    """Return the memory of a model's weights in `dtype`: packed matrices as stored, all others expanded.
+
+    Raises WeightsError.
+    """
+    packed = {name for linear in _packable(model, checkpoint, kernels, dtype) for name in linear.names}
     total = 0
-    for name, destination in model.destinations(checkpoint.entries).items():
+    for name, destination in model.destinations(checkpoint).items():
         source = checkpoint.find(name) if name in packed else None
         if source is None:
             total += math.prod(destination.shape) * dtype.itemsize
@@ -45,8 +49,8 @@ def memory_bytes(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype
     return total
 
 
-def _taken(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> Iterator[Linear]:
-    model.destinations(checkpoint.entries)  # tells its parts how this checkpoint names them
+def _packable(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> Iterator[Linear]:
+    model.destinations(checkpoint)  # sets the names of the linear layers for this checkpoint
     for linear in model.linears:
         form = _common_form(linear, checkpoint)
         if form is not None and kernels.supports_packed(form, linear.shape, dtype):

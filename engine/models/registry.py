@@ -1,4 +1,4 @@
-"""The supported architectures, and the module that reads the config of each."""
+"""Read a model's config: find the function of its architecture and call it."""
 
 from __future__ import annotations
 
@@ -13,21 +13,16 @@ from engine.models.cohere2 import cohere2
 from engine.models.config import ModelConfig, UnsupportedModel
 from engine.models.deepseek import deepseek_v2, deepseek_v3
 from engine.models.fields import Fields, read_fields
-from engine.models.gemma2 import gemma2
-from engine.models.gemma3 import gemma3
+from engine.models.gemma import gemma2, gemma3
 from engine.models.glm4 import glm4
 from engine.models.gpt_oss import gpt_oss
 from engine.models.granite import granite
 from engine.models.llama import llama
 from engine.models.llama4 import llama4
-from engine.models.mistral import mistral, mistral3
-from engine.models.mixtral import mixtral
+from engine.models.mistral import mistral, mistral3, mixtral
 from engine.models.olmo2 import olmo2
 from engine.models.phi3 import phi3
-from engine.models.qwen2 import qwen2
-from engine.models.qwen2_moe import qwen2_moe
-from engine.models.qwen3 import qwen3
-from engine.models.qwen3_moe import qwen3_moe
+from engine.models.qwen import qwen2, qwen2_moe, qwen3, qwen3_moe
 from engine.models.smollm3 import smollm3
 from engine.models.starcoder2 import starcoder2
 
@@ -56,22 +51,24 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], ModelConfig]] = {
     "SmolLM3ForCausalLM": smollm3,
     "Starcoder2ForCausalLM": starcoder2,
 }
-# Published with code of their own before transformers had them. It says the same as our families, and is never run.
-_WITH_OWN_CODE = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Phi3ForCausalLM")
-# Said once for the whole of a model of images and text, and true of its text part.
+# Architectures that were published with Python code before transformers supported them. This code is never run.
+_PUBLISHED_WITH_CODE = ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM", "Phi3ForCausalLM")
+# Fields beside `text_config` that also apply to the text part, unless it has its own.
 _OUTER = ("eos_token_id", "bos_token_id")
-_TIE = "tie_word_embeddings"
 
 
 def read_config(model_dir: Path) -> ModelConfig:
-    """The config of the checkpoint in `model_dir`; `generation_config.json`, where present, says what ends text. A
-    GGUF file without a config.json says all of it itself.
+    """Read the config of the checkpoint in `model_dir`. End tokens come from `generation_config.json` if it exists.
 
-    Raises UnsupportedModel.
+    A GGUF file is read only if there is no `config.json`. Raises UnsupportedModel.
     """
     path = model_dir / "config.json"
     if not path.exists():
-        return parse_config(_read_gguf(model_dir) or read_fields(path).raw)
+        try:
+            gguf_path = find_gguf(model_dir)
+            return parse_config(read_fields(path).raw if gguf_path is None else read_gguf_config(gguf_path))
+        except GgufError as error:
+            raise UnsupportedModel(str(error)) from error
     config = parse_config(read_fields(path).raw)
     generation_path = model_dir / "generation_config.json"
     if not generation_path.exists():
@@ -80,17 +77,8 @@ def read_config(model_dir: Path) -> ModelConfig:
     return replace(config, eos_token_ids=eos_token_ids) if eos_token_ids else config
 
 
-def _read_gguf(model_dir: Path) -> Mapping[str, Any] | None:
-    """What a GGUF file says of a model that has no other config; None where there is none."""
-    try:
-        path = find_gguf(model_dir)
-        return None if path is None else read_gguf_config(path)
-    except GgufError as error:
-        raise UnsupportedModel(str(error)) from error
-
-
 def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """A ModelConfig from the parsed JSON. Raises UnsupportedModel naming the architecture or the field."""
+    """Return the ModelConfig of parsed JSON. Raises UnsupportedModel naming the architecture or the field."""
     architecture = _architecture(raw)
     family = ARCHITECTURES.get(architecture)
     if family is None:
@@ -100,8 +88,10 @@ def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
     if "text_config" in fields:
         text = fields.inner("text_config")
         outer = {name: raw[name] for name in _OUTER if raw.get(name) is not None and name not in text}
-        if raw.get(_TIE) is not None:  # the head is the whole's
-            outer[_TIE] = raw[_TIE]
+        if (
+            raw.get("tie_word_embeddings") is not None
+        ):  # the outer field decides, because the head is outside the text part
+            outer["tie_word_embeddings"] = raw["tie_word_embeddings"]
         fields = Fields({**text.raw, **outer}, text.where)
     return family(Fields({**fields.raw, "architecture": architecture}, fields.where))
 
@@ -110,6 +100,6 @@ def _architecture(raw: Mapping[str, Any]) -> str:
     names = raw.get("architectures")
     if not isinstance(names, list) or len(names) != 1 or not isinstance(names[0], str):
         raise UnsupportedModel(f"config.json: architectures={str(names)[:200]}: expected a list with one name")
-    if raw.get("auto_map") and names[0] not in _WITH_OWN_CODE:
-        raise UnsupportedModel("config.json: auto_map asks for code from the checkpoint; that is never run")
+    if raw.get("auto_map") and names[0] not in _PUBLISHED_WITH_CODE:
+        raise UnsupportedModel("config.json: auto_map refers to code in the checkpoint, which is never run")
     return names[0]

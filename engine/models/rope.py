@@ -1,4 +1,4 @@
-"""Rotary frequencies as a model was trained: default, linear, llama3, yarn, longrope. Knows numbers, not their use."""
+"""Compute rotary frequencies: default, linear, llama3, yarn, longrope."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, max_model_len: int) -> tup
 
 
 def head_order(rope: RopeConfig, head_dim: int) -> torch.Tensor | None:
-    """int64 [D]: where each number of a head comes from, so that number i and number i + D/2 turn together.
+    """Return int64 [D]: the source of each number of a head, so that numbers i and i + D/2 are rotated together.
 
-    Those that do not turn fill the rest of both halves. None where heads are in that order already.
+    Numbers that are not rotated fill the end of both halves. Returns None if heads already have this order.
     """
     width = rope.rotary_dim or head_dim
     if width == head_dim and not rope.is_interleaved:
         return None
-    turning = torch.arange(width)
-    first, second = (turning[::2], turning[1::2]) if rope.is_interleaved else turning.chunk(2)
-    still = torch.arange(width, head_dim).chunk(2) if width < head_dim else (turning[:0], turning[:0])
-    return torch.cat((first, still[0], second, still[1]))
+    rotated = torch.arange(width)
+    first, second = (rotated[::2], rotated[1::2]) if rope.is_interleaved else rotated.chunk(2)
+    unrotated = torch.arange(width, head_dim).chunk(2) if width < head_dim else (rotated[:0], rotated[:0])
+    return torch.cat((first, unrotated[0], second, unrotated[1]))
 
 
 def _llama3(rope: RopeConfig, frequencies: torch.Tensor) -> torch.Tensor:
-    """Long wavelengths stretched by `factor`, short ones kept, a linear blend between where there is room for one."""
+    """Divide low frequencies by `factor`, keep high ones, and blend linearly between them."""
     rotations = rope.original_max_positions * frequencies / (2 * math.pi)  # in the trained context, [D/2]
-    room = max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)
-    blend = ((rotations - rope.low_freq_factor) / room).clamp(0.0, 1.0)
+    span = max(rope.high_freq_factor - rope.low_freq_factor, 1e-9)
+    blend = ((rotations - rope.low_freq_factor) / span).clamp(0.0, 1.0)
     return (1 - blend) * frequencies / rope.factor + blend * frequencies
 
 
 def _yarn(rope: RopeConfig, wavelengths: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """As llama3, with the blend linear in the index of the frequency."""
+    """Scale like `_llama3`, with a blend that is linear in the index of the frequency."""
 
     def index_of(num_rotations: float) -> float:
-        turns = rope.original_max_positions / (num_rotations * 2 * math.pi)
-        return head_dim * math.log(turns) / (2 * math.log(rope.theta))
+        wavelength = rope.original_max_positions / (num_rotations * 2 * math.pi)
+        return head_dim * math.log(wavelength) / (2 * math.log(rope.theta))
 
     low, high = index_of(rope.beta_fast), index_of(rope.beta_slow)
     if rope.is_truncated:
@@ -75,7 +75,7 @@ def _yarn_attention_factor(rope: RopeConfig) -> float:
 
 
 def yarn_mscale(factor: float, mscale: float) -> float:
-    """By how much scores of a context stretched `factor` times are to grow."""
+    """Return the factor of attention scores for a context stretched `factor` times."""
     return 1.0 if factor <= 1 else 0.1 * mscale * math.log(factor) + 1.0
 
 

@@ -1,4 +1,4 @@
-"""Rotary positions as a `config.json` describes them -> RopeConfig, in every spelling that is in use.
+"""Read the rotary positions of a `config.json` in every spelling that is in use.
 
 transformers 4 writes `rope_theta` beside `rope_scaling`, 5 puts both into `rope_parameters`; older files write `type`
 for `rope_type` and `su` for `longrope`.
@@ -16,19 +16,19 @@ _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial: bool = False) -> RopeConfig:
-    """The positions that `fields` describe. Raises UnsupportedModel naming the field."""
+    """Return the positions that `fields` describe. Raises UnsupportedModel naming the field."""
     parameters = fields.inner("rope_scaling" if fields.raw.get("rope_parameters") in (None, {}) else "rope_parameters")
     for name in (FULL, SLIDING):
         if name in parameters:
-            raise parameters.refusal(name, "layers of this architecture share their positions")
+            raise parameters.refusal(name, "not supported: all layers of this architecture have the same positions")
     kind = parameters.word("rope_type", parameters.word("type", "default"))
     kind = "longrope" if kind == "su" else kind
     if kind not in _KINDS:
         raise parameters.refusal("rope_type", f"rope_type {kind!r} is not supported ({', '.join(_KINDS)} are)")
     rope = _unscaled(fields, parameters, head_dim, can_be_partial)
-    if kind in ("default", "dynamic"):  # dynamic scaling changes nothing within the trained context, all we offer
+    if kind in ("default", "dynamic"):  # dynamic scaling has no effect within the trained context
         return rope
-    original = fields if "original_max_position_embeddings" in fields else parameters  # the outer one is the rule
+    original = fields if "original_max_position_embeddings" in fields else parameters  # the outer field has precedence
     original_max = original.whole("original_max_position_embeddings", 1, 1 << 26, default=max_positions)
     rope = replace(rope, kind=kind, original_max_positions=original_max)
     attention_factor = parameters.number("attention_factor", 0.0, 1e3, default=0.0) or None
@@ -41,15 +41,15 @@ def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial:
 
 
 def _unscaled(fields: Fields, parameters: Fields, head_dim: int, can_be_partial: bool) -> RopeConfig:
-    """How fast the numbers of a head turn, and how many of them do."""
+    """Return the unscaled positions: base frequency, and the rotated size of a head."""
     theta = (parameters if "rope_theta" in parameters else fields).number("rope_theta", 1.001, 1e12, default=10000.0)
-    place = parameters if "partial_rotary_factor" in parameters else fields
-    part = place.number("partial_rotary_factor", 0.0, 1.0, default=1.0)
-    if part != 1.0 and not can_be_partial:
-        raise parameters.refusal("partial_rotary_factor", "this architecture turns whole heads")
-    rotary_dim = int(head_dim * part)
+    source = parameters if "partial_rotary_factor" in parameters else fields
+    factor = source.number("partial_rotary_factor", 0.0, 1.0, default=1.0)
+    if factor != 1.0 and not can_be_partial:
+        raise parameters.refusal("partial_rotary_factor", "not supported: this architecture rotates whole heads")
+    rotary_dim = int(head_dim * factor)
     if rotary_dim < 2 or rotary_dim % 2 or head_dim % 2:
-        raise fields.refusal("head_dim", f"the {rotary_dim} of {head_dim} numbers that turn must be even and some")
+        raise fields.refusal("head_dim", f"the head size and its rotated size ({rotary_dim}) must be even and above 0")
     return RopeConfig(theta=theta, rotary_dim=0 if rotary_dim == head_dim else rotary_dim)
 
 
@@ -64,7 +64,7 @@ def _longrope(rope: RopeConfig, parameters: Fields, head_dim: int, max_positions
 
 
 def _linear_or_yarn(rope: RopeConfig, parameters: Fields) -> RopeConfig:
-    """Linear scaling reads the factor alone."""
+    """Return linear or YaRN scaling. Linear scaling uses only the factor."""
     return replace(
         rope,
         factor=parameters.number("factor", 1e-3, 1e6),
@@ -85,8 +85,8 @@ def _llama3(rope: RopeConfig, parameters: Fields) -> RopeConfig:
     return replace(rope, factor=factor, low_freq_factor=low, high_freq_factor=high)
 
 
-def with_neighbors(config: ModelConfig) -> ModelConfig:
-    """`config` with positions that turn each number of a head with its neighbor."""
+def with_interleaved_pairs(config: ModelConfig) -> ModelConfig:
+    """Return a copy whose positions rotate adjacent numbers of a head together."""
 
     def change(_index: int, layer: LayerConfig) -> LayerConfig:
         if not isinstance(layer.positions, RopeConfig):

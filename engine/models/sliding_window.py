@@ -1,4 +1,4 @@
-"""Attention windows in configs: one for all layers, or by layer from `layer_types` or a family's rule."""
+"""Read attention windows: one for all layers, or by layer from `layer_types` or from a family's rule."""
 
 from __future__ import annotations
 
@@ -13,31 +13,25 @@ FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attenti
 
 
 def read_window(fields: Fields) -> AttentionWindow:
-    """`sliding_window` positions, all of them where it is absent."""
-    return (
-        AttentionWindow(size=fields.whole("sliding_window", 1, 1 << 26))
-        if "sliding_window" in fields
-        else AttentionWindow()
-    )
+    """Return a window of `sliding_window` positions, or full attention if the field is absent."""
+    return AttentionWindow(fields.whole("sliding_window", 1, 1 << 26) if "sliding_window" in fields else None)
 
 
 def with_window(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """`config` with the same window in every layer."""
+    """Return a copy with the same window in every layer."""
     window = read_window(fields)
     return config.with_layers(lambda _, layer: replace(layer, window=window))
 
 
 def with_windows(config: ModelConfig, fields: Fields, is_windowed: Callable[[int], bool]) -> ModelConfig:
-    """`config` with a window in the layers that `layer_types` names, else in those that `is_windowed` is true of."""
-    kinds, window = (
-        layer_types(config, fields, lambda index: SLIDING if is_windowed(index) else FULL),
-        read_window(fields),
-    )
+    """Return a copy with a window in the layers listed in `layer_types`, or else selected by `is_windowed`."""
+    kinds = layer_types(config, fields, lambda index: SLIDING if is_windowed(index) else FULL)
+    window = read_window(fields)
     return config.with_layers(lambda index, layer: replace(layer, window=window) if kinds[index] == SLIDING else layer)
 
 
 def layer_types(config: ModelConfig, fields: Fields, rule: Callable[[int], str]) -> tuple[str, ...]:
-    """The kind of each layer: as `layer_types` lists them, else by the family's rule."""
+    """Return the kind of each layer, from `layer_types` or else from the family's rule."""
     if "layer_types" in fields:
         return fields.words("layer_types", config.num_layers, (FULL, SLIDING, CHUNKED))
     return tuple(rule(index) for index in range(config.num_layers))

@@ -26,6 +26,7 @@ from engine.serving.http_server import HttpServer
 from engine.serving.loaders import Loaders
 from engine.serving.model_store import ModelStore
 from engine.serving.replicas import Replicas
+from engine.tasks.registry import LOADERS
 from storage.ephemeral import Ephemeral
 from storage.objects import Objects
 
@@ -45,9 +46,10 @@ class Node:
         self._objects = Objects.connect(settings.objects_url) if settings.objects_url else None
         self._cache = DiskCache(settings.cache_dir, settings.cache_max_bytes)
         store = ModelStore(self._cache, self._objects)
-        self._loaders = Loaders(zygote, settings, store)
         wanted = parse_models(settings.models)
-        self._replicas = Replicas(store, self._loaders, settings.max_replicas, wanted, on_change=self._changed)
+        self._replicas = Replicas(
+            store, Loaders(zygote, settings, store), settings.max_replicas, wanted, on_change=self._changed
+        )
         self._calls = Calls(self._replicas, settings.max_calls, adapters=NodeAdapters(store))
         identity = settings.service_identity()
         self._gateways = GatewayServer(self._calls, identity, settings.name, tls_context(settings))
@@ -72,7 +74,7 @@ class Node:
             num_calls=len(self._calls),
             device=self._settings.device,
             replicas=self._replicas.statuses(),
-            tasks=self._loaders.tasks,
+            tasks=tuple(LOADERS),
         )
 
     def stop(self) -> None:

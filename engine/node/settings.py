@@ -148,8 +148,8 @@ class NodeSettings(ProcessSettings):
             raise ValueError(f"HEARTH_SERVICE_RING, HEARTH_SERVICE_KEYS: {error}") from None
         if identity.name != self.name:
             raise ValueError(f"HEARTH_SERVICE_KEYS: the key of {identity.subject}, and HEARTH_NODE_ID is {self.name}")
-        if identity.place not in ("", self.pop):
-            raise ValueError(f"HEARTH_SERVICE_KEYS: a key of the PoP {identity.place}, and HEARTH_POP is {self.pop}")
+        if identity.pop not in ("", self.pop):
+            raise ValueError(f"HEARTH_SERVICE_KEYS: a key of the PoP {identity.pop}, and HEARTH_POP is {self.pop}")
         return identity
 
     @property

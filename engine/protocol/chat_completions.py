@@ -12,11 +12,12 @@ from typing import Any
 
 import msgspec
 
-from engine.protocol.events import ChoiceEnded, Finished, FinishReason, Started, TokenLogprob, ToolCallDelta, Usage
+from engine.protocol.events import ChoiceEnded, Finished, FinishReason, TokenLogprob, ToolCallDelta, Usage
 from engine.protocol.fields import BadInput, boolean
 from engine.protocol.outcome import Choice, Outcome
 from engine.protocol.rendering import (
     DONE,
+    Renderer,
     data_frame,
     encode,
     logprobs_object,
@@ -90,7 +91,7 @@ def includes_usage(body: Mapping[str, Any]) -> bool:
     return boolean(options, "include_usage", False)
 
 
-class ChatRenderer:
+class ChatRenderer(Renderer):
     """`chat.completion`, whole or as chunks, for `num_choices` choices. With `is_legacy` tool calls are rendered as the
     older `function_call`, which has room for one call."""
 
@@ -129,9 +130,6 @@ class ChatRenderer:
                 is_legacy=self._is_legacy,
             )
         )
-
-    def begin(self, _started: Started) -> bytes:
-        return b""  # the first chunk of each choice names the role
 
     def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes:
         return data_frame(self._chunks[choice].text(text, logprobs))

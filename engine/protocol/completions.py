@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 
 from engine.protocol.chat_completions import reject_unsafe_fields
-from engine.protocol.events import ChoiceEnded, Finished, FinishReason, Started, TokenLogprob, ToolCallDelta
+from engine.protocol.events import ChoiceEnded, Finished, FinishReason, Started, TokenLogprob
 from engine.protocol.fields import BadInput, boolean, integer
 from engine.protocol.outcome import Choice, Outcome
 from engine.protocol.output_format import Constraint, read_constraint
-from engine.protocol.rendering import DONE, data_frame, encode, usage_object
+from engine.protocol.rendering import DONE, Renderer, data_frame, encode, usage_object
 from engine.protocol.sampling import (
     MAX_CHOICES,
     MAX_TOP_LOGPROBS,
@@ -146,7 +146,7 @@ def _are_known(token_ids: Sequence[int], vocab_size: int) -> bool:
     return not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size)
 
 
-class CompletionRenderer:
+class CompletionRenderer(Renderer):
     """`text_completion`, whole or as chunks: the choices of every prompt in turn."""
 
     def __init__(
@@ -191,12 +191,6 @@ class CompletionRenderer:
         offset = self._offsets[choice]
         self._offsets[choice] += len(text)
         return self._frame(choice, text, None, logprobs_object(logprobs, offset, text))
-
-    def reasoning(self, _text: str, _choice: int = 0) -> bytes:
-        raise AssertionError("text completions have no chat template, hence no reasoning")
-
-    def tool_call(self, _delta: ToolCallDelta) -> bytes:
-        raise AssertionError("text completions have no tools")
 
     def choice_end(self, ended: ChoiceEnded) -> bytes:
         return self._frame(ended.choice, "", ended.reason, None)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from engine.protocol.fields import BadInput, texts
 from engine.protocol.outcome import Outcome
-from engine.protocol.rendering import WholeOnly, encode
+from engine.protocol.rendering import Renderer, encode
 from engine.protocol.tasks.text_embeddings import MAX_TEXTS, Embeddings, TextEmbeddings
 
 Encoding = Literal["float", "base64"]
@@ -23,7 +23,7 @@ def read_embeddings_request(body: Mapping[str, Any]) -> tuple[TextEmbeddings, En
     return task, "base64" if encoding == "base64" else "float"
 
 
-class EmbeddingsRenderer(WholeOnly):
+class EmbeddingsRenderer(Renderer):
     """OpenAI's list of embeddings; base64 encodes little-endian float32."""
 
     def __init__(self, model: str, encoding: Encoding) -> None:

@@ -3,7 +3,7 @@ exactly one Finished or Failed. In a call with several choices each piece names 
 its own ChoiceEnded before the call ends.
 
 Started is sent together with the first piece of output, not when the call arrives: until the first event a gateway may
-send the call to another node. Nothing here knows HTTP or how responses are rendered.
+send the call to another node. Events contain no HTTP and do not depend on the format of responses.
 """
 
 from __future__ import annotations

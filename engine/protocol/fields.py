@@ -1,6 +1,6 @@
 """Readers of single body fields: each returns a value of the right type and within bounds, or raises `BadInput`.
 
-The text of `BadInput` names the field and the limit, never the value. No field is known here by name.
+The text of `BadInput` names the field and the limit, never the value. These readers know no field by name.
 """
 
 from __future__ import annotations

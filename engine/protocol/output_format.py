@@ -105,16 +105,16 @@ def _schema(value: Any, pointer: str) -> Constraint:
 
 def _structured(value: Any, pointer: str) -> Constraint:
     """Read vLLM's newer `structured_outputs`: an object with exactly one of the formats."""
-    given = {name: option for name, option in fields.mapping(value, pointer).items() if option not in (None, False)}
+    options = {name: option for name, option in fields.mapping(value, pointer).items() if option not in (None, False)}
     for name in _UNSUPPORTED:
-        if name in given:
+        if name in options:
             raise BadInput(f"'{pointer}/{name}' is not supported")
-    names = [name for name in given if name in _READERS or name == "json_object"]
+    names = [name for name in options if name in _READERS or name == "json_object"]
     if len(names) != 1:
         raise BadInput(f"'{pointer}' must have one of json, json_object, regex, choice, grammar")
     if names[0] == "json_object":
         return Constraint("json_object")
-    return _READERS[names[0]](given[names[0]], f"{pointer}/{names[0]}")
+    return _READERS[names[0]](options[names[0]], f"{pointer}/{names[0]}")
 
 
 def _json(value: Any, pointer: str) -> Constraint:

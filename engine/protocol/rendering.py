@@ -7,7 +7,7 @@ know nothing of HTTP, of envelopes or of errors: the server adds those.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -33,42 +33,36 @@ class OutputNotJson(ValueError):
     """The output was requested as JSON and is not readable JSON."""
 
 
-class Renderer(Protocol):
+class Renderer:
     """One response format. `whole` returns a JSON document and raises OutputNotJson; the other methods return complete
-    frames of an event stream, or b"" if the format has nothing to send for the event."""
+    frames of an event stream, or b"" if the format has nothing to send for the event.
 
-    def whole(self, outcome: Outcome) -> bytes: ...
-    def begin(self, started: Started) -> bytes: ...
-    def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes: ...
-    def reasoning(self, text: str, choice: int = 0) -> bytes: ...
-    def tool_call(self, delta: ToolCallDelta) -> bytes: ...
-    def choice_end(self, ended: ChoiceEnded) -> bytes: ...
-    def end(self, finished: Finished) -> bytes: ...
+    Subclasses implement `whole`, and the methods for the events that a stream of their task can have.
+    """
 
+    def whole(self, outcome: Outcome) -> bytes:
+        raise NotImplementedError
 
-class WholeOnly:
-    """Base of renderers for tasks that do not stream."""
+    def begin(self, started: Started) -> bytes:  # noqa: ARG002
+        return b""
 
-    def begin(self, _started: Started) -> bytes:
-        raise AssertionError("this task does not stream")
+    def text(self, text: str, logprobs: Sequence[TokenLogprob], choice: int = 0) -> bytes:
+        raise NotImplementedError
 
-    def text(self, _text: str, _logprobs: Sequence[TokenLogprob], _choice: int = 0) -> bytes:
-        raise AssertionError("this task does not stream")
+    def reasoning(self, text: str, choice: int = 0) -> bytes:
+        raise NotImplementedError
 
-    def reasoning(self, _text: str, _choice: int = 0) -> bytes:
-        raise AssertionError("this task does not stream")
+    def tool_call(self, delta: ToolCallDelta) -> bytes:
+        raise NotImplementedError
 
-    def tool_call(self, _delta: ToolCallDelta) -> bytes:
-        raise AssertionError("this task does not stream")
+    def choice_end(self, ended: ChoiceEnded) -> bytes:
+        raise NotImplementedError
 
-    def choice_end(self, _ended: ChoiceEnded) -> bytes:
-        raise AssertionError("this task does not stream")
-
-    def end(self, _finished: Finished) -> bytes:
-        raise AssertionError("this task does not stream")
+    def end(self, finished: Finished) -> bytes:
+        raise NotImplementedError
 
 
-class PromptTokenCount(WholeOnly):
+class PromptTokenCount(Renderer):
     """The number of tokens in a prompt, as `{**head, "input_tokens": n}`."""
 
     def __init__(self, head: dict[str, Any]) -> None:

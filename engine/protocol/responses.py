@@ -84,10 +84,13 @@ def read_response_request(body: Mapping[str, Any], *, default_max_tokens: int, c
         default_max_tokens=default_max_tokens,
         context_window=context_window,
     )
-    instructions = _instructions(body.get("instructions"))
-    given = body.get("input")
-    references = _references(given)
-    messages = _messages(given, may_be_empty=bool(references))
+    system_text = body.get("instructions")
+    if system_text is not None and not isinstance(system_text, str):
+        raise BadInput("Type mismatch of '/instructions', expected 'string'")
+    instructions = () if system_text is None else (ChatMessage("system", system_text),)
+    body_input = body.get("input")
+    references = _references(body_input)
+    messages = _messages(body_input, may_be_empty=bool(references))
     tools = read_tool_options(body)
     reasoning = fields.mapping(body.get("reasoning") or {}, "/reasoning")
     constraint = read_response_format(fields.mapping(body.get("text") or {}, "/text").get("format"), "/text/format")
@@ -106,7 +109,7 @@ def read_response_request(body: Mapping[str, Any], *, default_max_tokens: int, c
     if is_background and not is_stored:
         raise BadInput("'/background' needs '/store': a background response is retrieved later")
     previous_id = _previous_id(body.get("previous_response_id"))
-    items = tuple(given or ()) if references else ()
+    items = tuple(body_input or ()) if references else ()
     return ResponseRequest(task, instructions, messages, previous_id, is_stored, is_background, items, references)
 
 
@@ -124,9 +127,9 @@ def _is_reference(item: Any) -> bool:
     )
 
 
-def _references(given: Any) -> tuple[str, ...]:
+def _references(body_input: Any) -> tuple[str, ...]:
     found = []
-    for index, item in enumerate(given if isinstance(given, list) else ()):
+    for index, item in enumerate(body_input if isinstance(body_input, list) else ()):
         if _is_reference(item):
             item_id = item.get("id")
             if not isinstance(item_id, str) or not _ITEM_ID.fullmatch(item_id):
@@ -141,14 +144,6 @@ def _previous_id(value: Any) -> str | None:
     if not isinstance(value, str) or not _RESPONSE_ID.fullmatch(value):
         raise BadInput("'/previous_response_id' must be the id of a response")
     return value
-
-
-def _instructions(value: Any) -> tuple[ChatMessage, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, str):
-        raise BadInput("Type mismatch of '/instructions', expected 'string'")
-    return (ChatMessage("system", value),)
 
 
 def _messages(value: Any, *, may_be_empty: bool = False) -> tuple[ChatMessage, ...]:

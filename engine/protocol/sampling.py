@@ -1,7 +1,8 @@
 """Sampling parameters: how the next token is chosen, and the one declaration of their bounds.
 
 `BOUNDS` serves three readers: the functions here that read request bodies, the JSON schemas of the catalog (marker
-`x-sampling`), and the checks of the engine (`invalid_fields`). A new parameter is declared here and nowhere else.
+`x-sampling`), and the checks of the engine (`invalid_fields`). `engine/sampling_columns.py` passes the parameters on to
+the sampler.
 """
 
 from __future__ import annotations

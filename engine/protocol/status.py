@@ -36,9 +36,9 @@ class ReplicaStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
 
 
 class NodeStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """One node. `address` is where gateways connect (`unix:///path` or `tcp://host:port`), `http_address` the plain
-    HTTP door for people. `tasks` names what it can load on demand. `pop` is what the
-    node claims; a gateway trusts it for residency only if the node's service key is bound to the same PoP."""
+    """One node. `address` is where gateways connect (`unix:///path` or `tcp://host:port`), `http_address` the
+    address of its HTTP endpoint. `tasks` are the slugs of the tasks that the node can load on demand. `pop` is what the
+    node claims; a gateway trusts `pop` for residency only if the node's service key is bound to the same PoP."""
 
     node_id: str
     pop: str

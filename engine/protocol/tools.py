@@ -2,7 +2,7 @@
 
 A tool is OpenAI's `{type, function: {name, description, parameters, strict}}`, or the same fields without the
 `function` object; OpenAI's older `functions` and `function_call` are accepted too. A tool's `code` is for the client
-and is ignored. Readers raise `BadInput`. Nothing here knows a model or the syntax of its tool calls.
+and is ignored. Readers raise `BadInput`. Models and the syntaxes of their tool calls are the engine's.
 """
 
 from __future__ import annotations

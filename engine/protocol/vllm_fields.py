@@ -38,7 +38,7 @@ _REJECTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "eta_cutoff": ((0,), _UNSUPPORTED),
     "grammar": ((), f"{_UNSUPPORTED}: use {_FORMATS}"),
     "guided_whitespace_pattern": ((), f"{_UNSUPPORTED}: at most one space stands where JSON allows white space"),
-    "include_stop_str_in_output": ((), f"{_UNSUPPORTED}: the answer ends before a stop string"),
+    "include_stop_str_in_output": ((), f"{_UNSUPPORTED}: responses end before a stop string"),
     "json_schema": ((), f"{_UNSUPPORTED}: use {_FORMATS}"),
     "kv_transfer_params": ((), "is not accepted from a caller"),
     "length_penalty": ((1,), f"{_UNSUPPORTED}: there is no beam search"),

@@ -30,7 +30,7 @@ KEEPALIVE_TIMEOUT_S = 5.0
 
 
 class WireError(Exception):
-    """The peer sent something that is not this protocol, or could not prove who it is."""
+    """The peer sent something that is not this protocol, or could not authenticate."""
 
 
 class Hello(Struct, frozen=True, tag="hello", omit_defaults=True, kw_only=True):
@@ -128,7 +128,7 @@ class FrameDecoder:
                     raise WireError(f"unreadable frame: {error}") from error
                 yield message
         finally:
-            rest = b"" if offset == end or buffer else bytes(view[offset:])
+            remaining = b"" if offset == end or buffer else bytes(view[offset:])
             view.release()
             del buffer[:offset]
-            buffer += rest
+            buffer += remaining

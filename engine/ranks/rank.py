@@ -58,9 +58,7 @@ def serve(connection: socket.socket, engine: Engine) -> None:
     try:
         while True:
             if not engine.has_work:
-                gc.collect()
-                if not engine.matchers.is_warm and not select.select([connection], [], [], _IDLE_S)[0]:
-                    engine.matchers.warm_up()
+                _use_idle_time(connection, engine)
             if not inbox.drain(engine):
                 return
             if engine.has_work:
@@ -70,6 +68,13 @@ def serve(connection: socket.socket, engine: Engine) -> None:
         return
     finally:
         gc.enable()
+
+
+def _use_idle_time(connection: socket.socket, engine: Engine) -> None:
+    """Collect garbage, and prepare for constraints if there is no work for a while."""
+    gc.collect()
+    if not engine.matchers.is_warm and not select.select([connection], [], [], _IDLE_S)[0]:
+        engine.matchers.warm_up()
 
 
 class _Inbox:

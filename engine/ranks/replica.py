@@ -159,8 +159,8 @@ class Replica:
         message = wire.decode_rank_message(payload)
         if isinstance(message, wire.Stepped):
             self._status = message.status
-            if message.sequence_ids or message.prompt_logprobs:
-                self._deliver(wire.decode_report(message))
+            if message.report is not None:
+                self._deliver(message.report)
         elif isinstance(message, wire.Loaded):
             self._status = message.status
             self._link.watch_with(message.follower_pids)

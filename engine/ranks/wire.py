@@ -14,19 +14,18 @@ Both ends run the same version. Closing the socket ends the connection. Imports 
 from __future__ import annotations
 
 import dataclasses
+from functools import cache
 from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
 from msgspec import Raw, Struct
+from numpy.typing import NDArray
 
-from engine.adapters.local_adapter import LocalAdapter
-from engine.arrays import Floats
 from engine.config import EngineConfig
 from engine.processes.frames import framed
-from engine.protocol.output_format import Constraint
-from engine.protocol.sampling import Sampling
-from engine.report import EngineInfo, EngineStatus, PromptLogprobs, StepReport
+from engine.report import EngineInfo, EngineStatus, StepReport
 from engine.scheduling.sequence import SequenceRequest
 
 
@@ -49,48 +48,37 @@ class Work(Struct, frozen=True, tag="work"):
     aborts: list[int] = []
 
 
-class _PromptLogprobs(Struct, frozen=True, array_like=True):
-    """The arrays of a PromptLogprobs, little-endian."""
-
-    sequence_id: int
-    logprobs: bytes
-    top_ids: bytes
-    top_logprobs: bytes
-
-
-class Stepped(Struct, frozen=True, tag="stepped", omit_defaults=True):
-    """Columns of a StepReport, little-endian, and the engine's status. `num_top` is the width of the top columns."""
+class Stepped(Struct, frozen=True, tag="stepped"):
+    """`report` is None if the step has nothing to report but the engine's status."""
 
     status: EngineStatus
-    sequence_ids: bytes = b""
-    token_ids: bytes = b""
-    finishes: bytes = b""
-    num_cached: bytes = b""
-    logprobs: bytes | None = None
-    num_top: int = 0
-    top_ids: bytes | None = None
-    top_logprobs: bytes | None = None
-    device_us: bytes = b""
-    prompt_logprobs: tuple[_PromptLogprobs, ...] = ()
+    report: StepReport | None = None
 
 
-class _Add(Struct, frozen=True, array_like=True):
-    sequence_id: int
-    prompt: bytes
-    sampling: Sampling
-    namespace: bytes
-    tenant: int
-    stop_token_ids: tuple[int, ...]
-    constraint: Constraint | None = None
-    adapter: LocalAdapter | None = None
-    is_ephemeral: bool = False
+def encode_array(array: object) -> tuple[tuple[int, ...], bytes]:
+    """Return an array as its shape and its bytes."""
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"a value of type {type(array).__name__} cannot be sent to a rank")
+    return array.shape, array.tobytes()
 
 
-_encoder = msgspec.msgpack.Encoder()
-_add_decoder = msgspec.msgpack.Decoder(_Add)
+def _decode_array(array_type: Any, shape_and_bytes: tuple[list[int], bytes]) -> NDArray[Any]:
+    """Return a view of the message's memory."""
+    shape, data = shape_and_bytes
+    return np.frombuffer(data, dtype_of(array_type)).reshape(shape)
+
+
+@cache
+def dtype_of(array_type: Any) -> Any:
+    """Return the element type of an array type such as NDArray[np.int32]."""
+    return get_args(get_args(array_type)[1])[0]
+
+
+_encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
+_request_decoder = msgspec.msgpack.Decoder(SequenceRequest, dec_hook=_decode_array)
 _to_rank: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
 _to_replica: msgspec.msgpack.Decoder[Loaded | LoadFailed | Stepped] = msgspec.msgpack.Decoder(
-    Loaded | LoadFailed | Stepped
+    Loaded | LoadFailed | Stepped, dec_hook=_decode_array
 )
 
 
@@ -123,35 +111,12 @@ def decode_rank_message(payload: bytes) -> Loaded | LoadFailed | Stepped:
 
 def encode_request(request: SequenceRequest) -> Raw:
     """Encode one request. Raises TypeError, ValueError or OverflowError for values that cannot be encoded."""
-    prompt = np.ascontiguousarray(request.prompt, dtype="<i4").tobytes()
-    add = _Add(
-        request.sequence_id,
-        prompt,
-        request.sampling,
-        request.namespace,
-        request.tenant,
-        request.stop_token_ids,
-        request.constraint,
-        request.adapter,
-        request.is_ephemeral,
-    )
-    return Raw(_encoder.encode(add))
+    return Raw(_encoder.encode(request))
 
 
 def decode_request(raw: Raw) -> SequenceRequest:
-    """Raises msgspec.DecodeError or ValueError."""
-    add = _add_decoder.decode(raw)
-    return SequenceRequest(
-        sequence_id=add.sequence_id,
-        prompt=np.frombuffer(add.prompt, dtype=np.int32),
-        sampling=add.sampling,
-        namespace=add.namespace,
-        tenant=add.tenant,
-        stop_token_ids=add.stop_token_ids,
-        constraint=add.constraint,
-        adapter=add.adapter,
-        is_ephemeral=add.is_ephemeral,
-    )
+    """Decode one request. Raises msgspec.DecodeError or ValueError."""
+    return _request_decoder.decode(raw)
 
 
 def sequence_id_of(raw: Raw) -> int:
@@ -162,57 +127,5 @@ def sequence_id_of(raw: Raw) -> int:
 
 def encode_report(report: StepReport, status: EngineStatus) -> bytes:
     """Return the frame of a step."""
-    prompt_logprobs = tuple(
-        _PromptLogprobs(each.sequence_id, each.logprobs.tobytes(), each.top_ids.tobytes(), each.top_logprobs.tobytes())
-        for each in report.prompt_logprobs
-    )
-    if not report.num_entries:
-        return framed(_encoder.encode(Stepped(status, prompt_logprobs=prompt_logprobs)))
-    top_ids, top_logprobs = report.top_ids, report.top_logprobs
-    stepped = Stepped(
-        status=status,
-        sequence_ids=report.sequence_ids.tobytes(),
-        token_ids=report.token_ids.tobytes(),
-        finishes=report.finishes.tobytes(),
-        num_cached=report.num_cached.tobytes(),
-        logprobs=None if report.logprobs is None else report.logprobs.tobytes(),
-        num_top=0 if top_ids is None else top_ids.shape[1],
-        top_ids=None if top_ids is None else top_ids.tobytes(),
-        top_logprobs=None if top_logprobs is None else top_logprobs.tobytes(),
-        device_us=b"" if report.device_us is None else report.device_us.tobytes(),
-        prompt_logprobs=prompt_logprobs,
-    )
-    return framed(_encoder.encode(stepped))
-
-
-def decode_report(message: Stepped) -> StepReport:
-    """Return the report of a step. Its columns are views of the message's memory."""
-
-    def floats(data: bytes | None) -> Floats | None:
-        return None if data is None else np.frombuffer(data, dtype=np.float32)
-
-    sequence_ids = np.frombuffer(message.sequence_ids, dtype=np.int64)
-    shape = (len(sequence_ids), message.num_top)
-    top_logprobs = floats(message.top_logprobs)
-    return StepReport(
-        sequence_ids=sequence_ids,
-        token_ids=np.frombuffer(message.token_ids, dtype=np.int32),
-        finishes=np.frombuffer(message.finishes, dtype=np.uint8),
-        num_cached=np.frombuffer(message.num_cached, dtype=np.int32),
-        logprobs=floats(message.logprobs),
-        top_ids=None if message.top_ids is None else np.frombuffer(message.top_ids, dtype=np.int32).reshape(shape),
-        top_logprobs=None if top_logprobs is None else top_logprobs.reshape(shape),
-        device_us=np.frombuffer(message.device_us, dtype=np.int64) if message.device_us else None,
-        prompt_logprobs=tuple(_decode_prompt_logprobs(each) for each in message.prompt_logprobs),
-    )
-
-
-def _decode_prompt_logprobs(message: _PromptLogprobs) -> PromptLogprobs:
-    logprobs = np.frombuffer(message.logprobs, dtype=np.float32)
-    shape = (len(logprobs), -1 if message.top_ids else 0)
-    return PromptLogprobs(
-        message.sequence_id,
-        logprobs,
-        np.frombuffer(message.top_ids, dtype=np.int32).reshape(shape),
-        np.frombuffer(message.top_logprobs, dtype=np.float32).reshape(shape),
-    )
+    is_empty = not (report.num_entries or report.prompt_logprobs)
+    return framed(_encoder.encode(Stepped(status, None if is_empty else report)))

@@ -1,7 +1,7 @@
 """Validation of sequence requests before they are queued, so that no request can make a step fail.
 
-`engine/tasks/soundness.py` rejects invalid requests with a message that names the field. This check repeats the bounds
-that the engine depends on and returns only a finish code.
+`engine/tasks/input_check.py` rejects invalid requests with a message that names the field. This check repeats the
+bounds that the engine depends on and returns only a finish code.
 """
 
 from __future__ import annotations

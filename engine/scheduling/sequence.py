@@ -10,20 +10,19 @@ import secrets
 from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.arrays import Floats, Ints, ceil_div
 from engine.protocol.output_format import Constraint
 from engine.protocol.sampling import Sampling
+from engine.sampling_columns import SamplingColumns, needs_history, zero_columns
 
 _SEED_MASK = (1 << 64) - 1
-_MIN_TEMPERATURE = 1e-4  # lower temperatures are greedy
-_MAX_PARAMETER = 100.0  # bound of temperature and penalties
 _MAX_BIAS = 1e4  # bound of a logit bias
 
 
-@dataclass(frozen=True, eq=False)
-class SequenceRequest:
+class SequenceRequest(Struct, frozen=True, eq=False, array_like=True):
     """One sequence to generate.
 
     `sequence_id` is unique in an engine's life. `prompt` is int32 [P]. Sequences with equal `namespace` (1 to 64 bytes,
@@ -103,9 +102,6 @@ class SlotTable:
         def ints(*shape: int) -> Ints:
             return np.zeros(shape, dtype=np.int32)
 
-        def floats() -> Floats:
-            return np.zeros(num_slots, dtype=np.float32)
-
         self.num_slots = num_slots
         self.max_model_len = max_model_len
         self.block_size = block_size
@@ -127,15 +123,8 @@ class SlotTable:
         self.last_step = np.zeros(num_slots, dtype=np.int64)  # number of the latest step with tokens of the sequence
         self.is_protected = np.zeros(num_slots, dtype=np.bool_)  # never preempted: blocks for its limit are reserved
         self.stop_token_ids = np.full((1, num_slots), -1, dtype=np.int32)  # [most stop tokens of any row, S]
-        self.temperature = floats()
-        self.top_p = floats()
-        self.min_p = floats()
-        self.repetition_penalty = floats()
-        self.presence_penalty = floats()
-        self.frequency_penalty = floats()
-        self.top_k = ints(num_slots)
-        self.num_logprobs = ints(num_slots)  # -1: no log-probabilities
-        self.seed = np.zeros(num_slots, dtype=np.uint64)
+        self.sampling = SamplingColumns(**zero_columns(num_slots))
+        self.needs_history = np.zeros(num_slots, dtype=np.bool_)  # the sampler reads the tokens before
         self.device_us = np.zeros(num_slots, dtype=np.float64)  # device time charged to the sequence
         self.adapter = ints(num_slots)  # handle; 0: none
         self.has_adapters = False  # True once any slot had an adapter
@@ -166,13 +155,17 @@ class SlotTable:
         self.last_step[slot] = 0
         self.is_protected[slot] = False
         self._fill_stop_tokens(slot, sequence.stop_token_ids)
-        self._fill_sampling(slot, sampling)
+        self.sampling.fill(slot, sampling, sequence.seed)
+        self.needs_history[slot] = needs_history(sampling)
+        if sampling.logit_bias:
+            token_ids, values = zip(*sampling.logit_bias, strict=True)
+            bias = np.clip(np.array(values, dtype=np.float32), -_MAX_BIAS, _MAX_BIAS)
+            self.logit_biases[slot] = np.array(token_ids, dtype=np.int32), bias
         if sampling.min_tokens and request.constraint is None:
             ends = np.array(sequence.stop_token_ids, dtype=np.int32)
             self.min_lengths[slot] = len(request.prompt) + sampling.min_tokens, ends
         if sequence.needs_prompt_logprobs:
             self.num_prompt_logprobs[slot] = sequence.num_prompt_logprobs
-        self.seed[slot] = sequence.seed
         self.device_us[slot] = sequence.device_us
 
     def sequence_at(self, slot: int) -> Sequence:
@@ -191,26 +184,6 @@ class SlotTable:
         sequence.device_us = float(self.device_us[slot])
         if sequence.request.is_ephemeral:
             self.token_ids[slot] = 0
-
-    def _fill_sampling(self, slot: int, sampling: Sampling) -> None:
-        """Clip parameters to values beyond which they have no further effect but could overflow float32 logits.
-
-        A repetition penalty of 0 or less is off.
-        """
-        is_greedy = sampling.temperature < _MIN_TEMPERATURE
-        repetition = sampling.repetition_penalty if sampling.repetition_penalty > 0 else 1
-        self.temperature[slot] = 0 if is_greedy else min(sampling.temperature, _MAX_PARAMETER)
-        self.top_p[slot] = min(max(sampling.top_p, 0), 1)
-        self.min_p[slot] = min(max(sampling.min_p, 0), 1)
-        self.repetition_penalty[slot] = min(max(repetition, 1 / _MAX_PARAMETER), _MAX_PARAMETER)
-        self.presence_penalty[slot] = min(max(sampling.presence_penalty, -_MAX_PARAMETER), _MAX_PARAMETER)
-        self.frequency_penalty[slot] = min(max(sampling.frequency_penalty, -_MAX_PARAMETER), _MAX_PARAMETER)
-        self.top_k[slot] = sampling.top_k
-        self.num_logprobs[slot] = -1 if sampling.logprobs is None else sampling.logprobs
-        if sampling.logit_bias:
-            token_ids, values = zip(*sampling.logit_bias, strict=True)
-            bias = np.clip(np.array(values, dtype=np.float32), -_MAX_BIAS, _MAX_BIAS)
-            self.logit_biases[slot] = np.array(token_ids, dtype=np.int32), bias
 
     def _fill_stop_tokens(self, slot: int, token_ids: tuple[int, ...]) -> None:
         missing = len(token_ids) - len(self.stop_token_ids)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.protocol.events import Event, Failed, Finished, Token, ToolCallDelta, Usage
-from engine.protocol.tasks.registry import TaskInput
 from engine.protocol.tasks.text_generation import Adapter
 from engine.protocol.wire import Execute
 from engine.serving.adapters import NodeAdapters
@@ -76,9 +75,7 @@ class Call:
             refusal = await self._wait_for_retry()
             if refusal is not None:
                 return self._end(refusal)
-            self._replica = await self._calls.replicas.acquire(
-                execute.model, execute.revision, _task_name(execute.task)
-            )
+            self._replica = await self._calls.replicas.acquire(execute.model, execute.revision, execute.task.slug)
             self._replica_load = self._replica.num_loads
             adapter = await self._acquire_adapter()
             work = Work(execute.task, execute.namespace, execute.tenant, adapter, execute.is_ephemeral)
@@ -153,13 +150,6 @@ class Call:
         lock, self._retry_lock = self._retry_lock, None
         if lock is not None:
             lock.release()
-
-
-def _task_name(task: TaskInput) -> str:
-    """Return the task's name in manifests, which is its tag on the wire."""
-    name = type(task).__struct_config__.tag
-    assert isinstance(name, str)
-    return name
 
 
 class Calls:

@@ -25,7 +25,8 @@ from engine.protocol.status import ReplicaState, ReplicaStatus
 from engine.report import EngineStatus
 from engine.serving.disk_cache import CacheFull
 from engine.serving.model_store import FindsModels, LocalModel, ModelUnavailable
-from engine.tasks.work import ModelLoadError, Refused, TaskModel
+from engine.tasks.loading import ModelLoadError
+from engine.tasks.work import Refused, TaskModel
 from storage.errors import StoreError
 from telemetry import metrics
 from telemetry.clock import SYSTEM_CLOCK, Clock
@@ -153,7 +154,7 @@ class Replicas:
                 failure = replica.failure  # a new exception: a shared one would collect the tracebacks of all calls
                 raise Refused(failure.reason, failure.message, is_retryable=failure.is_retryable)
             if task and replica.task != task:
-                raise Refused("invalid_input", f"{model} does {replica.task}, not {task}")
+                raise Refused("invalid_input", f"{model} is a model for {replica.task}, not for {task}")
         except BaseException:
             replica.num_calls -= 1
             raise

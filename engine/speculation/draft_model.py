@@ -65,14 +65,12 @@ class DraftModel:
         while rows:
             parts = [unread[row][:_CATCH_UP_TOKENS] for row in rows]
             likeliest, is_confident = self._read([cache_rows[row] for row in rows], parts)
-            continuing = []
-            for row, part, token_id, confident in zip(rows, parts, likeliest, is_confident, strict=True):
-                if len(part) == len(unread[row]) and confident:
-                    drafts[row].append(token_id)
-                    unread[row] = np.array([token_id], dtype=np.int32)
-                    if len(drafts[row]) < limits[row]:
-                        continuing.append(row)
-            rows = continuing
+            results = zip(rows, parts, likeliest, is_confident, strict=True)
+            drafted = {row: token for row, part, token, sure in results if sure and len(part) == len(unread[row])}
+            for row, token_id in drafted.items():
+                drafts[row].append(token_id)
+                unread[row] = np.array([token_id], dtype=np.int32)
+            rows = [row for row in drafted if len(drafts[row]) < limits[row]]
         return [np.array(draft, dtype=np.int32) for draft in drafts]
 
     def _cache_row_of(self, sequence_id: int) -> int:

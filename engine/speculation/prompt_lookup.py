@@ -55,10 +55,9 @@ class _NgramIndex:
         if length - num_read > NGRAMS[0]:
             self._add_all(recent, first)
         else:
-            for end in range(num_read - first, length - first):  # index in `recent` just after the n-gram
-                for size in NGRAMS:
-                    if end >= size:
-                        self._positions[tuple(recent[end - size : end])] = first + end
+            ends = range(num_read - first, length - first)  # indices in `recent` just after the n-grams
+            new = [(end, size) for end in ends for size in NGRAMS if end >= size]
+            self._positions.update((tuple(recent[end - size : end]), first + end) for end, size in new)
         self._num_read = length
         for size in NGRAMS:
             position = self._positions.get(tuple(recent[-size:]), -1)

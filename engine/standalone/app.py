@@ -1,47 +1,48 @@
-"""Routes of the standalone server: OpenAI's, and those that tools for vLLM expect. Plain ASGI.
+"""Routes of the standalone server: OpenAI's, and those that tools for vLLM expect.
 
     POST /v1/chat/completions   /v1/completions   /v1/embeddings
     GET  /v1/models   /v1/models/{id}             POST /tokenize   /detokenize
     GET  /health   /metrics   /version
 
 All except the last line require the API key if one is set. Requests wait while the model loads. `server.py` serves this
-application; `engine/protocol` renders responses.
+application; `engine/protocol` reads bodies and renders responses.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
-import urllib.parse
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from engine.protocol.chat_completions import includes_usage
+from engine.protocol.chat_completions import ChatRenderer, includes_usage, read_chat_request
 from engine.protocol.completions import CompletionRenderer, read_completion_request
 from engine.protocol.embeddings import EmbeddingsRenderer, read_embeddings_request
 from engine.protocol.fields import BadInput, boolean
 from engine.protocol.rendering import Renderer
+from engine.protocol.sampling import MAX_CHOICES
 from engine.protocol.tasks.registry import TaskInput
-from engine.serving.asgi import (
-    BodyTooLarge,
-    ClientDisconnected,
-    Headers,
-    Message,
-    Receive,
-    Send,
-    find_header,
-    has_bearer_token,
-    read_body,
-    send_response,
-)
-from engine.standalone import bodies
-from engine.standalone.choices import Choices, tell_stream, tell_whole
+from engine.protocol.tasks.text_embeddings import TextEmbeddings
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.tools import uses_legacy_functions
+from engine.protocol.vllm_fields import reject_unsupported
+from engine.serving.asgi import BodyTooLarge, ClientDisconnected, has_bearer_token, read_body
+from engine.standalone import tokenization
 from engine.standalone.errors import HttpError, of_failure, unknown_model
+from engine.standalone.request_calls import EventStream, RequestCalls
 from engine.standalone.served_model import ServedModel
 from engine.tasks.work import Refused
 from telemetry import metrics
@@ -50,187 +51,203 @@ logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 
-_OPEN_TO_ALL = {"/health", "/metrics", "/version"}
-_METRICS_TYPE = b"text/plain; version=0.0.4; charset=utf-8"
-_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_PUBLIC_PATHS = ("/health", "/metrics", "/version")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_DISCONNECTED = 499  # status in metrics of a request whose client disconnected
 
 
-@dataclass
-class Request:
-    """One HTTP request."""
+def create_app(model: ServedModel, *, api_key: str, version: str) -> Starlette:
+    """Return the ASGI application. An empty `api_key` disables authentication."""
+    endpoints = _Endpoints(model, version)
+    routes = [
+        Route("/v1/chat/completions", endpoints.chat, methods=["POST"]),
+        Route("/v1/completions", endpoints.completions, methods=["POST"]),
+        Route("/v1/embeddings", endpoints.embeddings, methods=["POST"]),
+        Route("/v1/models", endpoints.models),
+        Route("/v1/models/{id:path}", endpoints.one_model),
+        Route("/tokenize", endpoints.tokenize, methods=["POST"]),
+        Route("/detokenize", endpoints.detokenize, methods=["POST"]),
+        Route("/health", endpoints.health),
+        Route("/metrics", endpoints.metrics),
+        Route("/version", endpoints.version),
+    ]
+    paths = {route.endpoint: route.path for route in routes}
+    errors = (HttpError, HTTPException, BadInput, Refused, BodyTooLarge)
+    app = Starlette(
+        routes=routes,
+        middleware=[Middleware(_RequestMiddleware, api_key=api_key, paths=paths)],
+        exception_handlers=dict.fromkeys(errors, _respond_to_error),
+    )
+    app.router.redirect_slashes = False
+    return app
 
-    scope: Message
-    receive: Receive
-    send: Send
-    id: str
-    path: str
-    status: int = 0
 
-    @property
-    def headers(self) -> Headers:
-        return ((b"x-request-id", self.id.encode()),)
+def read_chat(body: Mapping[str, Any], *, context_window: int) -> TextGeneration:
+    """Read a chat completion body. Without `max_tokens` a response may use all of the context that its prompt leaves.
 
-    async def respond(self, status: int, body: Any, headers: Headers = ()) -> None:
-        encoded = body if isinstance(body, bytes) else msgspec.json.encode(body)
-        await send_response(self.send, status, encoded, headers=(*self.headers, *headers))
+    Raises BadInput.
+    """
+    reject_unsupported(body, "chat")
+    return read_chat_request(
+        body, default_max_tokens=context_window, context_window=context_window, max_choices=MAX_CHOICES
+    )
 
 
-Handler = Callable[[Request], Awaitable[None]]
+class _RequestMiddleware:
+    """Check the API key, set the request id, count responses, and respond to unexpected errors. `paths` names the
+    routes of endpoints in metrics."""
 
-
-class OpenAIDoor:
-    """The ASGI application. An empty `api_key` disables authentication."""
-
-    def __init__(self, model: ServedModel, *, api_key: str, version: str) -> None:
-        self._model = model
+    def __init__(self, app: ASGIApp, api_key: str, paths: dict[Any, str]) -> None:
+        self._app = app
         self._api_key = api_key
-        self._version = version
-        self._routes: dict[str, tuple[str, Handler]] = {
-            "/v1/chat/completions": ("POST", self._chat),
-            "/v1/completions": ("POST", self._completions),
-            "/v1/embeddings": ("POST", self._embeddings),
-            "/v1/models": ("GET", self._models),
-            "/v1/models/{id}": ("GET", self._one_model),
-            "/tokenize": ("POST", self._tokenize),
-            "/detokenize": ("POST", self._detokenize),
-            "/health": ("GET", self._health),
-            "/metrics": ("GET", self._metrics),
-            "/version": ("GET", self._say_version),
-        }
+        self._paths = paths
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http", "served without lifespan and websockets"
-        offered = find_header(scope, b"x-request-id")
-        request_id = offered.decode() if offered and _REQUEST_ID.fullmatch(offered) else uuid.uuid4().hex
-        has_started = False
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        offered_id = Headers(scope=scope).get("x-request-id", "")
+        request_id = offered_id if _REQUEST_ID.fullmatch(offered_id) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+        status = 0
 
-        async def noting(message: Message) -> None:
-            nonlocal has_started
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
             if message["type"] == "http.response.start":
-                has_started, request.status = True, message["status"]
+                status = message["status"]
+                MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
-        request = Request(scope, receive, noting, request_id, scope["path"])
-        route = "other"
         try:
-            route, handler = self._find(request)
-            self._authenticate(request)
-            await handler(request)
+            if self._api_key and scope["path"] not in _PUBLIC_PATHS and not has_bearer_token(scope, self._api_key):
+                error = HttpError(401, "The API key is missing or wrong.", code="invalid_api_key")
+                await error.response()(scope, receive, send_with_id)
+            else:
+                await self._app(scope, receive, send_with_id)
         except ClientDisconnected:
-            request.status = 499
-        except Exception as error:
-            refusal = _as_http_error(error, request)
-            if has_started:
+            status = _DISCONNECTED
+        except Exception:
+            metrics.INTERNAL_ERRORS.inc()
+            logger.exception("request failed", extra={"request_id": request_id})
+            if status:
                 raise  # the server drops the connection, so that the client does not accept a partial response
-            await request.respond(refusal.status, refusal.body(), refusal.headers())
+            error = HttpError(500, "The server failed to process the request; see its log.", kind="server_error")
+            await error.response()(scope, receive, send_with_id)
         finally:
-            metrics.REQUESTS.labels(route, str(request.status)).inc()
+            metrics.REQUESTS.labels(self._paths.get(scope.get("endpoint"), "other"), str(status)).inc()
 
-    def _find(self, request: Request) -> tuple[str, Handler]:
-        """Return the route's name in metrics and its handler. Raises HttpError."""
-        path, method = request.path, request.scope["method"]
-        if path.startswith("/v1/models/"):
-            path = "/v1/models/{id}"
-        if path not in self._routes:
-            raise HttpError(404, "There is no such route.", code="not_found")
-        wanted, handler = self._routes[path]
-        if method != wanted and not (method == "HEAD" and wanted == "GET"):
-            raise HttpError(405, f"This route answers {wanted}.", allow=wanted)
-        return path, handler
 
-    def _authenticate(self, request: Request) -> None:
-        if self._api_key and request.path not in _OPEN_TO_ALL and not has_bearer_token(request.scope, self._api_key):
-            raise HttpError(401, "The API key is missing or wrong.", code="invalid_api_key")
+async def _respond_to_error(_request: Request, error: Exception) -> Response:
+    """Return the error response for one of the exceptions that end a request."""
+    if isinstance(error, Refused):
+        error = of_failure(error.failure)
+    elif isinstance(error, BodyTooLarge):
+        error = HttpError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.", code="body_too_large")
+    elif isinstance(error, HTTPException) and error.status_code == 405:
+        allow = (error.headers or {})["Allow"]
+        error = HttpError(405, f"This route accepts {allow} only.", allow=allow)
+    elif isinstance(error, HTTPException):
+        error = HttpError(404, "There is no such route.", code="not_found")
+    elif not isinstance(error, HttpError):
+        error = HttpError(400, str(error))
+    return error.response()
+
+
+class _Endpoints:
+    def __init__(self, model: ServedModel, version: str) -> None:
+        self._model = model
+        self._version = version
 
     # ── inference ──
 
-    async def _chat(self, request: Request) -> None:
+    async def chat(self, request: Request) -> Response:
         body = await self._read(request)
         generator = await self._model.generator()
-        chat = bodies.chat(self._model.filled(body), context_window=generator.info.max_model_len)
-        renderer = chat.renderer(f"chatcmpl-{request.id}", int(time.time()), self._shown_name(body))
-        await self._tell(request, body, [chat.task], renderer)
+        task = read_chat(self._model.filled(body), context_window=generator.info.max_model_len)
+        renderer = ChatRenderer(
+            f"chatcmpl-{request.state.request_id}",
+            int(time.time()),
+            self._model_name(body),
+            num_choices=task.num_choices,
+            has_usage_chunk=includes_usage(body),
+            has_logprobs=task.sampling.logprobs is not None,
+            is_legacy=uses_legacy_functions(body),
+        )
+        return await self._respond(request, body, [task], renderer)
 
-    async def _completions(self, request: Request) -> None:
+    async def completions(self, request: Request) -> Response:
         body = await self._read(request)
-        generator = await self._model.generator()
-        info = generator.info
+        info = (await self._model.generator()).info
         completion = read_completion_request(
             self._model.filled(body), context_window=info.max_model_len, vocab_size=info.vocab_size
         )
         renderer = CompletionRenderer(
-            f"cmpl-{request.id}",
+            f"cmpl-{request.state.request_id}",
             int(time.time()),
-            self._shown_name(body),
+            self._model_name(body),
             completion,
             has_usage_chunk=includes_usage(body),
         )
-        await self._tell(request, body, completion.tasks(), renderer)
+        return await self._respond(request, body, completion.tasks(), renderer)
 
-    async def _tell(
-        self, request: Request, body: dict[str, Any], tasks: Sequence[TaskInput], renderer: Renderer
-    ) -> None:
-        is_stream = boolean(body, "stream", False)
-        choices = Choices(self._model.name, request.receive)
-        try:
-            choices.begin(self._model.calls, tasks, self._model.execute(request.id, tasks[0]))
-            if is_stream:
-                await tell_stream(choices, renderer, request.send, request.headers)
-            else:
-                await tell_whole(choices, renderer, request.send, request.headers)
-        finally:
-            choices.close()
-
-    async def _embeddings(self, request: Request) -> None:
+    async def embeddings(self, request: Request) -> Response:
         body = await self._read(request)
-        await self._model.embedder()
+        await self._model.load(TextEmbeddings.slug)
         if body.get("dimensions") is not None:
             raise BadInput("'/dimensions' is not supported: vectors are as long as the model makes them")
         task, encoding = read_embeddings_request(body)
-        renderer = EmbeddingsRenderer(self._shown_name(body), encoding)
-        await self._tell(request, {}, [task], renderer)
+        return await self._respond(request, {}, [task], EmbeddingsRenderer(self._model_name(body), encoding))
+
+    async def _respond(
+        self, request: Request, body: dict[str, Any], tasks: Sequence[TaskInput], renderer: Renderer
+    ) -> Response:
+        """Run the tasks and return the response: whole, or an open stream once its first event has arrived."""
+        is_stream = boolean(body, "stream", False)
+        calls = RequestCalls(self._model.name, request.receive)
+        with contextlib.ExitStack() as stack:
+            stack.callback(calls.close)
+            calls.begin(self._model.calls, tasks, self._model.execute(request.state.request_id, tasks[0]))
+            if is_stream:
+                stream = EventStream(calls, await calls.first_events(), renderer)
+                stack.pop_all()  # the stream closes the calls
+                return stream
+            return _json(renderer.whole(await calls.outcome()))
 
     # ── text and tokens ──
 
-    async def _tokenize(self, request: Request) -> None:
+    async def tokenize(self, request: Request) -> Response:
         body = await self._read(request)
         generator = await self._model.generator()
         has_strings = boolean(body, "return_token_strs", False)
-        token_ids = await bodies.tokenized(body, generator)
-        shown = [generator.tokenizer.token_text(token_id) for token_id in token_ids] if has_strings else None
+        tokens = await tokenization.tokenize(body, generator)
+        token_strs = [generator.tokenizer.token_text(token_id) for token_id in tokens] if has_strings else None
         max_model_len = generator.info.max_model_len
-        found = {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": shown}
-        await request.respond(200, found)
+        return _json({"count": len(tokens), "max_model_len": max_model_len, "tokens": tokens, "token_strs": token_strs})
 
-    async def _detokenize(self, request: Request) -> None:
+    async def detokenize(self, request: Request) -> Response:
         body = await self._read(request)
-        generator = await self._model.generator()
-        token_ids = bodies.token_ids(body.get("tokens"), generator.info.vocab_size)
-        await request.respond(200, {"prompt": await bodies.decoded(token_ids, generator)})
+        return _json({"prompt": await tokenization.detokenize(body, await self._model.generator())})
 
     # ── models and status ──
 
-    async def _models(self, request: Request) -> None:
-        await request.respond(200, {"object": "list", "data": await self._model.describe()})
+    async def models(self, _request: Request) -> Response:
+        return _json({"object": "list", "data": await self._model.describe()})
 
-    async def _one_model(self, request: Request) -> None:
-        name = urllib.parse.unquote(request.scope["raw_path"].decode("latin-1").removeprefix("/v1/models/"))
-        for shown in await self._model.describe():
-            if shown["id"] == name:
-                return await request.respond(200, shown)
+    async def one_model(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        for model in await self._model.describe():
+            if model["id"] == name:
+                return _json(model)
         raise unknown_model(name)
 
-    async def _health(self, request: Request) -> None:
+    async def health(self, _request: Request) -> Response:
         if not self._model.is_ready:
             raise HttpError(503, "The model cannot take requests now.", kind="server_error", code="model_unavailable")
-        await request.respond(200, {})
+        return _json({})
 
-    async def _metrics(self, request: Request) -> None:
+    async def metrics(self, _request: Request) -> Response:
         self._model.export()
-        await send_response(request.send, 200, metrics.render(), _METRICS_TYPE, request.headers)
+        return Response(metrics.render(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    async def _say_version(self, request: Request) -> None:
-        await request.respond(200, {"version": self._version})
+    async def version(self, _request: Request) -> Response:
+        return _json({"version": self._version})
 
     # ── bodies ──
 
@@ -243,26 +260,16 @@ class OpenAIDoor:
             raise HttpError(400, "The body is not valid JSON.", code="invalid_json") from error
         if not isinstance(body, dict):
             raise HttpError(400, "The body must be a JSON object.", code="invalid_json")
-        named = body.get("model")
-        if named is not None and not isinstance(named, str):
+        name = body.get("model")
+        if name is not None and not isinstance(name, str):
             raise BadInput("Type mismatch of '/model', expected 'string'")
-        if named is not None and named not in self._model.names:
-            raise unknown_model(named[:256])
+        if name is not None and name not in self._model.names:
+            raise unknown_model(name[:256])
         return body
 
-    def _shown_name(self, body: dict[str, Any]) -> str:
+    def _model_name(self, body: dict[str, Any]) -> str:
         return body.get("model") or self._model.name
 
 
-def _as_http_error(error: Exception, request: Request) -> HttpError:
-    if isinstance(error, HttpError):
-        return error
-    if isinstance(error, BadInput):
-        return HttpError(400, str(error))
-    if isinstance(error, Refused):
-        return of_failure(error.failure)
-    if isinstance(error, BodyTooLarge):
-        return HttpError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.", code="body_too_large")
-    metrics.INTERNAL_ERRORS.inc()
-    logger.exception("a request could not be answered", extra={"request_id": request.id})
-    return HttpError(500, "The server could not do this; its log says why.", kind="server_error")
+def _json(value: Any) -> Response:
+    return Response(value if isinstance(value, bytes) else msgspec.json.encode(value), media_type="application/json")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import msgspec
+from starlette.responses import Response
 
 from engine.protocol.events import Failed, FailureReason
 from engine.protocol.fields import field_of
@@ -22,7 +23,7 @@ _FAILURES: dict[FailureReason, tuple[int, str, str | None]] = {
     "internal": (500, "server_error", None),
 }
 _MESSAGES: dict[FailureReason, str] = {
-    "aborted": "the server is shutting down and did not wait for this answer",
+    "aborted": "the server is shutting down and did not wait for this response",
     "draining": "the server is shutting down",
 }
 
@@ -49,22 +50,23 @@ class HttpError(Exception):
         self.allow = allow
 
     def body(self) -> bytes:
-        """`{"error": {message, type, param, code}}`."""
-        shown = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
-        return msgspec.json.encode({"error": shown})
+        """Return `{"error": {message, type, param, code}}`."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return msgspec.json.encode({"error": error})
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Return headers: `retry-after` with jitter for 429 and 503, `www-authenticate` for 401, `allow` for 405."""
-        headers = []
+    def response(self) -> Response:
+        """Return the response, with `retry-after` (with jitter) for 429 and 503, `www-authenticate` for 401 and
+        `allow` for 405."""
+        headers = {}
         if self.status in (429, 503):
-            headers.append((b"retry-after", b"%d" % random.randint(1, 3)))  # noqa: S311 - spreads, guards nothing
+            headers["retry-after"] = str(random.randint(1, 3))  # noqa: S311 - spreads retries, protects nothing
         if self.status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
+            headers["www-authenticate"] = "Bearer"
         if self.status == 413:
-            headers.append((b"connection", b"close"))  # the rest of the body is not read
+            headers["connection"] = "close"  # the rest of the body is not read
         if self.allow:
-            headers.append((b"allow", self.allow.encode()))
-        return headers
+            headers["allow"] = self.allow
+        return Response(self.body(), self.status, headers, "application/json")
 
 
 def of_failure(failed: Failed) -> HttpError:
@@ -73,7 +75,7 @@ def of_failure(failed: Failed) -> HttpError:
         return HttpError(400, failed.message, code="input_blocked")
     status, kind, code = _FAILURES[failed.reason]
     if failed.reason == "internal" and failed.is_retryable:
-        status = 503  # its process ended and is being restarted
+        status = 503  # the model's process ended and is being restarted
     message = _MESSAGES.get(failed.reason) or failed.message or failed.reason
     return HttpError(status, message, kind=kind, code=code)
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from engine.protocol.sampling import with_defaults
 from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.wire import Execute
 from engine.serving.calls import MAX_DEADLINE_S, Calls
 from engine.serving.replica_metrics import export_replicas
 from engine.serving.replicas import Replicas
 from engine.standalone.model_folder import FolderStore
-from engine.tasks.text_embeddings import TextEmbedder
 from engine.tasks.text_generation import TextGenerator
-from engine.tasks.work import Refused, TaskModel
+from engine.tasks.work import TaskModel
 
 MAX_CALLS = 1 << 16  # higher than the engine's own queue limit
 
@@ -41,25 +41,15 @@ class ServedModel:
     def is_ready(self) -> bool:
         return self._replicas.is_model_ready(self.name) and not self.calls.is_draining
 
-    async def load(self) -> TaskModel:
-        """Return the model when it is ready. Raises Refused."""
-        replica = await self._replicas.acquire(self.name, self._store.revision)
+    async def load(self, task: str = "") -> TaskModel:
+        """Return the model when it is ready. Raises Refused, also if the model's task is not `task`."""
+        replica = await self._replicas.acquire(self.name, self._store.revision, task)
         self._replicas.release(replica)  # no other model is ever loaded, so the replica cannot be evicted
         return replica.task_model
 
     async def generator(self) -> TextGenerator:
-        """Return the model. Raises Refused, also if the model has another task."""
-        model = await self.load()
-        if not isinstance(model, TextGenerator):
-            raise Refused("invalid_input", "this model embeds texts and generates none")
-        return model
-
-    async def embedder(self) -> TextEmbedder:
-        """Return the model. Raises Refused, also if the model has another task."""
-        model = await self.load()
-        if not isinstance(model, TextEmbedder):
-            raise Refused("invalid_input", "this model generates text and embeds none")
-        return model
+        """Return the model if it generates text. Raises Refused."""
+        return cast(TextGenerator, await self.load(TextGeneration.slug))
 
     def filled(self, body: dict[str, Any]) -> dict[str, Any]:
         """Return a body completed with the model's sampling defaults."""
@@ -80,9 +70,7 @@ class ServedModel:
 
     async def describe(self) -> list[dict[str, Any]]:
         """Return the model in OpenAI's format, under each of its names. Raises Refused."""
-        model = await self.load()
-        length = model.info.max_model_len if isinstance(model, TextGenerator) else None
-        length = model.max_tokens if isinstance(model, TextEmbedder) else length
+        length = (await self.load()).describe().max_model_len
         facts = {"object": "model", "created": self._created, "owned_by": "hearth", "root": str(self._folder)}
         return [{"id": name, **facts, "parent": None, "max_model_len": length} for name in self.names]
 

@@ -15,7 +15,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 from engine.processes.child_link import HANG_TIMEOUT_S
 from engine.processes.zygote import Zygote
@@ -23,12 +22,11 @@ from engine.serving.addresses import Address
 from engine.serving.http_server import HttpServer
 from engine.serving.loaders import Loaders
 from engine.serving.replicas import Replicas
-from engine.standalone.app import OpenAIDoor
+from engine.standalone.app import create_app
 from engine.standalone.model_folder import FolderStore, dtype_of, sampling_defaults, weight_bytes
 from engine.standalone.served_model import ServedModel
 from engine.standalone.settings import ServeSettings
-from engine.tasks.text_generation import TextGenerator
-from engine.tasks.work import Refused, TaskModel
+from engine.tasks.work import ModelDescription, Refused, TaskModel
 
 logger = logging.getLogger(__name__)
 
@@ -66,10 +64,10 @@ class StandaloneServer:
         self._store = FolderStore(settings)
         defaults = sampling_defaults(settings.model_dir)
         self._dtype = dtype_of(settings.model_dir) if settings.dtype == "config" else settings.dtype
-        self._replicas = Replicas(self._store, Loaders(zygote, self._load_settings()), max_replicas=1)
+        self._replicas = Replicas(self._store, Loaders(zygote, self._load_settings(), self._store), max_replicas=1)
         self._model = ServedModel(self._store, self._replicas, settings.model_names, settings.model_dir, defaults)
-        door = OpenAIDoor(self._model, api_key=settings.api_key, version=metadata.version("hearth"))
-        self._http = HttpServer(door, max_connections=None)
+        app = create_app(self._model, api_key=settings.api_key, version=metadata.version("hearth"))
+        self._http = HttpServer(app, max_connections=None)
 
     def stop(self) -> None:
         """Drain and stop; a second call stops without waiting for running calls."""
@@ -118,9 +116,10 @@ class StandaloneServer:
     def _shortfall(self, model: TaskModel) -> str | None:
         """Return an error message if the requested context does not fit in the configured memory."""
         wanted = self._settings.max_model_len
-        if not isinstance(model, TextGenerator) or model.info.max_model_len >= wanted:
+        fitting = model.describe().max_model_len
+        if not model.status().num_blocks or fitting >= wanted:
             return None
-        return f"--max-model-len={wanted}: --kv-memory holds {model.info.max_model_len} tokens only"
+        return f"--max-model-len={wanted}: --kv-memory holds {fitting} tokens only"
 
     async def _drain(self) -> None:
         calls = self._model.calls
@@ -151,30 +150,22 @@ class StandaloneServer:
 
     def _say_ready(self, model: TaskModel) -> None:
         """Print one line with a command that works to standard output."""
-        facts = ""
-        if isinstance(model, TextGenerator):
-            info = model.info
-            facts = f" ({info.layout_tag.partition('-')[0]}, context {info.max_model_len}, {info.num_blocks} KV blocks)"
+        description = model.describe()
+        details = f" ({description.details})" if description.details else ""
         seconds = time.monotonic() - self._started_s
-        curl = shlex.join(self._curl(model))
+        curl = shlex.join(self._curl(description))
         if self._settings.api_key:
             curl += ' -H "Authorization: Bearer $API_KEY"'
-        sys.stdout.write(f"hearth engine: {self._model.name} is ready after {seconds:.1f} s{facts}: {curl}\n")
+        sys.stdout.write(f"hearth engine: {self._model.name} is ready after {seconds:.1f} s{details}: {curl}\n")
         sys.stdout.flush()
 
-    def _curl(self, model: TaskModel) -> Sequence[str]:
+    def _curl(self, description: ModelDescription) -> Sequence[str]:
         address = self._http.address.removeprefix("http://")
         host, _, port = address.rpartition(":")
         host = _ANY_HOST.get(host.strip("[]"), host)
         url = f"http://{f'[{host}]' if ':' in host and not host.startswith('[') else host}:{port}/v1"
-        body: dict[str, Any]
-        if not isinstance(model, TextGenerator):
-            route, body = "embeddings", {"input": "a warm place"}
-        elif model.tokenizer.has_chat_template:
-            route, body = "chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}
-        else:
-            route, body = "completions", {"prompt": "Once upon a time", "max_tokens": 32}
-        return ["curl", f"{url}/{route}", "-H", "content-type: application/json", "-d", json.dumps(body)]
+        body = json.dumps(description.example_body)
+        return ["curl", f"{url}/{description.example_path}", "-H", "content-type: application/json", "-d", body]
 
 
 def _tell(line: str) -> None:

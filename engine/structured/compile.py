@@ -14,7 +14,13 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from engine.protocol.output_format import Constraint
+from engine.protocol.output_format import (
+    MAX_GRAMMAR_BYTES,
+    MAX_REGEX_BYTES,
+    MAX_SCHEMA_BYTES,
+    MAX_SCHEMA_DEPTH,
+    Constraint,
+)
 from engine.structured.error_messages import readable_error
 from engine.structured.json_schema import ANY_OBJECT, adapt_schema, depth_of
 from engine.structured.lark import as_lark, with_token_ids, without_anchors
@@ -26,13 +32,12 @@ if TYPE_CHECKING:
     from engine.structured.vocabulary import Vocabulary
 
 MAX_SIZE_BYTES = {
-    "json_schema": 64 * 1024,
+    "json_schema": MAX_SCHEMA_BYTES,
     "json_object": 0,
-    "regex": 1024,
-    "choice": 64 * 1024,
-    "grammar": 256 * 1024,
+    "regex": MAX_REGEX_BYTES,
+    "choice": MAX_SCHEMA_BYTES,
+    "grammar": 4 * MAX_GRAMMAR_BYTES,  # grammars of tool calls are longer than those of callers
 }
-MAX_DEPTH = 32  # levels of a JSON schema
 
 # At most one space where JSON allows white space: models with and without spaces both keep their style, and no model
 # can fill the output with white space. These options override "x-guidance" in a schema.
@@ -147,8 +152,8 @@ def _parse_schema(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(schema, dict):
         raise ConstraintRefused("the JSON schema must be an object")
-    if depth_of(schema) > MAX_DEPTH:
-        raise ConstraintRefused(f"the JSON schema is nested deeper than {MAX_DEPTH} levels")
+    if depth_of(schema) > MAX_SCHEMA_DEPTH:
+        raise ConstraintRefused(f"the JSON schema is nested deeper than {MAX_SCHEMA_DEPTH} levels")
     return schema
 
 
@@ -167,5 +172,7 @@ def _refusal(constraint: Constraint, message: str) -> ConstraintRefused:
         keywords = ", ".join(f"'{keyword}'" for keyword in json.loads(found[1]))
         return ConstraintRefused(f"{name} uses {keywords}, which is not supported")
     if "oneOf constraints are not supported" in message:
-        return ConstraintRefused(f"{name} uses 'oneOf' with branches that overlap, which is not supported: use 'anyOf'")
+        return ConstraintRefused(
+            f"{name} uses 'oneOf' with branches that overlap or are references, which is not supported: use 'anyOf'"
+        )
     return ConstraintRefused(f"{name} cannot be used: {readable_error(message)}")

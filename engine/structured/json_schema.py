@@ -4,14 +4,12 @@
   writes no exponents.
 - `propertyNames` becomes `properties` or `patternProperties`, and unknown `format`s that constrain nothing are removed,
   because llguidance supports neither.
-- `oneOf` becomes `anyOf` where branches given by reference cannot overlap; llguidance compares only inline branches.
 """
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 LARGEST_NUMBER = 10**15  # below 2^53, so that every JSON reader represents integers exactly
@@ -50,14 +48,11 @@ ANY_OBJECT: dict[str, Any] = {
 
 def adapt_schema(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of `schema` with all changes of this module."""
-    return _with_finite_numbers(_adapt(schema, schema))
+    return _with_finite_numbers(_adapt(schema))
 
 
-def _adapt(schema: dict[str, Any], root: dict[str, Any]) -> dict[str, Any]:
-    copy = map_subschemas(schema, lambda part: _adapt(part, root))
-    branches = copy.get("oneOf")
-    if isinstance(branches, list) and "anyOf" not in copy and _are_disjoint(branches, root):
-        copy["anyOf"] = copy.pop("oneOf")
+def _adapt(schema: dict[str, Any]) -> dict[str, Any]:
+    copy = map_subschemas(schema, _adapt)
     _adapt_string(copy)
     if isinstance(copy.get("propertyNames"), dict):
         _replace_property_names(copy, copy["propertyNames"])
@@ -101,55 +96,14 @@ def _replace_property_names(schema: dict[str, Any], names: dict[str, Any]) -> No
     del schema["propertyNames"]
 
 
-def _are_disjoint(branches: list[Any], root: dict[str, Any]) -> bool:
-    """Return True if no two branches of a `oneOf` have a common value.
-
-    Compares the types of the branches and the constants of their required properties, which is how generators of
-    schemas write discriminated unions.
-    """
-    resolved = [follow_reference(branch, root) for branch in branches]
-    if not all(isinstance(branch, dict) and isinstance(branch.get("type"), str) for branch in resolved):
-        return False
-    return all(
-        _type_of(one) != _type_of(other) or _has_other_constant(one, other)
-        for one, other in itertools.combinations(resolved, 2)
-    )
-
-
-def _type_of(schema: dict[str, Any]) -> str:
-    return "number" if schema["type"] == "integer" else str(schema["type"])
-
-
-def _has_other_constant(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    constants, others = _required_constants(one), _required_constants(other)
-    return any(name in others and others[name] != value for name, value in constants.items())
-
-
-def _required_constants(schema: dict[str, Any]) -> dict[str, str]:
-    """Return the required string properties with a fixed value, by name."""
-    properties, required = schema.get("properties"), schema.get("required")
-    if schema["type"] != "object" or not isinstance(properties, dict) or not isinstance(required, list):
-        return {}
-    found = {}
-    for name, part in properties.items():
-        values = [part["const"]] if isinstance(part, dict) and "const" in part else []
-        if isinstance(part, dict) and isinstance(part.get("enum"), list) and len(part["enum"]) == 1:
-            values = part["enum"]
-        if name in required and values and isinstance(values[0], str):
-            found[name] = values[0]
-    return found
-
-
-def follow_reference(part: Any, root: dict[str, Any]) -> Any:
-    """Return the schema that a `$ref` within `root` points to; `part` itself if it is no reference, else None."""
-    reference = part.get("$ref") if isinstance(part, dict) else None
-    if reference is None:
-        return part
-    if not isinstance(reference, str) or not reference.startswith("#/"):
+def follow_reference(part: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
+    """Return the value that the `$ref` of `part` points to within `root`; None if there is none."""
+    pointer = part["$ref"].removeprefix("#")
+    if pointer and not pointer.startswith("/"):
         return None
     value: Any = root
-    for name in reference[2:].split("/"):
-        value = value.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
+    for name in pointer.split("/")[1:]:
+        value = value.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(value, Mapping) else None
     return value
 
 

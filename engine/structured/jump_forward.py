@@ -8,7 +8,7 @@ of steps, never the output. Sequences that want log-probabilities take one step 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,21 +18,16 @@ from engine.inputs import StepOutput
 from engine.report import LENGTH, RUNNING, STOP
 from engine.scheduling.scheduler import Scheduler
 
+if TYPE_CHECKING:
+    from engine.structured.grammar_matcher import GrammarMatcher
+
 Codes = NDArray[np.uint8]
-
-
-class HasJumpForward(Protocol):
-    """The part of a grammar matcher that this module uses."""
-
-    jump_forward: list[int]
-
-    def advance(self, num_tokens: int) -> None: ...
 
 
 class JumpForward:
     """Belongs to one engine. `find` returns the matcher of a sequence id, if the sequence is constrained."""
 
-    def __init__(self, scheduler: Scheduler, find: Callable[[int], HasJumpForward | None]) -> None:
+    def __init__(self, scheduler: Scheduler, find: Callable[[int], GrammarMatcher | None]) -> None:
         self._scheduler = scheduler
         self._table = scheduler.table
         self._find = find
@@ -45,7 +40,7 @@ class JumpForward:
             matcher = self._find(sequence_id)
             if matcher is None or not matcher.jump_forward:
                 continue
-            if codes[row] == RUNNING and table.num_logprobs[slots[row]] < 0:
+            if codes[row] == RUNNING and table.sampling.num_logprobs[slots[row]] < 0:
                 token_ids, code = self._write(int(slots[row]), matcher)
                 if token_ids:
                     found.append((row, token_ids, code))
@@ -61,7 +56,7 @@ class JumpForward:
             codes[ends[row] - 1] = code
         return slots[rows], output, codes
 
-    def _write(self, slot: int, matcher: HasJumpForward) -> tuple[list[int], int]:
+    def _write(self, slot: int, matcher: GrammarMatcher) -> tuple[list[int], int]:
         """Write jump-forward tokens to the slot. Returns the tokens written and the finish code after the last."""
         table = self._table
         length, limit = int(table.length[slot]), int(table.max_total_len[slot])

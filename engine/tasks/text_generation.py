@@ -1,5 +1,5 @@
-"""Text generation: typed input -> prompt ids, output format, sequences. `generation.py` turns their outputs into
-events.
+"""Text generation: turn an input into prompt ids, an output format and sequences. `generation.py` turns their outputs
+into events.
 
 `prompt.py` reads prompts, `engine/tool_calls/` and `engine/structured/` handle tools and constraints. Knows nothing of
 devices, other models or callers.
@@ -8,20 +8,20 @@ devices, other models or callers.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from engine.config import EngineConfig
-from engine.processes.zygote import Zygote
+from engine.config import DEFAULT_SPECULATION, DRAFT, EngineConfig
+from engine.processes.zygote import ZygoteError
 from engine.protocol.events import Finished, Started, Usage
 from engine.protocol.output_format import Constraint
 from engine.protocol.tasks.text_generation import TextGeneration
-from engine.ranks.replica import Replica
+from engine.ranks.replica import Replica, ReplicaLoadError
 from engine.report import EngineInfo, EngineStatus
 from engine.scheduling.sequence import SequenceRequest
 from engine.structured.checker import ConstraintChecker
@@ -30,11 +30,13 @@ from engine.tasks.adapter_check import AdapterCheck
 from engine.tasks.answer import Answer
 from engine.tasks.choices import Choices, of_choice
 from engine.tasks.generation import Generation
+from engine.tasks.input_check import check_input
+from engine.tasks.loading import LoadRequest, ModelLoadError
 from engine.tasks.prompt import PromptReader
 from engine.tasks.prompt_echo import PromptEcho
-from engine.tasks.soundness import refuse_unsound
-from engine.tasks.work import Emit, Refused, Run, Work
+from engine.tasks.work import Emit, ModelDescription, Refused, Run, Work
 from engine.text.detokenizer import StopStringFinder
+from engine.text.files import TokenizerUnusable
 from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.families import FAMILIES
 from engine.tool_calls.grammar import Controls, ReasoningState
@@ -44,6 +46,61 @@ from engine.tool_calls.tool_format import find_tool_format
 
 _MANY_TOKENS = 10_000  # longer prompts are detokenized for their echo in a thread
 _PROMPT_END_TOKENS = 16  # tokens at the prompt's end that may contain a reasoning mark
+
+
+async def load(request: LoadRequest) -> TextGenerator:
+    """Load a text model and its tokenizer in parallel. Raises ModelLoadError."""
+    tokenizer_ready = asyncio.create_task(asyncio.to_thread(Tokenizer, request.folder))
+    try:
+        async with _speculation(request) as speculation:
+            config = _engine_config(request, speculation)
+            replica = await Replica.start(request.zygote, config, request.revision, request.on_exit)
+        try:
+            checker = ConstraintChecker(config.model_dir, replica.info.vocab_size, replica.info.eos_token_ids)
+            # Detecting the tool call syntax renders the template, which may take a while, so it runs in a thread.
+            return await asyncio.to_thread(
+                TextGenerator, replica, await tokenizer_ready, checker, tool_parser=request.tool_parser
+            )
+        except BaseException:
+            await replica.close()
+            raise
+    except (TokenizerUnusable, ReplicaLoadError, ZygoteError) as error:
+        raise ModelLoadError(str(error)) from error
+    finally:
+        tokenizer_ready.cancel()
+        await asyncio.gather(tokenizer_ready, return_exceptions=True)
+
+
+def _engine_config(request: LoadRequest, speculation: str) -> EngineConfig:
+    settings = request.settings
+    return EngineConfig(
+        model_dir=request.folder,
+        dtype=settings.dtype,
+        device=settings.device,
+        kv_memory_bytes=settings.kv_memory_bytes,
+        adapter_memory_bytes=settings.adapter_memory_bytes,
+        max_sequences=settings.max_sequences,
+        max_waiting=settings.max_waiting,
+        max_step_tokens=settings.max_step_tokens,
+        step_timeout_s=settings.step_timeout_s,
+        max_model_len=request.context_window,
+        num_threads=request.num_threads,
+        tensor_parallel=settings.tensor_parallel,
+        speculation=speculation,
+    )
+
+
+@contextlib.asynccontextmanager
+async def _speculation(request: LoadRequest) -> AsyncIterator[str]:
+    """Provide the speculation method; the files of a draft model are available within the context. Without its draft
+    model, the model is loaded with the default method."""
+    if request.settings.speculation != "card":
+        yield request.settings.speculation
+    elif request.speculation is None or not request.speculation.startswith(DRAFT):
+        yield request.speculation or DEFAULT_SPECULATION
+    else:
+        async with request.open_model(request.speculation.removeprefix(DRAFT)) as folder:
+            yield DEFAULT_SPECULATION if folder is None else f"{DRAFT}{folder}"
 
 
 class Checker(Protocol):
@@ -83,31 +140,6 @@ class TextGenerator:
         self._reasoning = find_reasoning(words)
         self._controls = _controls(tokenizer)
 
-    @classmethod
-    async def load(
-        cls,
-        zygote: Zygote,
-        config: EngineConfig,
-        revision: str,
-        on_exit: Callable[[str], None],
-        tool_parser: str | None = None,
-    ) -> TextGenerator:
-        """Load the model and its tokenizer in parallel. Raises TokenizerUnusable, ReplicaLoadError, ZygoteError."""
-        tokenizer_ready = asyncio.create_task(asyncio.to_thread(Tokenizer, config.model_dir))
-        try:
-            replica = await Replica.start(zygote, config, revision, on_exit)
-        except BaseException:
-            tokenizer_ready.cancel()
-            await asyncio.gather(tokenizer_ready, return_exceptions=True)
-            raise
-        try:
-            checker = ConstraintChecker(config.model_dir, replica.info.vocab_size, replica.info.eos_token_ids)
-            # Detecting the tool call syntax renders the template, which may take a while, so it runs in a thread.
-            return await asyncio.to_thread(cls, replica, await tokenizer_ready, checker, tool_parser=tool_parser)
-        except BaseException:
-            await replica.close()
-            raise
-
     @property
     def is_alive(self) -> bool:
         return self._replica.is_alive
@@ -123,6 +155,16 @@ class TextGenerator:
     def status(self) -> EngineStatus:
         return self._replica.status()
 
+    def describe(self) -> ModelDescription:
+        info = self.info
+        path: str = "completions"
+        body: dict[str, Any] = {"prompt": "Once upon a time", "max_tokens": 32}
+        if self._tokenizer.has_chat_template:
+            path, body = "chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}
+        layout = info.layout_tag.partition("-")[0]
+        details = f"{layout}, context {info.max_model_len}, {info.num_blocks} KV blocks"
+        return ModelDescription(info.max_model_len, path, body, details)
+
     async def close(self) -> None:
         await self._replica.close()
         await self._checker.close()
@@ -131,12 +173,10 @@ class TextGenerator:
         """Return the ids of the prompt: at least one, and fewer than the context. Raises Refused."""
         return await self._prompts.read(task)
 
-    async def start(self, work: Work, emit: Emit) -> Run:
+    async def start(self, work: Work[TextGeneration], emit: Emit) -> Run:
         """Tokenize, check the length and the output format, and add the sequences to the engine. Raises Refused."""
-        assert isinstance(work.task, TextGeneration)
-        task = work.task
-        refuse_unsound(work, task, self.info.vocab_size)
-        task = _ending_as_asked(task)
+        check_input(work, self.info.vocab_size)
+        task = _without_stops_in_json(work.task)
         prompt = await self._prompts.read(task)
         if task.only_counts:
             emit(Started(prompt_tokens=len(prompt)))
@@ -167,7 +207,12 @@ class TextGenerator:
         return room
 
     def _request(
-        self, work: Work, task: TextGeneration, prompt: Sequence[int], room: int, constraint: Constraint | None
+        self,
+        work: Work[TextGeneration],
+        task: TextGeneration,
+        prompt: Sequence[int],
+        room: int,
+        constraint: Constraint | None,
     ) -> SequenceRequest:
         """Return the sequence request of the first choice."""
         sampling = task.sampling
@@ -220,7 +265,7 @@ class TextGenerator:
         """Return the sequence request of another choice; `request` is the first choice's."""
         if not choice:
             return request
-        return dataclasses.replace(
+        return msgspec.structs.replace(
             request,
             sequence_id=next(self._sequence_ids),
             sampling=msgspec.structs.replace(of_choice(request.sampling, choice), wants_prompt_logprobs=False),
@@ -261,12 +306,12 @@ class TextGenerator:
         phase = self._reasoning.phase_after(end)
         return (
             None
-            if phase == "answers" and not self._reasoning.answer_opening
+            if phase == "content" and not self._reasoning.content_opening
             else ReasoningState(self._reasoning, phase)
         )
 
 
-def _ending_as_asked(task: TextGeneration) -> TextGeneration:
+def _without_stops_in_json(task: TextGeneration) -> TextGeneration:
     """Remove stop conditions from JSON output, which ends where its value ends so that it can be parsed."""
     if task.constraint is None or task.constraint.kind not in ("json_schema", "json_object"):
         return task

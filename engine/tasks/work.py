@@ -8,22 +8,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.protocol.events import Event, Failed, FailureReason, Usage
-from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.task import Task
 from engine.report import EngineStatus
 
 Emit = Callable[[Event], None]
+Input = TypeVar("Input", bound=Task)
 
 
 @dataclass(frozen=True)
-class Work:
-    """One call's work for a model: the task's input, the 32-byte namespace of its prefix cache, a number for fairness,
-    and the task's adapter if it has one. If `is_ephemeral`, nothing of the call stays in caches after its end."""
+class Work(Generic[Input]):
+    """One call's work for a model of the input's task: the input, the 32-byte namespace of the call's prefix cache, a
+    tenant number for fairness, and the call's adapter if it has one. If `is_ephemeral`, nothing of the call stays in
+    caches after its end."""
 
-    task: TaskInput
+    task: Input
     namespace: bytes
     tenant: int
     adapter: LocalAdapter | None = None
@@ -38,16 +40,26 @@ class Refused(Exception):
         self.failure = Failed(reason, message, is_retryable)
 
 
-class ModelLoadError(Exception):
-    """Raised if a model whose files are present could not be loaded. The text explains the reason to the operator."""
-
-
 class Run(Protocol):
     """Started work."""
 
     def cancel(self) -> Usage:
         """Stop within one step and emit nothing more; return the usage so far."""
         ...
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A loaded model as shown to callers and operators.
+
+    `max_model_len` is the number of tokens that one call can have. `example_path` and `example_body` are a request to
+    OpenAI's API that the model can respond to. `details` are for the operator.
+    """
+
+    max_model_len: int
+    example_path: str
+    example_body: dict[str, Any]
+    details: str = ""
 
 
 class TaskModel(Protocol):
@@ -58,9 +70,11 @@ class TaskModel(Protocol):
         """Return False once the model's process has exited; `on_exit` is called soon after."""
         ...
 
-    async def start(self, work: Work, emit: Emit) -> Run:
-        """Start the work. Raises Refused. If cancelled meanwhile, it leaves nothing behind."""
+    async def start(self, work: Work[Any], emit: Emit) -> Run:
+        """Start the work of a call of the model's task. Raises Refused. If cancelled, leaves nothing behind."""
         ...
+
+    def describe(self) -> ModelDescription: ...
 
     def status(self) -> EngineStatus: ...
 

@@ -91,9 +91,9 @@ class ControlTokens:
         first = {text[0] for text in self.by_text if not text[0].isalnum()}
         for word in self.words:
             for start, char in enumerate(word):
-                rest = word[start:]
-                if char in first and not any(text.startswith(rest) or text in rest for text in self.by_text):
-                    found.add(rest)
+                part = word[start:]
+                if char in first and not any(text.startswith(part) or text in part for text in self.by_text):
+                    found.add(part)
         return found
 
     def _openings_except(self, excepted: Collection[str]) -> re.Pattern[str] | None:

@@ -36,13 +36,12 @@ class TokenBytes:
         self._known: dict[int, bytes] = {token_id: text.encode() for token_id, text in texts.items()}
         steps = _decoder_steps(decoder)
         kinds = {step["type"] for step in steps}
-        self._word_piece = next((step for step in steps if step["type"] == "WordPiece"), None)
         self._first_replacements = [
             step["replacement"]
             for step in steps
             if step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never"
         ]
-        self.has_first_bytes = bool(self._first_replacements) or self._word_piece is not None
+        self.has_first_bytes = bool(self._first_replacements)
         self._is_byte_level = "ByteLevel" in kinds
         self._has_byte_fallback = "ByteFallback" in kinds
         self._replacements = [
@@ -67,17 +66,11 @@ class TokenBytes:
         token = self._vocabulary.id_to_token(token_id)
         if token is None or token_id in self._texts:
             return self[token_id]
-        if self._word_piece is not None:
-            return _cleaned(token, self._word_piece).encode()
         for sign in self._first_replacements:
             token = token.replace(sign, "")
         return self._bytes_of(token)
 
     def _bytes_of(self, token: str) -> bytes:
-        if self._word_piece is not None:
-            prefix = self._word_piece["prefix"]
-            token = token[len(prefix) :] if token.startswith(prefix) else f" {token}"
-            return _cleaned(token, self._word_piece).encode()
         if self._is_byte_level:
             try:
                 return bytes(_BYTE_OF_CHAR[char] for char in token)
@@ -155,7 +148,7 @@ class StopStringFinder:
             self._held = ""
             _, start, self.matched = min(found)
             return text[:start]
-        hold_from = min(_start_of_partial(text, stop) for stop in self._stops)
+        hold_from = min(start_of_partial(text, stop) for stop in self._stops)
         self._held = text[hold_from:]
         return text[:hold_from]
 
@@ -165,11 +158,11 @@ class StopStringFinder:
         return held
 
 
-def _start_of_partial(text: str, stop: str) -> int:
-    """Return the start of the longest suffix of `text` that is a prefix of `stop`; `len(text)` if there is none."""
-    at = max(0, len(text) - len(stop) + 1)
-    while (at := text.find(stop[0], at)) >= 0:
-        if stop.startswith(text[at:]):
+def start_of_partial(text: str, mark: str) -> int:
+    """Return the start of the longest suffix of `text` that is a prefix of `mark`; `len(text)` if there is none."""
+    at = max(0, len(text) - len(mark) + 1)
+    while (at := text.find(mark[0], at)) >= 0:
+        if mark.startswith(text[at:]):
             return at
         at += 1
     return len(text)
@@ -180,18 +173,10 @@ def _decoder_steps(decoder: dict[str, Any] | None) -> list[dict[str, Any]]:
         raise UnsupportedTokenizer("the tokenizer has no decoder")
     steps: list[dict[str, Any]] = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     for step in steps:
-        is_known = step["type"] in ("ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace", "WordPiece")
+        is_known = step["type"] in ("ByteLevel", "ByteFallback", "Fuse", "Strip", "Metaspace")
         if not is_known and not (step["type"] == "Replace" and "String" in step["pattern"]):
             raise UnsupportedTokenizer(f"tokenizer decoder {step['type']} is not supported")
     return steps
-
-
-def _cleaned(text: str, word_piece: Mapping[str, Any]) -> str:
-    """Remove the space before punctuation and contractions, as `cleanup` asks."""
-    if word_piece.get("cleanup"):
-        for untidy, tidy in _UNTIDY:
-            text = text.replace(untidy, tidy)
-    return text
 
 
 def _byte_level_alphabet() -> dict[str, int]:
@@ -203,4 +188,3 @@ def _byte_level_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF_CHAR = _byte_level_alphabet()
-_UNTIDY = tuple((f" {tidy}", tidy) for tidy in (".", "?", "!", ",", "n't", "'m", "'s", "'ve", "'re"))

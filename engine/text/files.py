@@ -1,6 +1,6 @@
 """Read the tokenizer's definition and configuration from a model's folder.
 
-`tokenizer.json` takes precedence, then the vocabulary in a GGUF file, then a SentencePiece model. File sizes are
+`tokenizer.json` takes precedence over the vocabulary in a GGUF file. Other formats are refused by name. File sizes are
 bounded.
 """
 
@@ -14,15 +14,16 @@ import msgspec
 from engine.checkpoints.gguf_file import GgufError, find_gguf
 from engine.checkpoints.gguf_tokenizer import read_gguf_tokenizer
 from engine.text.definition import complete, special_tokens_of
-from engine.text.sentencepiece_model import SentencePieceError, read_sentencepiece
 
 MAX_DEFINITION_BYTES = 256 * 1024 * 1024  # the largest published vocabularies take 35 MB
 MAX_CONFIG_BYTES = 32 * 1024 * 1024
 
 Definition = dict[str, Any]
 
-_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
-_OTHER_FORMATS = ("tiktoken.model", "qwen.tiktoken", "vocab.json", "vocab.txt")
+_OTHER_FORMATS = (
+    "tokenizer.model", "spiece.model", "sentencepiece.bpe.model", "tiktoken.model", "qwen.tiktoken", "vocab.json",
+    "vocab.txt",
+)  # fmt: skip
 
 
 class TokenizerUnusable(Exception):
@@ -38,7 +39,7 @@ def read_definition(model_dir: Path) -> tuple[Definition, Definition]:
     config |= _read_json(model_dir / "tokenizer_config.json", MAX_CONFIG_BYTES) or {}
     definition = _read_json(model_dir / "tokenizer.json", MAX_DEFINITION_BYTES)
     if definition is None:
-        definition, own_config = _read_gguf(model_dir) or _read_sentencepiece(model_dir, config)
+        definition, own_config = _read_gguf(model_dir)
         config = own_config | config
     _check(definition)
     complete(definition, config, special_tokens_of(config))
@@ -54,34 +55,17 @@ def _check(definition: Definition) -> None:
             raise TokenizerUnusable(f"tokenizer.json: added_tokens[{index}] has no valid content and id")
 
 
-def _read_gguf(model_dir: Path) -> tuple[Definition, Definition] | None:
-    """Return definition and configuration from a GGUF file's header, or None if there is no GGUF file."""
+def _read_gguf(model_dir: Path) -> tuple[Definition, Definition]:
+    """Return definition and configuration from a GGUF file's header. Raises TokenizerUnusable if there is none."""
     try:
         path = find_gguf(model_dir)
-        return None if path is None else read_gguf_tokenizer(path)
+        if path is not None:
+            return read_gguf_tokenizer(path)
     except GgufError as error:
         raise TokenizerUnusable(str(error)) from error
-
-
-def _read_sentencepiece(model_dir: Path, config: Definition) -> tuple[Definition, Definition]:
-    """Return definition and configuration from a SentencePiece model and its `added_tokens.json`."""
-    path = next((model_dir / name for name in _SENTENCEPIECE if (model_dir / name).exists()), None)
-    if path is None:
-        others = [name for name in _OTHER_FORMATS if (model_dir / name).exists()]
-        raise TokenizerUnusable(
-            f"tokenizer.json is missing, and {others[0]} lacks the rules for splitting text and the added tokens: "
-            "save the tokenizer with transformers, which writes tokenizer.json"
-            if others
-            else "tokenizer.json is missing"
-        )
-    is_legacy = config.get("legacy") is not False
-    try:
-        definition, own_config = read_sentencepiece(_read_file(path, MAX_DEFINITION_BYTES), is_legacy=is_legacy)
-    except SentencePieceError as error:
-        raise TokenizerUnusable(f"tokenizer.json is missing, and {path.name} cannot be used: {error}") from error
-    added = _read_json(model_dir / "added_tokens.json", MAX_CONFIG_BYTES) or {}
-    own_config["added_tokens_decoder"] = {str(token_id): {"content": text} for text, token_id in added.items()}
-    return definition, own_config
+    other = next((name for name in _OTHER_FORMATS if (model_dir / name).exists()), None)
+    remedy = f", and {other} is not supported: save the tokenizer with transformers, which writes tokenizer.json"
+    raise TokenizerUnusable("tokenizer.json is missing" + (remedy if other else ""))
 
 
 def _read_json(path: Path, max_bytes: int) -> dict[str, Any] | None:

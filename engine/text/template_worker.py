@@ -14,7 +14,6 @@ import resource
 import signal
 import socket
 import sys
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -30,6 +29,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from msgspec import Struct
 
 from engine.processes.frames import framed, receive_frame
+from telemetry.bounded_cache import BoundedCache
 
 MAX_TEXT_CHARS = 32 * 1024 * 1024  # limit for a rendered prompt
 MAX_RENDER_CPU_S = 2.0
@@ -129,7 +129,7 @@ class TemplateRenderer:
         )
         self._environment.filters["tojson"] = _to_json
         self._environment.globals["raise_exception"] = _raise_exception
-        self._templates: OrderedDict[bytes, tuple[Template, Compiled]] = OrderedDict()  # least recently used first
+        self._templates: BoundedCache[bytes, tuple[Template, Compiled]] = BoundedCache(MAX_TEMPLATES)
 
     def handle(self, request: Request) -> Response:
         """Answer one request. Never raises an error that a template can cause."""
@@ -139,7 +139,6 @@ class TemplateRenderer:
                 if request.source is None:
                     return SourceMissing()
                 found = self._compile(request.digest, request.source)
-            self._templates.move_to_end(request.digest)
             if request.values is None:
                 return found[1]
             return _render(found[0], request.values, request.now)
@@ -157,9 +156,8 @@ class TemplateRenderer:
         written = {data.data for data in tree.find_all(nodes.TemplateData)}
         variables = {variable.name for variable in tree.find_all(nodes.Name)}
         compiled = Compiled(frozenset(words), frozenset(written), frozenset(variables))
-        found = self._templates[digest] = (self._environment.from_string(tree), compiled)
-        if len(self._templates) > MAX_TEMPLATES:
-            self._templates.popitem(last=False)
+        found = self._environment.from_string(tree), compiled
+        self._templates.put(digest, found)
         return found
 
 

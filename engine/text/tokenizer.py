@@ -160,8 +160,8 @@ class Tokenizer:
             token_ids += self._encode_plain(between, guard, is_first=position == 0)
             token_ids.append(control.token_id)
             position, strips_left = match.end(), control.strips_right
-        rest = text[position:].lstrip(_WHITE_SPACE) if strips_left else text[position:]
-        token_ids += self._encode_plain(rest, guard, is_first=position == 0)
+        tail = text[position:].lstrip(_WHITE_SPACE) if strips_left else text[position:]
+        token_ids += self._encode_plain(tail, guard, is_first=position == 0)
         return token_ids
 
     def _encode_plain(self, text: str, guard: Guard | None, *, is_first: bool) -> list[int]:

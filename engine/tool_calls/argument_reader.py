@@ -42,8 +42,7 @@ class ArgumentReader(CallReader):
             return None, ""
         name = None if self.is_name_sent else self._name
         self.is_name_sent = True
-        arguments = self._arguments + self._partial_argument()
-        delta, self._num_sent = arguments[self._num_sent :], len(arguments)
+        delta, self._num_sent = self._arguments[self._num_sent :], len(self._arguments)
         return name, delta
 
     def call(self) -> tuple[str, str] | None:
@@ -59,10 +58,6 @@ class ArgumentReader(CallReader):
         self._name = name if name in self._tools else ""
         self.is_rejected = not self._name
         return not self.is_rejected
-
-    def _partial_argument(self) -> str:
-        """Return the JSON of an incomplete argument as far as it is certain."""
-        return ""
 
     @abstractmethod
     def _step(self, text: str) -> int:

@@ -8,17 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from engine.structured.json_schema import follow_reference
+
 _TYPES = frozenset({"string", "number", "integer", "boolean", "null", "array", "object"})
-_MAX_LEVELS = 8
-_KEYWORDS_OVER_ALL_ARGUMENTS = (
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "$ref",
-    "patternProperties",
-    "minProperties",
-    "maxProperties",
-    "dependentRequired",
+_MAX_REFERENCES = 8
+_KEYWORDS_OVER_ALL_ARGUMENTS = frozenset(
+    "allOf anyOf oneOf $ref patternProperties minProperties maxProperties dependentRequired".split()
 )
 
 
@@ -30,28 +25,23 @@ def properties_of(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def has_plain_properties(schema: Mapping[str, Any]) -> bool:
     """Return True if `schema` constrains the arguments together only by which exist and which are required."""
-    return not any(key in schema for key in _KEYWORDS_OVER_ALL_ARGUMENTS)
+    return _KEYWORDS_OVER_ALL_ARGUMENTS.isdisjoint(schema)
 
 
 def resolved(part: Any, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return `part` with its reference within `root` followed; {} if `part` is no schema or refers elsewhere."""
-    for _ in range(_MAX_LEVELS):
+    for _ in range(_MAX_REFERENCES):
         if not isinstance(part, Mapping):
             return {}
-        reference = part.get("$ref")
-        if not isinstance(reference, str):
+        if not isinstance(part.get("$ref"), str):
             return part
-        if reference != "#" and not reference.startswith("#/"):
-            return {}
-        value: Any = root
-        for name in reference[2:].split("/") if reference != "#" else ():
-            value = value.get(name.replace("~1", "/").replace("~0", "~")) if isinstance(value, Mapping) else None
-        part = value
+        part = follow_reference(part, root)
     return {}
 
 
-def types_of(part: Any, root: Mapping[str, Any], level: int = 0) -> frozenset[str] | None:
-    """Return the types that a value may have; None if any type is allowed."""
+def types_of(part: Any, root: Mapping[str, Any], *, is_branch: bool = False) -> frozenset[str] | None:
+    """Return the types that a value may have; None if any type is allowed. Alternatives within alternatives are not
+    followed, because references could multiply these without end."""
     schema = resolved(part, root)
     types = schema.get("type")
     if isinstance(types, str):
@@ -63,8 +53,8 @@ def types_of(part: Any, root: Mapping[str, Any], level: int = 0) -> frozenset[st
         return frozenset({"string"}) if all(isinstance(choice, str) for choice in choices) else None
     for key in ("anyOf", "oneOf"):
         branches = schema.get(key)
-        if isinstance(branches, list) and branches and level < _MAX_LEVELS:
-            found = [types_of(branch, root, level + 1) for branch in branches]
+        if isinstance(branches, list) and branches and not is_branch:
+            found = [types_of(branch, root, is_branch=True) for branch in branches]
             return None if None in found else frozenset().union(*(names for names in found if names))
     return None
 

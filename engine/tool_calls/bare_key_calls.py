@@ -7,14 +7,14 @@ are written as in JSON; null may be None. Other values without marks are strings
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from engine.structured.json_schema import adapt_schema
+from engine.text.detokenizer import start_of_partial
 from engine.tool_calls.argument_reader import ArgumentReader
-from engine.tool_calls.argument_types import properties_of, resolved, types_of
-from engine.tool_calls.call_parser import start_of_partial
+from engine.tool_calls.argument_types import has_plain_properties, properties_of, resolved, types_of
 from engine.tool_calls.family import NAME, Family, RuleWriter, Tools, UnsupportedSchema, quoted
 from engine.tool_calls.free_text import text_until
 
@@ -25,14 +25,14 @@ _BARE_KEY = re.compile(r"[^\s:,<>\"{}\[\]][^:,<>\"{}\[\]\n]{0,255}")
 _WORD_END = re.compile(r"[,}\]]")
 _WORDS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_NUMERIC = ("number", "integer", "boolean")
-_UNSUPPORTED_LIMITS = {
-    "string": ("pattern", "format", "minLength", "maxLength"),
-    "array": ("prefixItems", "maxItems", "uniqueItems", "contains"),
-    "object": ("patternProperties", "propertyNames", "minProperties", "maxProperties", "dependentRequired"),
-}
-_UNSUPPORTED_KEYWORDS = ("allOf", "not", "if")
-_TYPES = ("string", "number", "boolean", "null", "array", "object")
+_MAX_LEVELS = 8  # lists and alternatives inside each other that a grammar distinguishes
+_MAX_VALUES = 1000  # schemas of values in one grammar; references can repeat a schema any number of times
+_ANNOTATIONS = frozenset({"type", "title", "description", "default", "examples", "$ref"})
+_LIMITS = frozenset({"minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum", "multipleOf"})
+_ENFORCED = {"number": _LIMITS, "integer": _LIMITS, "array": frozenset({"items"})}
+_UNSUPPORTED = frozenset({"allOf", "not", "if"})
+_BOOLEAN = '("true" | "false")'
+_NULL = '("null" | "None")'
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,10 @@ class BareKeyCalls(Family):
         return BareKeyReader(self, tools)
 
     def call_rules(self, index: int, name: str, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
-        values = _ValueRules(self, f"value_{index}", schema, writer)
-        arguments = values.arguments_rule()
-        return [f"call_{index}: {writer.literal(self.before_name + name)} {arguments}", *values.lines]
+        arguments = _ArgumentRules(self, f"arguments_{index}", schema, writer)
+        arguments.add()
+        head = writer.literal(self.before_name + name)
+        return [f"call_{index}: {head} arguments_{index}", *arguments.lines]
 
 
 class BareKeyReader(ArgumentReader):
@@ -174,139 +175,107 @@ class BareKeyReader(ArgumentReader):
         return 0 if self.is_rejected else 1
 
 
-class _ValueRules:
-    """Grammar rules of values by their schemas, which are parts of `root`. Each part has one rule, so that a schema may
-    refer to itself. `lines` are the rules used."""
+class _ArgumentRules:
+    """Grammar rules of the arguments of one tool: properties in alphabetical order. Enforces types, choices and the
+    items of lists; an object inside the arguments may be any object. `lines` are the rules used."""
 
-    def __init__(self, family: BareKeyCalls, prefix: str, root: Mapping[str, Any], writer: RuleWriter) -> None:
+    def __init__(self, family: BareKeyCalls, name: str, root: Mapping[str, Any], writer: RuleWriter) -> None:
         self.lines: list[str] = []
         self._family = family
-        self._prefix = prefix
+        self._name = name
         self._root = root
         self._writer = writer
-        self._known: dict[int | str, str] = {}
+        self._num_values = 0
+        self._add_shared_rules()
 
-    def arguments_rule(self) -> str:
-        """Return the rule of the whole arguments."""
-        schema = resolved(self._root, self._root)
-        if any(key in schema for key in (*_UNSUPPORTED_KEYWORDS, "anyOf", "oneOf")):
-            self._refuse("its parameters are not plain properties")
-        return self.object_rule(schema)
-
-    def _name(self, key: int | str) -> tuple[str, bool]:
-        """Return the rule name for `key`, and True if the rule is new."""
-        if key in self._known:
-            return self._known[key], False
-        self._known[key] = f"{self._prefix}_{len(self._known)}"
-        return self._known[key], True
+    def _add_shared_rules(self) -> None:
+        """Add the rules of strings and of any value."""
+        name, family, writer = self._name, self._family, self._writer
+        number = writer.json(adapt_schema({"type": "number"}))
+        self.lines += [
+            f"{name}_text: {writer.literal(family.text_mark)} {name}_rest",
+            text_until(f"{name}_rest", family.text_mark, family.marks, writer.controls).rstrip(),
+            f"{name}_any: {name}_text | {name}_number | {_BOOLEAN} | {_NULL} | {name}_list | {name}_object",
+            f"{name}_number: {number}",
+            f'{name}_list: "[" ({name}_any ("," {name}_any)*)? "]"',
+            f'{name}_object: "{{" ({name}_pair ("," {name}_pair)*)? "}}"',
+            f'{name}_pair: /{_BARE_KEY.pattern}/ ":" {name}_any',
+        ]
 
     def _refuse(self, why: str) -> None:
         """Raise UnsupportedSchema, unless keywords that cannot be enforced are ignored."""
         if not self._writer.is_lenient:
             raise UnsupportedSchema(why)
 
-    def value(self, part: Any) -> str:
-        schema = resolved(part, self._root)
-        if not schema:
-            return self._any()
-        name, is_new = self._name(id(schema))
-        if is_new:
-            self.lines.append(f"{name}: {' | '.join(self._alternatives(schema))}")
-        return name
-
-    def _alternatives(self, schema: Mapping[str, Any]) -> list[str]:
-        if any(key in schema for key in _UNSUPPORTED_KEYWORDS):
-            self._refuse("a parameter is more than its type")
-            return [self._any()]
-        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
-        if isinstance(choices, list) and choices:
-            return [self._fixed_value(choice) for choice in choices]
-        for key in ("anyOf", "oneOf"):
-            if isinstance(schema.get(key), list) and schema[key]:
-                return [self.value(branch) for branch in schema[key]]
-        types = types_of(schema, self._root)
-        return [self._of_type(schema, one) for one in sorted(_TYPES if types is None else types)]
-
-    def _of_type(self, schema: Mapping[str, Any], one: str) -> str:
-        if any(key in schema for key in _UNSUPPORTED_LIMITS.get(one, ())):
-            self._refuse("a parameter has more to it than its type")
-        if one == "string":
-            return self._text()
-        if one in _NUMERIC:
-            limits = {key: schema[key] for key in schema if key.endswith(("imum", "multipleOf"))}
-            return self._rule(self._writer.json(adapt_schema({"type": one, **limits})))
-        if one == "null":
-            return '("null" | "None")'
-        if one == "array":
-            least = schema.get("minItems", 0)
-            if least not in (0, 1):
-                self._refuse("a list has a length")
-            item = self.value(schema.get("items", {}))
-            return self._rule(f'"[" ({item} ("," {item})*){"" if least else "?"} "]"')
-        return self.object_rule(schema)
-
-    def _rule(self, body: str) -> str:
-        name, _ = self._name(f"rule {len(self._known)}")
-        self.lines.append(f"{name}: {body}")
-        return name
-
-    def object_rule(self, schema: Mapping[str, Any]) -> str:
-        """Return the rule of an object: properties in alphabetical order, then other properties where the schema allows
-        these."""
-        name, is_new = self._name(f"object {id(schema)}")
-        if not is_new:
-            return name
+    def add(self) -> None:
+        """Add the rule of all arguments."""
+        name, schema = self._name, self._root
+        if not has_plain_properties(schema):
+            self._refuse("its parameters are not plain properties")
         required = schema.get("required")
-        pairs: list[tuple[str, bool]] = []
-        for key, part in self._properties(schema):
-            is_required = isinstance(required, list) and key in required
-            pairs.append((f"{self._writer.literal(key + ':')} {self.value(part)}", is_required))
-        others = schema.get("additionalProperties", True)
-        more = f'/{_BARE_KEY.pattern}/ ":" {self.value({} if others is True else others)}' if others else ""
-        last = len(pairs)
-        self.lines.append(f'{name}: "{{" {name}_f0 "}}"')
-        for at, (pair, is_required) in enumerate(pairs):
-            first = f"{name}_p{at} {name}_t{at + 1}"
-            self.lines += [
-                f"{name}_p{at}: {pair}",
-                f"{name}_f{at}: {first}" + ("" if is_required else f" | {name}_f{at + 1}"),
-                f'{name}_t{at}: ("," {name}_p{at}){"" if is_required else "?"} {name}_t{at + 1}',
-            ]
-        if more:
-            self.lines += [f"{name}_f{last}: ({more} {name}_t{last})?", f'{name}_t{last}: ("," {more})*']
-        else:
-            self.lines += [f'{name}_f{last}: ""', f'{name}_t{last}: ""']
-        return name
-
-    def _properties(self, schema: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+        pairs: list[str] = []
         for key, part in sorted(properties_of(schema).items(), key=lambda pair: pair[0].lower()):
-            if _BARE_KEY.fullmatch(key):
-                yield key, part
-            else:
+            if not _BARE_KEY.fullmatch(key):
                 self._refuse("a parameter's name cannot be written")
+                continue
+            self.lines.append(f"{name}_p{len(pairs)}: {self._writer.literal(key + ':')} {self._value(part, 0)}")
+            pairs.append("" if isinstance(required, list) and key in required else "?")
+        self.lines.append(f'{name}: "{{" {name}_first0 "}}"')
+        for at, optional in enumerate(pairs):
+            skip = f" | {name}_first{at + 1}" if optional else ""
+            self.lines += [
+                f"{name}_first{at}: {name}_p{at} {name}_next{at + 1}{skip}",
+                f'{name}_next{at}: ("," {name}_p{at}){optional} {name}_next{at + 1}',
+            ]
+        others = schema.get("additionalProperties", True)
+        if isinstance(others, Mapping) and others:
+            self._refuse("parameters of any name have a schema")
+        last = len(pairs)
+        self.lines += [
+            f"{name}_first{last}: " + (f"({name}_pair {name}_next{last})?" if others else '""'),
+            f"{name}_next{last}: " + (f'("," {name}_pair)*' if others else '""'),
+        ]
 
-    def _text(self) -> str:
-        name, is_new = self._name("text")
-        if is_new:
-            family, writer = self._family, self._writer
-            self.lines.append(f"{name}: {writer.literal(family.text_mark)} {name}_rest")
-            self.lines.append(text_until(f"{name}_rest", family.text_mark, family.marks, writer.controls).rstrip())
-        return name
+    def _value(self, part: Any, level: int) -> str:
+        """Return the expression of a value; of any value if the schema does not say more."""
+        self._num_values += 1
+        if self._num_values > _MAX_VALUES:
+            raise UnsupportedSchema("its parameters have too many parts")
+        schema = resolved(part, self._root)
+        if not _UNSUPPORTED.isdisjoint(schema):
+            self._refuse("a parameter is more than its type")
+            return f"{self._name}_any"
+        choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
+        if isinstance(choices, list) and choices and not any(isinstance(choice, list | dict) for choice in choices):
+            return f"({' | '.join(map(self._choice, choices))})"
+        branches = schema.get("anyOf") or schema.get("oneOf")
+        if isinstance(branches, list) and branches and level < _MAX_LEVELS:
+            return f"({' | '.join(self._value(branch, level + 1) for branch in branches)})"
+        types = types_of(part, self._root)
+        enforced = _ANNOTATIONS.union(*(_ENFORCED.get(kind, ()) for kind in types or ()))
+        if schema.keys() - enforced or level == _MAX_LEVELS:
+            self._refuse("a parameter is more than its type")
+        if types is None or level == _MAX_LEVELS:
+            return f"{self._name}_any"
+        return f"({' | '.join(self._of_type(schema, kind, level) for kind in sorted(types))})"
 
-    def _any(self) -> str:
-        name, is_new = self._name("any")
-        if is_new:
-            self.lines.append(f"{name}: {' | '.join(self._of_type({}, one) for one in _TYPES)}")
-        return name
+    def _of_type(self, schema: Mapping[str, Any], kind: str, level: int) -> str:
+        if kind in ("number", "integer"):
+            limits = {key: schema[key] for key in schema.keys() & _LIMITS}
+            name = f"{self._name}_{len(self.lines)}"
+            self.lines.append(f"{name}: {self._writer.json(adapt_schema({'type': kind, **limits}))}")
+            return name
+        if kind == "array" and "items" in schema:
+            item = self._value(schema["items"], level + 1)
+            return f'"[" ({item} ("," {item})*)? "]"'
+        shared = {"boolean": _BOOLEAN, "null": _NULL, "string": f"{self._name}_text", "array": f"{self._name}_list"}
+        return shared.get(kind, f"{self._name}_object")
 
-    def _fixed_value(self, value: Any) -> str:
-        """Return the rule of one fixed value."""
-        if isinstance(value, str):
-            mark = self._family.text_mark
-            if mark in value:
-                self._refuse("a choice cannot be written")
-            return self._writer.literal(mark + value + mark)
-        if isinstance(value, list | dict):
-            self._refuse("a choice is no plain value")
-            return self._any()
-        return quoted(quoted(value))
+    def _choice(self, value: Any) -> str:
+        """Return the expression of one fixed value."""
+        mark = self._family.text_mark
+        if not isinstance(value, str):
+            return quoted(quoted(value))
+        if mark in value:
+            self._refuse("a choice cannot be written")
+        return self._writer.literal(mark + value + mark)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.text.detokenizer import start_of_partial
 from engine.tool_calls.family import CallReader, Family, Tools
 
 _MAX_UNENDED_CALLS = 8
@@ -74,16 +75,16 @@ class CallParser:
         """Return the text held back, at the end of the output. `is_cut`: the token limit ended the output. After a few
         calls without an end the search for more stops, because each requires a scan of all text that follows."""
         num_unended = 0
-        while not self.is_complete and (rest := self._held_back()):
+        while not self.is_complete and (held_back := self._held_back()):
             num_unended += 1
-            behind = len(rest) - len(rest.lstrip()) + 1  # past the opening of this call
-            again = rest.find(self._family.opening, behind) if num_unended < _MAX_UNENDED_CALLS else -1
-            if again < 0:
+            search_from = len(held_back) - len(held_back.lstrip()) + 1  # past the opening of this call
+            next_call = held_back.find(self._family.opening, search_from) if num_unended < _MAX_UNENDED_CALLS else -1
+            if next_call < 0:
                 if not (is_cut and self._emit_partial_call()):
-                    self._emit_text(rest)
+                    self._emit_text(held_back)
                 break
-            self._emit_text(rest[:again])  # a call without an end may contain other calls
-            self._restart(rest[again:])
+            self._emit_text(held_back[:next_call])  # a call without an end may contain other calls
+            self._restart(held_back[next_call:])
             while self._advance():
                 pass
         return self._take()
@@ -104,9 +105,9 @@ class CallParser:
                 return self._raw + self._buffer
             is_name_sent = self._reader.is_name_sent  # parts emitted as a call are not content
             return "" if is_name_sent else self._raw + self._reader.text + self._buffer
-        rest = self._buffer
-        is_end = self._state == "after" and any(mark.startswith(rest.strip()) for mark in self._marks_after)
-        return "" if is_end or (self.num_calls and rest.isspace()) else rest
+        text = self._buffer
+        is_end = self._state == "after" and any(mark.startswith(text.strip()) for mark in self._marks_after)
+        return "" if is_end or (self.num_calls and text.isspace()) else text
 
     @property
     def _marks_after(self) -> tuple[str, ...]:
@@ -229,13 +230,3 @@ class CallParser:
     def _take(self) -> list[OutputPiece]:
         pieces, self._pieces = self._pieces, []
         return pieces
-
-
-def start_of_partial(text: str, mark: str) -> int:
-    """Return the start of the longest suffix of `text` that may become `mark`; `len(text)` if there is none."""
-    at = max(0, len(text) - len(mark) + 1)
-    while (at := text.find(mark[0], at)) >= 0:
-        if mark.startswith(text[at:]):
-            return at
-        at += 1
-    return len(text)

@@ -123,11 +123,6 @@ class UnsupportedSchema(Exception):
     """A tool's schema cannot be enforced in this family's syntax; the message says why."""
 
 
-def schemas_of(tools: Tools) -> Mapping[str, Any]:
-    """Return the schemas of arguments by tool name; empty if only names are known."""
-    return tools if isinstance(tools, Mapping) else {}
-
-
 def quoted(value: Any) -> str:
     """Return `value` as JSON, which is also the spelling of a string in Lark."""
     return json.dumps(value, ensure_ascii=False)

@@ -19,7 +19,7 @@ from engine.structured.json_schema import ANY_OBJECT, adapt_schema
 from engine.structured.lark import as_lark, escape_slashes, lark_regex
 from engine.tool_calls.family import Family, RuleWriter, quoted
 from engine.tool_calls.free_text import containing, text_until, text_without, with_control_tokens
-from engine.tool_calls.harmony import MESSAGE, HarmonyCalls, Shown, harmony_rules
+from engine.tool_calls.harmony import MESSAGE, HarmonyCalls, harmony_rules
 from engine.tool_calls.reasoning import Phase, Reasoning
 
 # As `json.dumps` writes, which is what models were shown in training.
@@ -68,7 +68,7 @@ def required_calls(
     arguments of strict tools must match their schema. Raises UnsupportedSchema."""
     rules = _calls(family, tools, controls, is_parallel, is_loose)
     if isinstance(family, HarmonyCalls):
-        return Constraint("grammar", _harmony(controls, "calls") + rules)
+        return Constraint("grammar", harmony_rules(controls.marks, "calls") + rules)
     return _grammar("calls", rules, controls, thinking)
 
 
@@ -76,74 +76,73 @@ def lazy_calls(
     family: Family,
     tools: Sequence[Tool],
     controls: Controls,
-    answer: Constraint | None,
+    output_format: Constraint | None,
     *,
     is_parallel: bool,
     is_loose: bool,
     thinking: ReasoningState | None = None,
 ) -> Constraint:
-    """Return a grammar for text with or without calls after it; with a JSON format `answer`, for either the JSON or
+    """Return a grammar for text with or without calls after it; with a JSON `output_format`, for either the JSON or
     calls. Raises UnsupportedSchema."""
     calls = _calls(family, tools, controls, is_parallel, is_loose)
     if isinstance(family, HarmonyCalls):
-        rules = "" if answer is None else _answer(answer)
+        rules = "" if output_format is None else _format_rules(output_format)
         return Constraint(
-            "grammar", _harmony(controls, "text or calls" if answer is None else "answer or calls") + rules + calls
+            "grammar",
+            harmony_rules(controls.marks, "text or calls" if output_format is None else "format or calls")
+            + rules
+            + calls,
         )
-    if answer is None:
+    if output_format is None:
         return _grammar("text calls?", _text(family.opening, controls, thinking) + calls, controls, thinking)
-    body = _framed_answer(controls, thinking)
-    return _grammar(f"{body} | calls", _answer(answer) + calls, controls, thinking)
+    body = _framed_format(controls, thinking)
+    return _grammar(f"{body} | calls", _format_rules(output_format) + calls, controls, thinking)
 
 
-def answer_after_reasoning(answer: Constraint, controls: Controls, thinking: ReasoningState) -> Constraint:
-    """Return a grammar for output that matches `answer` after the reasoning."""
-    return _grammar(_framed_answer(controls, thinking), _answer(answer), controls, thinking)
+def format_after_reasoning(output_format: Constraint, controls: Controls, thinking: ReasoningState) -> Constraint:
+    """Return a grammar for output that matches `output_format` after the reasoning."""
+    return _grammar(_framed_format(controls, thinking), _format_rules(output_format), controls, thinking)
 
 
-def harmony_answer(answer: Constraint, controls: Controls) -> Constraint:
-    """Return a grammar for harmony output whose final channel matches `answer`."""
-    return Constraint("grammar", _harmony(controls, "answer") + _answer(answer))
-
-
-def _harmony(controls: Controls, shows: Shown) -> str:
-    return harmony_rules(controls.marks, shows)
+def harmony_format(output_format: Constraint, controls: Controls) -> Constraint:
+    """Return a grammar for harmony output whose final channel matches `output_format`."""
+    return Constraint("grammar", harmony_rules(controls.marks, "format") + _format_rules(output_format))
 
 
 def _grammar(body: str, rules: str, controls: Controls, thinking: ReasoningState | None) -> Constraint:
     """Return the grammar of `body`, with reasoning before it if the phase allows reasoning."""
-    if thinking is None or thinking.phase == "answers":
+    if thinking is None or thinking.phase == "content":
         return Constraint("grammar", f"start: {body}\n{rules}")
     reasoning = thinking.reasoning
     own = {controls.marks[mark] for mark in reasoning.marks if mark in controls.marks}
     asides = sorted(set(controls.in_text) - own)
-    begin = "" if thinking.phase == "thinks" else controls.literal(reasoning.opening, reasoning.marks)
-    head = f"start: thought{'?' * (thinking.phase == 'may_think')} body\nbody: {body}\n"
-    thought = f'thought: {begin} thinking ("\\n" "\\n"?)?\n'
-    free = text_until("thinking", reasoning.closing, reasoning.marks, controls.marks, asides)
-    return Constraint("grammar", head + thought + free + rules)
+    begin = "" if thinking.phase == "reasons" else controls.literal(reasoning.opening, reasoning.marks)
+    head = f"start: reasoning{'?' * (thinking.phase == 'may_reason')} body\nbody: {body}\n"
+    line = f'reasoning: {begin} thoughts ("\\n" "\\n"?)?\n'
+    free = text_until("thoughts", reasoning.closing, reasoning.marks, controls.marks, asides)
+    return Constraint("grammar", head + line + free + rules)
 
 
-def _answer(answer: Constraint) -> str:
-    """Return the rules of `answer`: text that matches the constraint."""
-    if answer.kind == "regex":
-        return f"answer: ANSWER\nANSWER: {lark_regex(answer.text)}\n"
-    if answer.kind == "choice":
-        return f"answer: {' | '.join(map(quoted, json.loads(answer.text)))}\n"
-    if answer.kind == "grammar":
-        return f"answer: %lark {{\n{as_lark(answer.text)}\n}}\n"
-    schema = ANY_OBJECT if answer.kind == "json_object" else _adapted(answer.text)
-    return f"answer: %json {quoted({**schema, 'x-guidance': JSON_OPTIONS})}\n"
+def _format_rules(output_format: Constraint) -> str:
+    """Return the rule `formatted`: text that matches the output format."""
+    if output_format.kind == "regex":
+        return f"formatted: FORMATTED\nFORMATTED: {lark_regex(output_format.text)}\n"
+    if output_format.kind == "choice":
+        return f"formatted: {' | '.join(map(quoted, json.loads(output_format.text)))}\n"
+    if output_format.kind == "grammar":
+        return f"formatted: %lark {{\n{as_lark(output_format.text)}\n}}\n"
+    schema = ANY_OBJECT if output_format.kind == "json_object" else _adapted(output_format.text)
+    return f"formatted: %json {quoted({**schema, 'x-guidance': JSON_OPTIONS})}\n"
 
 
-def _framed_answer(controls: Controls, thinking: ReasoningState | None) -> str:
-    """Return the body `answer`, between the marks that some models put around it."""
-    if thinking is None or not thinking.reasoning.answer_opening:
-        return "answer"
+def _framed_format(controls: Controls, thinking: ReasoningState | None) -> str:
+    """Return the body `formatted`, between the marks that some models put around it."""
+    if thinking is None or not thinking.reasoning.content_opening:
+        return "formatted"
     marks = thinking.reasoning.marks
-    begin = controls.literal(thinking.reasoning.answer_opening, marks)
-    end = controls.literal(thinking.reasoning.answer_closing, marks)
-    return f"({begin})? answer ({end})?"
+    begin = controls.literal(thinking.reasoning.content_opening, marks)
+    end = controls.literal(thinking.reasoning.content_closing, marks)
+    return f"({begin})? formatted ({end})?"
 
 
 def _adapted(schema: str) -> dict[str, Any]:
@@ -157,9 +156,9 @@ def _text(opening: str, controls: Controls, thinking: ReasoningState | None) -> 
     if thinking is not None:
         reasoning = thinking.reasoning
         in_text -= {controls.marks.get(mark, -1) for mark in reasoning.marks}
-        for mark in (reasoning.answer_opening, reasoning.answer_closing):
+        for mark in (reasoning.content_opening, reasoning.content_closing):
             in_text |= {controls.marks[mark]} if mark in controls.marks else set()
-        if thinking.phase == "may_think":
+        if thinking.phase == "may_reason":
             unless += rf" & ~/\s*{escape_slashes(re.escape(reasoning.opening))}(?s:.*)/"
     return text_without("text", unless, sorted(in_text))
 

@@ -1,6 +1,6 @@
 """Harmony, the output format of gpt-oss: messages on channels, each with a header and an end mark.
 
-    <|channel|>analysis<|message|>reasoning<|end|><|start|>assistant<|channel|>final<|message|>the answer<|return|>
+    <|channel|>analysis<|message|>reasoning<|end|><|start|>assistant<|channel|>final<|message|>the response<|return|>
     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>
 
 `HarmonyParser` parses an output; `harmony_rules` constrains an output to calls or to an output format. The model calls
@@ -16,7 +16,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece, ToolCallPiece, start_of_partial
+from engine.text.detokenizer import start_of_partial
+from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece, ToolCallPiece
 from engine.tool_calls.family import NAME, CallReader, Family, RuleWriter, Tools
 from engine.tool_calls.free_text import containing, text_until, text_without, with_control_tokens
 from engine.tool_calls.json_scanner import JsonScanner
@@ -25,13 +26,13 @@ CHANNEL, MESSAGE, CONSTRAIN = "<|channel|>", "<|message|>", "<|constrain|>"
 START, END, CALL, RETURN = "<|start|>", "<|end|>", "<|call|>", "<|return|>"
 MARKS = (CHANNEL, MESSAGE, CONSTRAIN, START, END, CALL, RETURN)
 
-Shown = Literal["calls", "text or calls", "answer or calls", "answer"]
+Shown = Literal["calls", "text or calls", "format or calls", "format"]
 
 _STARTS: dict[Shown, str] = {
     "calls": "analysis? calls",
     "text or calls": "(analysis | preamble)* (final | calls)",
-    "answer or calls": "analysis? (final | calls)",
-    "answer": "analysis? final",
+    "format or calls": "analysis? (final | calls)",
+    "format": "analysis? final",
 }
 _ENDS = (END, CALL, RETURN, START)
 _BEGINNINGS = (START, CHANNEL, MESSAGE, "to=functions.")
@@ -223,7 +224,7 @@ def _is_object(text: str) -> bool:
 
 
 def harmony_rules(controls: Mapping[str, int], shows: Shown) -> str:
-    """Return the rules of an output's messages: reasoning first, then the rules `calls` or `answer`, or any text."""
+    """Return the rules of an output's messages: reasoning first, then the rules `calls` or `formatted`, or any text."""
 
     def other(rule: str, channel: str) -> str:
         begin = with_control_tokens(f"{CHANNEL}{channel}{MESSAGE}", MARKS, controls)
@@ -235,6 +236,6 @@ def harmony_rules(controls: Mapping[str, int], shows: Shown) -> str:
         rules += other("preamble", "commentary")
         rules += text_without("words", " & ~".join(map(containing, MARKS)))
     if shows != "calls":
-        body = "words" if shows == "text or calls" else "answer"
+        body = "words" if shows == "text or calls" else "formatted"
         rules += f"final: {with_control_tokens(f'{CHANNEL}final{MESSAGE}', MARKS, controls)} {body}\n"
     return rules

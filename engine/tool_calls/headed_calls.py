@@ -37,9 +37,6 @@ class HeadedCalls(Family):
         """Patterns that match the longest prefix of a text that may begin a header, one per form."""
         return tuple(re.compile(_begun(header)) for header in self.headers)
 
-    def begin_of(self, name: str) -> str:
-        return re.split(_PLACES, self.headers[0], maxsplit=1)[0] + name
-
     def reader(self, tools: Tools) -> HeadedReader:
         return HeadedReader(self, tools)
 

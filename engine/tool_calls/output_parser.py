@@ -30,42 +30,39 @@ class OutputParser(Protocol):
 
 
 class ReasoningOutputParser:
-    """Parser of an output that may begin with reasoning. `calls` is None if the model has no tools."""
+    """Parser of an output that may begin with reasoning and may contain calls."""
 
-    def __init__(self, thoughts: ReasoningParser, calls: CallParser | None) -> None:
-        self._thoughts = thoughts
+    def __init__(self, reasoning: ReasoningParser, calls: CallParser) -> None:
+        self._reasoning = reasoning
         self._calls = calls
 
     @property
     def num_calls(self) -> int:
-        return 0 if self._calls is None else self._calls.num_calls
+        return self._calls.num_calls
 
     @property
     def is_complete(self) -> bool:
-        return self._calls is not None and self._calls.is_complete
+        return self._calls.is_complete
 
     @property
     def is_reasoning(self) -> bool:
-        return self._thoughts.is_reasoning
+        return self._reasoning.is_reasoning
 
     def push(self, text: str) -> list[OutputPiece]:
-        return self._parse_calls(self._thoughts.push(text))
+        return self._parse_calls(self._reasoning.push(text))
 
     def flush(self, *, is_cut: bool = False) -> list[OutputPiece]:
-        rest = self._parse_calls(self._thoughts.flush())
-        return rest if self._calls is None else rest + self._calls.flush(is_cut=is_cut)
+        return self._parse_calls(self._reasoning.flush()) + self._calls.flush(is_cut=is_cut)
 
     def _parse_calls(self, pieces: list[OutputPiece]) -> list[OutputPiece]:
         """Parse the text pieces for calls. Reasoning contains none."""
-        if self._calls is None:
-            return pieces
-        read: list[OutputPiece] = []
+        parsed: list[OutputPiece] = []
         for piece in pieces:
             if isinstance(piece, str):
-                read += self._calls.push(piece)
+                parsed += self._calls.push(piece)
             elif isinstance(piece, ReasoningPiece):
-                read.append(piece)
-        return read
+                parsed.append(piece)
+        return parsed
 
 
 def make_call_parser(

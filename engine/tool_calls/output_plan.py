@@ -16,9 +16,9 @@ from engine.tool_calls.family import UnsupportedSchema
 from engine.tool_calls.grammar import (
     Controls,
     ReasoningState,
-    answer_after_reasoning,
     can_be_lazy,
-    harmony_answer,
+    format_after_reasoning,
+    harmony_format,
     lazy_calls,
     required_calls,
 )
@@ -60,7 +60,8 @@ class OutputPlan:
             )
         if self.thinking is None or isinstance(calls, HarmonyParser):
             return calls
-        return ReasoningOutputParser(ReasoningParser(self.thinking.reasoning, self.thinking.phase), calls)
+        reasoning = ReasoningParser(self.thinking.reasoning, self.thinking.phase)
+        return reasoning if calls is None else ReasoningOutputParser(reasoning, calls)
 
 
 def shown_tools(task: TextGeneration) -> tuple[Tool, ...]:
@@ -82,12 +83,12 @@ def make_output_plan(
     if form is not None and isinstance(form.family, HarmonyCalls):
         thinking = None
         if not has_tools and is_turn:
-            constraint = None if task.constraint is None else harmony_answer(task.constraint, controls)
+            constraint = None if task.constraint is None else harmony_format(task.constraint, controls)
             return OutputPlan((), (constraint,), form, is_parallel=True)
     if not has_tools:
         constraint = task.constraint
         if constraint is not None and thinking is not None:
-            constraint = answer_after_reasoning(constraint, controls, thinking)
+            constraint = format_after_reasoning(constraint, controls, thinking)
         return OutputPlan((), (constraint,), None, is_parallel=True, thinking=thinking)
     if form is None:
         raise ToolsRefused(

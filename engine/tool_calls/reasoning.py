@@ -10,55 +10,45 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece, start_of_partial
+from engine.text.detokenizer import start_of_partial
+from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece
 
-Phase = Literal["may_think", "thinks", "answers"]
-_State = Literal["start", "opened", "begun", "reasoning", "closed", "answer"]
+Phase = Literal["may_reason", "reasons", "content"]
+_State = Literal["start", "opened", "begun", "reasoning", "closed", "content"]
 
 
 @dataclass(frozen=True)
 class Reasoning:
-    """The format `opening reasoning closing`, followed by the answer, which some models put between marks as well.
-    `words` is the part of the opening that belongs to no control token."""
+    """The format `opening reasoning closing`, followed by the content, which some models put between marks as well.
+    `opening_mark` is the control token in `opening`, if this is only a part of the opening."""
 
     opening: str
     closing: str
-    answer_opening: str = ""
-    answer_closing: str = ""
-    words: str = ""
+    content_opening: str = ""
+    content_closing: str = ""
+    opening_mark: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
         """Marks that may be control tokens of the model."""
-        opening = self.opening.removesuffix(self.words)
-        marks = (opening, self.closing, self.answer_opening, self.answer_closing)
-        return tuple(mark.strip() for mark in marks if mark)
+        marks = (self.opening_mark or self.opening, self.closing, self.content_opening, self.content_closing)
+        return tuple(filter(None, marks))
 
     def phase_after(self, prompt_end: str) -> Phase:
         """Return the phase in which the output begins after a prompt that ends with `prompt_end`."""
         end = prompt_end.rstrip()
         if end.endswith(self.opening.rstrip()):
-            return "thinks"
-        return "answers" if end.endswith(self.closing) else "may_think"
+            return "reasons"
+        return "content" if end.endswith(self.closing) else "may_reason"
 
 
 THINK = Reasoning("<think>", "</think>")
 GRANITE = Reasoning("<think>", "</think>", "<response>", "</response>")
 MISTRAL = Reasoning("[THINK]", "[/THINK]")
 COHERE = Reasoning("<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
-SEED = Reasoning("<seed:think>", "</seed:think>")
 APERTUS = Reasoning("<|inner_prefix|>", "<|inner_suffix|>")
-GEMMA = Reasoning("<|channel>thought", "<channel|>", words="reasoning")
-HUNYUAN = Reasoning("<think>", "</think>", "<answer>", "</answer>")
-KIMI_VL = Reasoning("◁think▷", "◁/think▷")
-_STEPS = "Here are my reasoning steps:"
-APRIEL = Reasoning(_STEPS, "[BEGIN FINAL RESPONSE]", words=_STEPS)
-APRIEL_ENDED = Reasoning(_STEPS, "[BEGIN FINAL RESPONSE]", "", "[END FINAL RESPONSE]", words=_STEPS)  # 1.5
-_PROCESS = "Here is my thought process:"
-GRANITE_SPOKEN = Reasoning(_PROCESS, "Here is my response:", words=_PROCESS)  # 3.2
-REASONINGS = (
-    GRANITE, HUNYUAN, COHERE, MISTRAL, SEED, APERTUS, GEMMA, KIMI_VL, APRIEL_ENDED, APRIEL, GRANITE_SPOKEN, THINK
-)  # fmt: skip
+GEMMA = Reasoning("<|channel>thought", "<channel|>", opening_mark="<|channel>")
+REASONINGS = (GRANITE, COHERE, MISTRAL, APERTUS, GEMMA, THINK)
 
 
 def find_reasoning(words: Collection[str]) -> Reasoning | None:
@@ -66,7 +56,7 @@ def find_reasoning(words: Collection[str]) -> Reasoning | None:
     none."""
 
     def is_spelled(mark: str) -> bool:
-        return any(mark.strip() in word for word in words)
+        return any(mark in word for word in words)
 
     for reasoning in REASONINGS:
         if all(map(is_spelled, reasoning.marks)):
@@ -75,11 +65,14 @@ def find_reasoning(words: Collection[str]) -> Reasoning | None:
 
 
 class ReasoningParser:
-    """Splits an output that begins in `phase` into reasoning and text."""
+    """Splits an output that begins in `phase` into reasoning and text. An `OutputParser` for output without calls."""
+
+    num_calls = 0
+    is_complete = False
 
     def __init__(self, reasoning: Reasoning, phase: Phase) -> None:
         self._reasoning = reasoning
-        begin: dict[Phase, _State] = {"may_think": "start", "thinks": "opened", "answers": "closed"}
+        begin: dict[Phase, _State] = {"may_reason": "start", "reasons": "opened", "content": "closed"}
         self._state = begin[phase]
         self._buffer = ""
 
@@ -96,17 +89,17 @@ class ReasoningParser:
             pass
         return pieces
 
-    def flush(self) -> list[OutputPiece]:
+    def flush(self, *, is_cut: bool = False) -> list[OutputPiece]:  # noqa: ARG002
         """Return the text held back, at the end of the output."""
-        rest, self._buffer = self._buffer, ""
+        text, self._buffer = self._buffer, ""
         if self.is_reasoning:
-            return [ReasoningPiece(rest.rstrip())] if rest.strip() else []
-        return [rest] if rest and (self._state != "closed" or rest.strip()) else []
+            return [ReasoningPiece(text.rstrip())] if text.strip() else []
+        return [text] if text and (self._state != "closed" or text.strip()) else []
 
     def _advance(self, pieces: list[OutputPiece]) -> bool:
         """Advance to the next state. Returns True if there may be more to parse."""
-        if self._state == "answer":
-            return self._in_answer(pieces)
+        if self._state == "content":
+            return self._in_content(pieces)
         if self._state == "reasoning":
             return self._in_reasoning(pieces)
         begun = self._buffer.lstrip()
@@ -114,21 +107,21 @@ class ReasoningParser:
             self._buffer = begun
             self._state = "reasoning" if begun else "begun"
             return bool(begun)
-        mark = self._reasoning.answer_opening if self._state == "closed" else self._reasoning.opening
+        mark = self._reasoning.content_opening if self._state == "closed" else self._reasoning.opening
         if not begun or (begun != mark and mark.startswith(begun)):
             return False
         self._at_mark(begun, mark)
         return True
 
     def _at_mark(self, begun: str, mark: str) -> None:
-        """Parse the mark before the reasoning or before the answer, if the output has one."""
+        """Parse the mark before the reasoning or before the content, if the output has one."""
         has_mark = bool(mark) and begun.startswith(mark)
         if self._state == "start" and not has_mark:
-            answer_mark = self._reasoning.answer_opening
-            self._state = "closed" if answer_mark and answer_mark[0] == begun[0] else "answer"
+            content_mark = self._reasoning.content_opening
+            self._state = "closed" if content_mark and content_mark[0] == begun[0] else "content"
             return
         self._buffer = begun[len(mark) :] if has_mark else begun
-        self._state = "answer" if self._state == "closed" else "begun"
+        self._state = "content" if self._state == "closed" else "begun"
 
     def _in_reasoning(self, pieces: list[OutputPiece]) -> bool:
         closing = self._reasoning.closing
@@ -144,8 +137,8 @@ class ReasoningParser:
         self._state = "closed"
         return True
 
-    def _in_answer(self, pieces: list[OutputPiece]) -> bool:
-        closing = self._reasoning.answer_closing
+    def _in_content(self, pieces: list[OutputPiece]) -> bool:
+        closing = self._reasoning.content_closing
         if not closing:
             size = len(self._buffer)
         else:

@@ -6,7 +6,10 @@ tool's schema decides which of both a value is.
 
 from __future__ import annotations
 
+import ast
+import json
 import re
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,26 +26,22 @@ from engine.tool_calls.argument_types import (
     resolved,
     types_of,
 )
-from engine.tool_calls.family import NAME, Family, RuleWriter, Tools, UnsupportedSchema, quoted, schemas_of
+from engine.tool_calls.family import NAME, Family, RuleWriter, Tools, UnsupportedSchema, quoted
 from engine.tool_calls.free_text import text_until
-from engine.tool_calls.json_scanner import JsonScanner
-from engine.tool_calls.python_literals import PythonReader, json_of_python
 
 _MAX_KEY_CHARS = 256
 _MAX_KEY_END_CHARS = 64
 _KEY = r"/[A-Za-z0-9_.:-]{1,64}/"
-_UNSUPPORTED_KEYWORDS = (
-    "enum",
-    "const",
-    "pattern",
-    "format",
-    "minLength",
-    "maxLength",
-    "allOf",
-    "anyOf",
-    "oneOf",
-    "not",
-    "if",
+_UNSUPPORTED_KEYWORDS = frozenset(
+    {"enum", "const", "pattern", "format", "minLength", "maxLength", "allOf", "anyOf", "oneOf", "not", "if"}
+)
+# A string in JSON or Python syntax, also one without an end. A quotation mark between letters is an apostrophe.
+_STRING = re.compile(
+    r"""
+      " (?: [^"\\] | \\. )* (?: " | \\?\Z )
+    | (?<= [\[({:,\s] ) ' (?: [^'\\] | \\. | '(?! \s* (?: [\])}:,] | \Z ) ) )* (?: ' | \\?\Z )
+    """,
+    re.DOTALL | re.VERBOSE,
 )
 
 ValueKind = Literal["schema", "text", "json"]
@@ -98,14 +97,12 @@ class TaggedCalls(Family):
     def reader(self, tools: Tools) -> TaggedReader:
         return TaggedReader(self, tools)
 
-    def begin_of(self, name: str) -> str:
-        return self.before_name + name
-
     def call_rules(self, index: int, name: str, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
         literal = writer.literal
         properties = properties_of(schema) if has_plain_properties(schema) else None
         if properties is None and not writer.is_lenient:
             raise UnsupportedSchema("its parameters are not plain properties")
+        required = schema.get("required")
         pairs: list[str] = []
         rules: list[str] = []
         for number, (key, part) in enumerate((properties or {}).items()):
@@ -118,7 +115,7 @@ class TaggedCalls(Family):
             rules.append(
                 f"{pair}: {literal(self.before_key)} {quoted(key)} value_{index}_{number} {self._line(writer)}"
             )
-            pairs.append(pair if key in _required(schema) else f"{pair}?")
+            pairs.append(pair if isinstance(required, list) and key in required else f"{pair}?")
         if properties is None or schema.get("additionalProperties", True) is not False:
             rules += self._free_rules(index, writer)
             pairs.append(f"free_{index}*")
@@ -164,11 +161,6 @@ class TaggedCalls(Family):
         return text_until(name, self.after_value, self.marks, writer.controls).rstrip()
 
 
-def _required(schema: Mapping[str, Any]) -> Collection[Any]:
-    found = schema.get("required")
-    return found if isinstance(found, list) else ()
-
-
 class TaggedReader(ArgumentReader):
     """Reads a header, arguments between tags, and the end tag."""
 
@@ -196,8 +188,7 @@ class TaggedReader(ArgumentReader):
             return 0
         if not self._enter(found[1]):
             return 0
-        schema = schemas_of(self._tools).get(self._name)
-        self._schema = schema if isinstance(schema, Mapping) else {}
+        self._schema = self._tools[self._name] if isinstance(self._tools, Mapping) else {}
         self._state = "between"
         return found.end()
 
@@ -265,7 +256,7 @@ class TaggedReader(ArgumentReader):
         if is_last:
             whole, is_json = "".join(self._value), self._kind == "json"
             types = None if is_json else types_of(self._part, self._schema)
-            self._arguments += json_value(whole, types, _choices(self._part), is_json=is_json)
+            self._arguments += _json_value(whole, types, self._part.get("enum"), is_json=is_json)
 
     @property
     def _is_text(self) -> bool:
@@ -273,22 +264,10 @@ class TaggedReader(ArgumentReader):
         return self._kind == "text" or (self._kind == "schema" and must_be_string(self._part, self._schema))
 
 
-def _choices(schema: Mapping[str, Any]) -> Collection[Any]:
-    found = schema.get("enum")
-    return found if isinstance(found, list) else ()
-
-
 def _is_closed(value: str) -> bool:
     """Return True if `value` is not the beginning of an incomplete object or list, in JSON or Python syntax."""
-    if value[:1] not in ("{", "["):
-        return True
-    scanner = JsonScanner()
-    is_closed = scanner.scan(value) > 0 and scanner.is_closed
-    if "'" not in value:
-        return is_closed
-    reader = PythonReader()
-    reader.push(value + ",")
-    return reader.is_complete or (reader.is_rejected and is_closed)
+    signs = _STRING.sub("", value)
+    return value[:1] not in ("{", "[") or sum(map(signs.count, "{[(")) <= sum(map(signs.count, ")]}"))
 
 
 def _safe_size(text: str, end: str, *, keeps_line: bool) -> int:
@@ -301,24 +280,35 @@ def _safe_size(text: str, end: str, *, keeps_line: bool) -> int:
     return size - 1 if keeps_line and size and text[size - 1] == "\n" else size
 
 
-def json_value(
-    text: str, types: Collection[str] | None, choices: Collection[Any] = (), *, is_json: bool = False
-) -> str:
+def _json_value(text: str, types: Collection[str] | None, choices: Any, *, is_json: bool) -> str:
     """Return a value as JSON text: the value that `text` spells if its type is one of `types` (None: any), otherwise
     the text as a string. `is_json`: strings are in quotes."""
-    if not is_json and text in choices:
+    if not is_json and isinstance(choices, list) and text in choices:
         return quoted(text)
     spelled = text.strip()
     try:
         value = msgspec.json.decode(spelled)
     except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        spelled = json_of_python(spelled) or ""
+        spelled = _json_of_python(spelled)
         if not spelled:
             return quoted(text)
         value = msgspec.json.decode(spelled)
     if isinstance(value, str) and not is_json:
         return quoted(text)
     return spelled if types is None or _type_of(value) & set(types) else quoted(text)
+
+
+def _json_of_python(text: str) -> str:
+    """Return the JSON text of a Python container or constant, which some models write instead of JSON; "" for other
+    text."""
+    if not text.startswith(("[", "{", "(", "True", "False", "None")):
+        return ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # unknown escapes in a model's output are not this program's
+            return json.dumps(ast.literal_eval(text), ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return ""
 
 
 def _type_of(value: Any) -> set[str]:

@@ -12,11 +12,14 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from engine.protocol.messages import ChatMessage
 from engine.protocol.tools import Tool, ToolCall
+from engine.text.files import TokenizerUnusable
 from engine.text.template_pool import TemplateRefused
+from engine.text.tokenizer import Tokenizer
 from engine.tool_calls.call_parser import ToolCallPiece
 from engine.tool_calls.families import FAMILIES
 from engine.tool_calls.family import Family, IdStyle
@@ -25,7 +28,7 @@ from engine.tool_calls.output_parser import make_call_parser
 Render = Callable[..., str]  # `render` of a chat template
 
 _PROBE = Tool(name="find_probe", description="A probe", parameters={"type": "object", "properties": {"probe": {}}})
-_PROBED = ("north", "south")
+_PROBE_VALUES = ("north", "south")
 _SHORT_ID = re.compile(r"[A-Za-z0-9]{9}")
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -50,8 +53,8 @@ def find_tool_format(render: Render, family_name: str | None = None, words: Coll
     )  # a bare family also parses calls of families with an opening
     for arguments_as_text in (False, True):
         for family in bare_last:
-            if _renders(render, ToolFormat(family, arguments_as_text), _PROBED[:1]):
-                several = _renders(render, ToolFormat(family, arguments_as_text), _PROBED)
+            if _renders(render, ToolFormat(family, arguments_as_text), _PROBE_VALUES[:1]):
+                several = _renders(render, ToolFormat(family, arguments_as_text), _PROBE_VALUES)
                 return ToolFormat(FAMILIES[family_name] if family_name else family, arguments_as_text, several)
     if family_name:
         return ToolFormat(FAMILIES[family_name])
@@ -59,10 +62,19 @@ def find_tool_format(render: Render, family_name: str | None = None, words: Coll
     return next(map(ToolFormat, hinted), None)
 
 
-def _renders(render: Render, form: ToolFormat, places: Sequence[str]) -> bool:
+def supports_tools(model_dir: Path) -> bool:
+    """Return True if the model's chat template has a known syntax for tool calls."""
+    try:
+        template = Tokenizer(model_dir).chat_template
+    except TokenizerUnusable:
+        return False
+    return template is not None and find_tool_format(template.render) is not None
+
+
+def _renders(render: Render, form: ToolFormat, values: Sequence[str]) -> bool:
     """Return True if the template renders these calls so that the family's parser finds exactly these."""
     calls = tuple(
-        ToolCall(id=f"probe{place[:4]}", name=_PROBE.name, arguments=json.dumps({"probe": place})) for place in places
+        ToolCall(id=f"probe{value[:4]}", name=_PROBE.name, arguments=json.dumps({"probe": value})) for value in values
     )
     messages = [ChatMessage("user", "Where?"), ChatMessage("assistant", tool_calls=calls)]
     try:
@@ -70,7 +82,7 @@ def _renders(render: Render, form: ToolFormat, places: Sequence[str]) -> bool:
     except TemplateRefused:
         return False
     found = _arguments_in(_without_prompt(text, form.family), form.family)
-    return found == [{"probe": place} for place in places]
+    return found == [{"probe": value} for value in values]
 
 
 def _without_prompt(text: str, family: Family) -> str:

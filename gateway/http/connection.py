@@ -8,7 +8,6 @@ parsed. `head_validation.py` validates complete heads. The app finds the connect
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 from asyncio import BaseTransport
 from collections.abc import Callable
@@ -46,7 +45,6 @@ class Connection(HttpToolsProtocol):
     _num_head_bytes = 0
     _num_framing_bytes = 0  # bytes of the current message minus the allowance for its body
     _body_left: int | None = None  # body bytes to read without the parser, after an Upgrade header
-    _idle_since_s = math.inf  # in the loop's clock; infinite while a request is in progress
     _ignores_input = False
 
     def __init__(self, limiter: ConnectionLimiter, *arguments: Any, **options: Any) -> None:
@@ -62,8 +60,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self.timeout_keep_alive_task is not None:
-            self.timeout_keep_alive_task.cancel()
+        self._unset_keepalive_if_required()
         self._limiter.remove(self)
         if self._disconnect_callback is not None:
             self._disconnect_callback()
@@ -149,16 +146,6 @@ class Connection(HttpToolsProtocol):
             self.cycle.more_body = False
             self.cycle.message_event.set()
 
-    def on_response_complete(self) -> None:
-        self.server_state.total_requests += 1
-        if self.transport.is_closing():
-            return
-        self.flow.resume_reading()
-        if self.pipeline:
-            self._start_asgi_task(*self.pipeline.pop())
-        else:
-            self._keep_alive()
-
     @property
     def has_pending_response(self) -> bool:
         """True from the end of a request head until its response is complete."""
@@ -198,29 +185,6 @@ class Connection(HttpToolsProtocol):
         else:
             self.transport.close()
 
-    def _keep_alive(self) -> None:
-        """Start the keep-alive timeout. A running timer is left alone: when it fires it is set again for the remaining
-        time, which costs less than a new timer for each request."""
-        self._idle_since_s = self.loop.time()
-        if self.timeout_keep_alive_task is None:
-            self._schedule_idle_check(self.timeout_keep_alive)
-
-    def _unset_keepalive_if_required(self) -> None:
-        self._idle_since_s = math.inf
-
-    def _schedule_idle_check(self, delay_s: float) -> None:
-        self.timeout_keep_alive_task = self.loop.call_later(delay_s, self._close_if_idle)
-
-    def _close_if_idle(self) -> None:
-        self.timeout_keep_alive_task = None
-        left_s = self._idle_since_s + self.timeout_keep_alive - self.loop.time()
-        if math.isinf(left_s):
-            return
-        if left_s > 0:
-            self._schedule_idle_check(left_s)
-        elif not self.transport.is_closing():
-            self.transport.close()
-
     def _continue_head(self, num_bytes: int) -> None:
         self._num_head_bytes += num_bytes
         if self._num_head_bytes > MAX_HEAD_BYTES:
@@ -234,7 +198,7 @@ class Connection(HttpToolsProtocol):
             self._limiter.wait_for_head(self)
             return
         self._limiter.head_received(self)
-        self._keep_alive()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def _too_large(self) -> Refusal:
         is_target = len(self.url) > MAX_TARGET_BYTES

@@ -77,11 +77,8 @@ def _check_members(value: Any, num_members: int) -> None:
         inner = stack.pop()
         if isinstance(inner, dict):
             found += len(inner)
-            if len(inner) > MAX_MEMBERS and any(inner is each for each in biases):
-                if len(inner) > MAX_BIASES:
-                    raise Refusal(Reason.INPUT_INVALID, f"'/logit_bias' must have <= {MAX_BIASES} properties")
-            elif len(inner) > MAX_MEMBERS:
-                raise _invalid(f"an object with more than {MAX_MEMBERS} members")
+            if len(inner) > MAX_MEMBERS:
+                _check_large(inner, is_bias=any(inner is each for each in biases))
             if "logit_bias" in inner:
                 biases.append(inner["logit_bias"])
             inner = inner.values()
@@ -90,6 +87,14 @@ def _check_members(value: Any, num_members: int) -> None:
         stack.extend([item for item in inner if isinstance(item, _CONTAINERS)])
     if found != num_members:
         raise _invalid("a key is repeated")
+
+
+def _check_large(members: dict[str, Any], *, is_bias: bool) -> None:
+    """Raise Refusal unless an object with more than MAX_MEMBERS members is a `logit_bias` within its limit."""
+    if not is_bias:
+        raise _invalid(f"an object with more than {MAX_MEMBERS} members")
+    if len(members) > MAX_BIASES:
+        raise Refusal(Reason.INPUT_INVALID, f"'/logit_bias' must have <= {MAX_BIASES} properties")
 
 
 def _depth(skeleton: bytes) -> int:

@@ -99,21 +99,26 @@ class RequestCycle(RequestResponseCycle):
         self._unsent = b""
 
     def _write_body(self, body: bytes, is_last: bool) -> None:
-        if self.scope["method"] == "HEAD":
-            body, self.expected_content_length = b"", 0
-        elif self.chunked_encoding:
-            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
-            body = chunk + b"0\r\n\r\n" if is_last else chunk
-        elif not self._ends_with_connection:
-            self.expected_content_length -= len(body)
-            if self.expected_content_length < 0 or (is_last and self.expected_content_length):
-                raise RuntimeError("the response body does not match its content-length")
-        if self._unsent or body:
-            self.transport.write(self._unsent + body)
-            self._unsent = b""
+        data = self._unsent + self._encode_body(body, is_last)
+        self._unsent = b""
+        if data:
+            self.transport.write(data)
         if is_last:
             self.response_complete = True
             self.message_event.set()
             if not self.keep_alive:
                 self.transport.close()
             self.on_response()
+
+    def _encode_body(self, body: bytes, is_last: bool) -> bytes:
+        """Return a part of the body as it is sent: nothing to HEAD, chunked or bare."""
+        if self.scope["method"] == "HEAD":
+            return b""
+        if self.chunked_encoding:
+            chunk = b"%x\r\n%b\r\n" % (len(body), body) if body else b""
+            return chunk + b"0\r\n\r\n" if is_last else chunk
+        if not self._ends_with_connection:
+            self.expected_content_length -= len(body)
+            if self.expected_content_length < 0 or (is_last and self.expected_content_length):
+                raise RuntimeError("the response body does not match its content-length")
+        return body

@@ -104,6 +104,8 @@ def describe(found: inspect.Type) -> str:
         case inspect.StrType():
             text = "a string" + _lengths(found.min_length, found.max_length, "characters")
             return f"{text} matching {found.pattern}" if found.pattern else text
+        case inspect.BytesType():
+            return "a string in base64"
         case inspect.LiteralType():
             *first, last = (str(value) for value in found.values)
             return f"{', '.join(first)} or {last}" if first else last

@@ -1,4 +1,4 @@
-"""Conversion of files to Markdown: files from a form or from JSON in, one row for each file out.
+"""Conversion of files to Markdown: files in, one row for each file out.
 
 The content of files is parsed in a sandboxed process (`documents.worker`); here it is only bytes.
 """
@@ -6,35 +6,31 @@ The content of files is parsed in a sandboxed process (`documents.worker`); here
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from documents.converter import Converter
 from documents.kinds import KINDS, Kind, find_kind
-from documents.options import Options, parse_options
+from documents.options import Options
 from gateway.errors import Reason, Refusal
-from gateway.http import json_body, multipart
 from storage.columns import uuid7
 
-FIELDS = frozenset({"files", "files[]"})
-MAX_FILES = 50
 MAX_NAME = 255
 MAX_WAITING = 200  # files of all requests in memory
 MAX_BODIES = 64  # concurrent requests
 _NO_IMAGE_MODEL = "images are not supported: no image description model is published"
 
 
-@dataclass(frozen=True)
-class Document:
-    """One file, with the name and media type that the client claims."""
+class Document(Struct, frozen=True):
+    """One file, with the name and media type that the client claims. In JSON, the data is base64."""
 
-    name: str
-    media_type: str
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
     data: bytes
+    mimeType: str = ""  # noqa: N815 - the name in the API
 
 
 @dataclass(frozen=True)
@@ -80,7 +76,7 @@ class Documents:
             self._num_waiting -= num_files
 
     async def _row(self, document: Document, options: Options) -> dict[str, Any]:
-        kind = find_kind(document.name, document.media_type)
+        kind = find_kind(document.name, document.mimeType)
         row = {"id": uuid7(), "name": document.name, "mimeType": _shown_type(document, kind)}
         if kind is None:
             return row | _error("files of this type are not converted: see ai/tomarkdown/supported")
@@ -102,59 +98,8 @@ def supported_types() -> list[dict[str, str]]:
     return [{"extension": each, "mimeType": kind.media_type} for kind in KINDS for each in kind.extensions]
 
 
-def read_form(form: multipart.Form) -> Conversion:
-    """Read a form with `files` or `files[]`, and `conversionOptions`. Raises Refusal."""
-    text = form.texts.get("conversionOptions", "")
-    given = json_body.parse(text.encode()) if text.strip() else None
-    documents = tuple(
-        Document(part.file_name, part.media_type, part.content.getvalue()) for part in form.parts
-    )  # fmt: skip
-    return _conversion(documents, given, "files")
-
-
-def read_json(body: dict[str, Any]) -> Conversion:
-    """Read `{"files": [{"name", "mimeType", "data": base64}], "options"}`, as a Worker's binding sends it. Raises
-    Refusal."""
-    files = body.get("files")
-    if isinstance(files, dict):
-        files = [files]
-    if not isinstance(files, list):
-        raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'files'")
-    if len(files) > MAX_FILES:
-        raise Refusal(Reason.INPUT_INVALID, f"'/files' must have <= {MAX_FILES} items")
-    documents = tuple(_document(each, f"/files/{i}") for i, each in enumerate(files))
-    return _conversion(documents, body.get("options"), "files")
-
-
-def _conversion(documents: Sequence[Document], given: Any, field: str) -> Conversion:
-    if not documents:
-        raise Refusal(Reason.INPUT_INVALID, f"'/{field}' must have >= 1 items")
-    if len(documents) > MAX_FILES:
-        raise Refusal(Reason.INPUT_INVALID, f"'/{field}' must have <= {MAX_FILES} items")
-    for document in documents:
-        if not document.name or len(document.name) > MAX_NAME or not document.name.isprintable():
-            raise Refusal(Reason.INPUT_INVALID, f"a file's name must be 1 to {MAX_NAME} printable characters")
-    try:
-        return Conversion(tuple(documents), parse_options(given))
-    except ValueError as error:
-        raise Refusal(Reason.INPUT_INVALID, str(error)) from None
-
-
-def _document(given: Any, path: str) -> Document:
-    if not isinstance(given, dict):
-        raise Refusal(Reason.INPUT_INVALID, f"Type mismatch of '{path}', expected 'object'")
-    name, media_type, data = given.get("name"), given.get("mimeType", ""), given.get("data")
-    for field, value in (("name", name), ("mimeType", media_type), ("data", data)):
-        if not isinstance(value, str):
-            raise Refusal(Reason.INPUT_INVALID, f"Type mismatch of '{path}/{field}', expected 'string'")
-    try:
-        return Document(str(name), str(media_type), base64.b64decode(str(data), validate=True))
-    except (binascii.Error, ValueError):
-        raise Refusal(Reason.BODY_INVALID, f"'{path}/data' is not base64") from None
-
-
 def _shown_type(document: Document, kind: Kind | None) -> str:
-    claimed = document.media_type.partition(";")[0].strip().lower()
+    claimed = document.mimeType.partition(";")[0].strip().lower()
     return kind.media_type if kind is not None else claimed[:MAX_NAME] or "application/octet-stream"
 
 

@@ -17,7 +17,7 @@ from catalog.card import ModelCard
 from catalog.schemas import input_schema
 from engine.protocol.anthropic import read_message_request
 from engine.protocol.api_format import ApiFormat
-from engine.protocol.events import ChoiceEnded, Finished, Started, TokenLogprob, ToolCallDelta, Usage
+from engine.protocol.events import Finished, Started, TokenLogprob, ToolCallDelta, Usage
 from engine.protocol.fields import boolean
 from engine.protocol.outcome import Outcome
 from engine.protocol.rendering import PromptTokenCount
@@ -27,7 +27,7 @@ from gateway.call import Endpoint, ParsedRequest
 from gateway.errors import Refusal
 from gateway.inference.partial_json import close_partial_json
 from gateway.model_names import require_task
-from gateway.stream_errors import OwnErrorFrame
+from gateway.streaming import OwnErrorFrame
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _DELTA = b'event: content_block_delta\ndata: {"type":"content_block_delta","index":%d,"delta":{"type":"%s":'
@@ -123,9 +123,6 @@ class MessageRenderer(OwnErrorFrame):
         if not delta.arguments:
             return frames
         return frames + self._delta + envelope.encode(delta.arguments) + b"}}\n\n"
-
-    def choice_end(self, _ended: ChoiceEnded) -> bytes:
-        raise AssertionError("a message has one choice")
 
     def end(self, finished: Finished) -> bytes:
         frames = self._close() + _event("message_delta", delta=_stop_fields(finished), usage=_usage(finished.usage))

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from engine.protocol.events import ChoiceEnded, Finished, Started, TokenLogprob, ToolCallDelta, Usage
+from engine.protocol.events import Finished, Started, TokenLogprob, ToolCallDelta, Usage
 from engine.protocol.outcome import Outcome
 from engine.protocol.rendering import logprobs_object
 from gateway import envelope
 from gateway.errors import Refusal
-from gateway.stream_errors import OwnErrorFrame
+from gateway.streaming import OwnErrorFrame
 
 # Fields that a response repeats from its request, with the values for omitted ones.
 REPEATED_FIELDS: dict[str, Any] = {
@@ -166,9 +166,6 @@ class ResponseRenderer(OwnErrorFrame):
             return frames
         item.texts.append(delta.arguments)
         return frames + self._delta(item, delta.arguments)
-
-    def choice_end(self, _ended: ChoiceEnded) -> bytes:
-        raise AssertionError("a response has one choice")
 
     def end(self, finished: Finished) -> bytes:
         status = _status_of(finished)

@@ -48,7 +48,7 @@ def _parse_by_field(card: ModelCard, body: dict[str, Any]) -> ParsedRequest:
     return parse_chat(card, body)
 
 
-def _decode_named(_exchange: Exchange, raw: bytes) -> dict[str, Any]:
+async def _decode_named(_exchange: Exchange, raw: bytes) -> dict[str, Any]:
     """Decode `{"model", "input", "options"}` into a body as the route with the model in its path receives it."""
     body = json_body.parse(raw)
     if body.get("input") is None:

@@ -10,7 +10,6 @@ import re
 from typing import Annotated, Any, Literal
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -19,7 +18,7 @@ from gateway.call import StoredRecord
 from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange
 from gateway.jobs import background_responses
-from gateway.management.endpoint import Count, invalid, principal_of, takes_query
+from gateway.management.endpoint import Count, ManagementRequest, invalid, takes_query
 from gateway.openapi.operation import describe
 from gateway.services import Services
 
@@ -47,7 +46,7 @@ class InputItemsQuery(msgspec.Struct, frozen=True):
 
 @describe(content=_STREAMED)
 @takes_query(ResponseQuery)
-async def get(services: Services, request: Request, query: ResponseQuery) -> Response:
+async def get(services: Services, request: ManagementRequest, query: ResponseQuery) -> Response:
     """Return a stored response with its current status; with `stream`, its events."""
     record = await _find(services, request)
     if query.stream:
@@ -56,7 +55,7 @@ async def get(services: Services, request: Request, query: ResponseQuery) -> Res
     return _bare(envelope.encode(await background_responses.current(services, account_id, response_id, record)))
 
 
-async def cancel(services: Services, request: Request) -> Response:
+async def cancel(services: Services, request: ManagementRequest) -> Response:
     """Cancel a background response. A response that has ended is returned unchanged."""
     record = await _find(services, request)
     account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
@@ -70,7 +69,7 @@ async def cancel(services: Services, request: Request) -> Response:
 
 
 @takes_query(InputItemsQuery)
-async def list_input(services: Services, request: Request, query: InputItemsQuery) -> Response:
+async def list_input(services: Services, request: ManagementRequest, query: InputItemsQuery) -> Response:
     """List the items of the response's own input, the last first unless `order` is asc."""
     record = await _find(services, request)
     items: list[dict[str, Any]] = msgspec.json.decode(record.input_items)
@@ -82,7 +81,7 @@ async def list_input(services: Services, request: Request, query: InputItemsQuer
     return _bare(envelope.encode({"object": "list", "data": page, **ends, "has_more": len(rest) > query.limit}))
 
 
-async def delete(services: Services, request: Request) -> Response:
+async def delete(services: Services, request: ManagementRequest) -> Response:
     """Delete a stored response; later requests cannot continue from it. An unfinished response must be cancelled
     first."""
     record = await _find(services, request)
@@ -96,7 +95,7 @@ async def delete(services: Services, request: Request) -> Response:
 class _Events(Response):
     """Streams the events of a response as they come. Holds a concurrency slot like a call."""
 
-    def __init__(self, services: Services, request: Request, after: int) -> None:
+    def __init__(self, services: Services, request: ManagementRequest, after: int) -> None:
         super().__init__()
         self._services = services
         self._request = request
@@ -107,20 +106,20 @@ class _Events(Response):
         exchange: Exchange = scope["hearth.exchange"]
         exchange.has_started = False
         ids = self._request.path_params
-        with self._services.admission.enter(principal_of(self._request).account_id) as slot:
+        with self._services.admission.enter(self._request.principal.account_id) as slot:
             await background_responses.stream(
                 self._services, exchange, slot, ids["response_id"], ids["account_id"], self._after
             )
 
 
-async def _find(services: Services, request: Request) -> StoredRecord:
+async def _find(services: Services, request: ManagementRequest) -> StoredRecord:
     """Return the stored response. Raises Refusal if this account has none with this id; StoreUnavailable."""
     account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
     record = None
     if _RESPONSE_ID.fullmatch(response_id):
         record = await services.stored_responses.find(account_id, response_id)
     if record is None:
-        has_storage = not principal_of(request).residency.is_zero_retention
+        has_storage = not request.principal.residency.is_zero_retention
         raise Refusal(Reason.RESPONSE_UNKNOWN, "" if has_storage else ": this account has zero data retention")
     return record
 

@@ -7,7 +7,6 @@ of a failure. The worker's result replaces the stored response. Knows no routes.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -25,6 +24,7 @@ from gateway.jobs.batch_request import QueuedBatch, Request
 from gateway.preparation import PreparedRequest
 from gateway.request_context import RequestContext
 from gateway.services import Services
+from storage.waiters import wait_for_event
 from tenants.jobs import batches
 from tenants.jobs.batches import BatchState
 
@@ -87,7 +87,7 @@ async def current(services: Services, account_id: str, response_id: str, record:
 async def _result(
     services: Services, account_id: str, batch_id: str, state: BatchState, response: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the response from the worker's result: one that failed, or that is too long to be stored otherwise."""
+    """Return the response from the worker's result. Used if it failed, or is too long for the response store."""
     sealed = await batches.answers(services.database, account_id, batch_id, 0, state.num_requests)
     if not sealed:
         raise Refusal(Reason.RESPONSE_UNKNOWN)
@@ -165,7 +165,5 @@ async def follow(
             return
         if loop.time() > until_s:
             raise Refusal(Reason.TIMEOUT)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(POLL_INTERVAL_S):
-                await is_ended.wait()
+        await wait_for_event(is_ended, POLL_INTERVAL_S)
         response = await read()

@@ -145,36 +145,34 @@ class ChunkRunner:
     async def _run(self, chunk: Chunk, number: int) -> None:
         """Run one request of a chunk to its result, or mark the chunk to go back to the queue."""
         request = chunk.requests[number - chunk.key[1]]
-        buffer = _EntryBuffer()
         for attempt in range(MAX_TRIES):
+            buffer = _EntryBuffer()
             async with self._room:
                 if self._is_stopping() or chunk.is_returned:
                     chunk.is_returned = True
                     return
-                buffer = _EntryBuffer()
-                try:
-                    if chunk.refusal is not None:
-                        raise chunk.refusal
-                    with metrics.BATCH_CALLS.track_inprogress():
-                        response = await self._call(chunk, number, request, buffer)
-                except Exception as error:
-                    refusal = (
-                        Refusal(Reason.ABORTED)
-                        if chunk.is_cancelled
-                        else item_refusal(error, f"{chunk.key[0]}-{number}")
-                    )
-                else:
-                    self._report(chunk, number, request, buffer, response)
-                    return
-            if chunk.is_cancelled:
+                result = await self._try(chunk, number, request, buffer)
+            if not isinstance(result, Refusal) or chunk.is_cancelled or chunk.refusal is not None:
                 break
-            if chunk.refusal is None and (self._is_stopping() or _is_transient(refusal)):
+            if self._is_stopping() or _is_transient(result):
                 chunk.is_returned = True
                 return
-            if chunk.refusal is not None or refusal.reason not in _RETRYABLE or attempt == MAX_TRIES - 1:
+            if result.reason not in _RETRYABLE or attempt == MAX_TRIES - 1:
                 break
             await asyncio.sleep(_FIRST_PAUSE_S * 2**attempt)
-        self._report(chunk, number, request, buffer, refusal)
+        self._report(chunk, number, request, buffer, result)
+
+    async def _try(self, chunk: Chunk, number: int, request: Request, buffer: _EntryBuffer) -> ItemResponse | Refusal:
+        """Run one request, and return its response or the reason why there is none."""
+        if chunk.refusal is not None:
+            return Refusal(Reason.ABORTED) if chunk.is_cancelled else chunk.refusal
+        try:
+            with metrics.BATCH_CALLS.track_inprogress():
+                return await self._call(chunk, number, request, buffer)
+        except Exception as error:
+            if chunk.is_cancelled:
+                return Refusal(Reason.ABORTED)
+            return item_refusal(error, f"{chunk.key[0]}-{number}")
 
     async def _call(self, chunk: Chunk, number: int, request: Request, buffer: _EntryBuffer) -> ItemResponse:
         """Run one request. Raises what the pipeline raises."""

@@ -120,19 +120,12 @@ def _cost_of(request: Request, card: ModelCard) -> int:
     return 1 + completion_tokens + _num_characters(request) // CHARACTERS_PER_TOKEN
 
 
-def _num_characters(request: Request) -> int:
-    """Return the total length of all strings in a request, whose nesting is already bounded."""
-    found = 0
-    stack: list[Any] = [request]
-    while stack:
-        value = stack.pop()
-        if isinstance(value, str):
-            found += len(value)
-        elif isinstance(value, dict):
-            stack.extend(value.values())
-        elif isinstance(value, list):
-            stack.extend(value)
-    return found
+def _num_characters(value: Any) -> int:
+    """Return the total length of all strings in a JSON value, whose depth is limited by `http/json_body.py`."""
+    if isinstance(value, str):
+        return len(value)
+    members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return sum(map(_num_characters, members))
 
 
 def _read_requests(value: Any, max_requests: int) -> list[Request]:

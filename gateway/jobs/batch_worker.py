@@ -20,6 +20,7 @@ from gateway.services import Services, keep_running
 from storage.columns import uuid7
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
+from storage.waiters import wait_for_event
 from telemetry import metrics
 from tenants.jobs import batches
 from tenants.jobs.batches import ChunkKey, Completion, Kind
@@ -64,7 +65,7 @@ class BatchWorker:
         self._chunks: dict[ChunkKey, Chunk] = {}
         self._outbox: dict[ChunkKey, list[Completion]] = {}
         self._has_results = asyncio.Event()
-        self._has_news = asyncio.Event()  # there may be a chunk to lease, or room for one
+        self._has_work = asyncio.Event()  # there may be a chunk to lease, or room for one
         self._is_closing = False
         self._webhooks = WebhookSender(services)
         self.loops = (
@@ -88,15 +89,13 @@ class BatchWorker:
     async def _lease_all(self) -> None:
         """Lease chunks while there is room for them, until cancelled."""
         while True:
-            self._has_news.clear()
+            self._has_work.clear()
             try:
                 while not self._is_stopping and self._num_unwritten < 2 * self._max_calls and await self._lease():
                     pass
             except StoreUnavailable:
                 log.warning("batch queue was not read: the database is unavailable")
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_INTERVAL_S):
-                    await self._has_news.wait()
+            await wait_for_event(self._has_work, POLL_INTERVAL_S)
 
     async def _lease(self) -> bool:
         """Lease one chunk and start its requests; return True if there was one."""
@@ -120,7 +119,7 @@ class BatchWorker:
 
     def _on_request_end(self, chunk: Chunk) -> None:
         """Make room for other chunks; after the last request, return a chunk that is marked for it."""
-        self._has_news.set()
+        self._has_work.set()
         if chunk.is_returned and not chunk.jobs:
             self._has_results.set()
 
@@ -153,24 +152,17 @@ class BatchWorker:
         if not outbox:
             return
         settings, now = self._services.settings.batches, self._services.clock.now()
-        lost = await batches.answer(
-            self._services.database,
-            self._owner,
-            outbox,
-            now,
-            lease_s=settings.lease_s,
-            ttl_s=settings.ttl_s,
-        )
+        times = {"lease_s": settings.lease_s, "ttl_s": settings.ttl_s}
+        lost = await batches.answer(self._services.database, self._owner, outbox, now, **times)
         self._forget(lost)
         for key in outbox.keys() - lost:
             self._note_stored(key, outbox[key])
-        self._has_news.set()
+        self._has_work.set()
 
     def _note_stored(self, key: ChunkKey, stored: list[Completion]) -> None:
-        rest = self._outbox[key][len(stored) :]
-        if rest:
-            self._outbox[key] = rest
-        else:
+        """Remove stored results from the outbox, and the chunk after its last result."""
+        del self._outbox[key][: len(stored)]
+        if not self._outbox[key]:
             del self._outbox[key]
         chunk = self._chunks[key]
         chunk.unwritten -= {result.number for result in stored}
@@ -200,7 +192,7 @@ class BatchWorker:
             free_at = now + timedelta(seconds=pause_s)
             await batches.release(self._services.database, self._owner, [chunk.key], free_at)
             del self._chunks[chunk.key]
-            asyncio.get_running_loop().call_later(pause_s, self._has_news.set)
+            asyncio.get_running_loop().call_later(pause_s, self._has_work.set)
 
     async def _renew_all(self) -> None:
         """Renew the leases of this worker, until cancelled."""
@@ -228,11 +220,10 @@ class BatchWorker:
         ephemeral = Ephemeral.connect(self._services.settings.redis_url, timeout_s=2 * _WAKE_WAIT_S)
         try:
             while True:
-                try:
+                with contextlib.suppress(StoreUnavailable):
                     async for _ in ephemeral.follow(WAKE_STREAM, _WAKE_WAIT_S):
-                        self._has_news.set()
-                except StoreUnavailable:
-                    await asyncio.sleep(POLL_INTERVAL_S)
+                        self._has_work.set()
+                await asyncio.sleep(POLL_INTERVAL_S)
         finally:
             await ephemeral.close()
 

@@ -25,7 +25,7 @@ from storage.errors import StoreUnavailable
 from telemetry import metrics
 from telemetry.clock import Clock
 from tenants.jobs import idempotency
-from tenants.jobs.idempotency import Claimed, InUse, Kept, Keyed
+from tenants.jobs.idempotency import Claimed, Completed, InUse, Keyed
 
 log = logging.getLogger(__name__)
 
@@ -118,9 +118,9 @@ class IdempotencyKeys:
         metrics.REPLAYS.inc()
         return response
 
-    def _decrypt(self, account_id: str, kept: Kept) -> StoredResponse:
+    def _decrypt(self, account_id: str, completed: Completed) -> StoredResponse:
         try:
-            return _decode(self._sealer.open(account_id, kept.answer, 2 * MAX_STORED_BYTES))
+            return _decode(self._sealer.open(account_id, completed.answer, 2 * MAX_STORED_BYTES))
         except (ValueError, msgspec.MsgspecError):
             log.warning("stored response is unreadable")
             raise Refusal(Reason.KEY_SPENT) from None

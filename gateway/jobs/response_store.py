@@ -27,10 +27,10 @@ from gateway.call import ParsedRequest, StoredRecord
 from gateway.jobs.sealed_content import Sealer
 from storage.database import Database
 from storage.errors import StoreError, StoreUnavailable
-from storage.waiters import tell
+from storage.waiters import complete
 from telemetry.clock import Clock
 from tenants.jobs import responses
-from tenants.jobs.responses import Kept
+from tenants.jobs.responses import ResponseRow
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class StoredResponses:
         self._sealer = Sealer(secret, "responses")
         self._ttl_s = ttl_s
         self._clock = clock
-        self._unwritten: list[tuple[Kept, asyncio.Future[None]]] = []
+        self._unwritten: list[tuple[ResponseRow, asyncio.Future[None]]] = []
         self._writing: asyncio.Task[None] | None = None
 
     @property
@@ -161,7 +161,7 @@ class StoredResponses:
             return
         expires_at = self._clock.now() + timedelta(seconds=ttl_s)
         sealed_messages = None if messages is None else self._encrypt(account_id, messages)
-        await self._write(Kept(response_id, account_id, expires_at, sealed, sealed_messages))
+        await self._write(ResponseRow(response_id, account_id, expires_at, sealed, sealed_messages))
 
     def _encrypt(self, account_id: str, value: object) -> bytes | None:
         """Return the encrypted value; None if it is too long to be stored."""
@@ -176,7 +176,7 @@ class StoredResponses:
             log.warning("stored response is unreadable")
         return None
 
-    async def _write(self, kept: Kept) -> None:
+    async def _write(self, kept: ResponseRow) -> None:
         """Return after the row is committed. Raises StoreError."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._unwritten.append((kept, done))
@@ -196,7 +196,7 @@ class StoredResponses:
                 log.exception("responses were not stored")
                 error = StoreUnavailable(type(failed).__name__)
             for _, done in rows:
-                tell(done, None, error)
+                complete(done, None, error)
         self._writing = None
 
 

@@ -42,9 +42,9 @@ class CallEnds(Protocol):
 class Group:
     """Calls that are ended together. A call added later is ended at once."""
 
-    _calls: list[CallEnds] = field(default_factory=list)
     is_abandoned: bool = False
     is_stopped: bool = False
+    _calls: list[CallEnds] = field(default_factory=list)
 
     def add(self, calls: CallEnds) -> None:
         self._calls.append(calls)

@@ -1,11 +1,14 @@
-"""Webhooks of background runs: the options of a request, and the body that is sent. Pure.
+"""Webhooks of background runs: the options of a request, and the body and signature that are sent. Pure.
 
 A body is the response to the run together with the run's id. In the format `chat` each response of a text model is a
-`chat.completion`, whatever the model's native format. Sending is done by `webhook_sender.py`.
+`chat.completion`, whatever the model's native format. Signatures have the format of Standard Webhooks: one for each
+active key, over message id, timestamp and body. Sending is done by `webhook_sender.py`.
 """
 
 from __future__ import annotations
 
+import base64
+import hmac
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +23,7 @@ from gateway.errors import Reason, Refusal
 from gateway.jobs.webhook_http import WebhookClient
 
 MAX_URL_CHARACTERS = 2048
+KEY_PREFIX = "whsec_"
 _HOST = re.compile(r"(?=.{4,253}$)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]", re.IGNORECASE)
 _PRINTABLE = re.compile(r"[!-~]+")
 
@@ -126,6 +130,21 @@ def _as_chat(result: Any, batch_id: str, model: str, created: int) -> Any:
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": "tool_calls" if calls else None}
     head = {"id": f"chatcmpl-{batch_id}", "object": "chat.completion", "created": created, "model": model}
     return head | {"choices": [choice], "usage": result.get("usage")}
+
+
+def secret_text(secret: bytes) -> str:
+    """Return a key's secret in the form that receivers' libraries expect."""
+    return KEY_PREFIX + base64.b64encode(secret).decode()
+
+
+def signature_headers(message_id: str, at_s: int, body: bytes, secrets: Sequence[bytes]) -> list[tuple[str, str]]:
+    """Return the headers of a delivery at `at_s` (Unix seconds); without secrets there is no signature."""
+    headers = [("webhook-id", message_id), ("webhook-timestamp", str(at_s))]
+    if secrets:
+        signed = f"{message_id}.{at_s}.".encode() + body
+        signatures = ["v1," + base64.b64encode(hmac.digest(key, signed, "sha256")).decode() for key in secrets]
+        headers.append(("webhook-signature", " ".join(signatures)))
+    return headers
 
 
 def _text(value: Any) -> str:

@@ -9,18 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import msgspec
 
 from gateway import envelope
-from gateway.jobs.webhook import Webhook, webhook_body
+from gateway.jobs.webhook import Webhook, signature_headers, webhook_body
 from gateway.jobs.webhook_http import TIMEOUT_S, NotSent
-from gateway.jobs.webhook_signature import signature_headers
 from gateway.services import Services
 from storage.errors import StoreUnavailable
+from storage.waiters import wait_for_event
 from telemetry import metrics
 from tenants.jobs import batches, webhook_keys, webhooks
 from tenants.jobs.webhooks import Due
@@ -41,25 +40,23 @@ class WebhookSender:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._has_news = asyncio.Event()
+        self._has_work = asyncio.Event()
         self._sending: set[asyncio.Task[None]] = set()
 
     def wake(self) -> None:
         """Look for due webhooks now: a batch may have finished."""
-        self._has_news.set()
+        self._has_work.set()
 
     async def run(self) -> None:
         """Send due webhooks, until cancelled."""
         async with asyncio.TaskGroup() as group:
             while True:
-                self._has_news.clear()
+                self._has_work.clear()
                 try:
                     await self._send_some(group)
                 except StoreUnavailable:
                     log.warning("webhooks were not sent: the database is unavailable")
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(POLL_INTERVAL_S):
-                        await self._has_news.wait()
+                await wait_for_event(self._has_work, POLL_INTERVAL_S)
 
     async def _send_some(self, group: asyncio.TaskGroup) -> None:
         """Start to send due webhooks, as many as there is room for. Raises StoreUnavailable."""
@@ -106,17 +103,18 @@ class WebhookSender:
         sealed = await batches.answers(services.database, due.account_id, due.batch_id, 0, due.num_requests)
         if len(sealed) < due.num_requests:
             return "expired"
-        items: list[Mapping[str, Any]] = [
-            _decode_item(services.batches.decrypt(due.account_id, each)) for each in sealed
-        ]
+        items = [_decode_item(services.batches.decrypt(due.account_id, each)) for each in sealed]
         created = int(due.finished_at.timestamp())
         body = envelope.encode(webhook_body(webhook, due.batch_id, due.requested_model, created, items))
-        headers = [("content-type", "application/json"), ("user-agent", "Hearth"), ("cf-ai-req-id", due.batch_id)]
         now = services.clock.now()
         keys = await webhook_keys.signing(services.database, due.account_id, now)
         secrets = [key.secret(services.settings.cache_secret) for key in keys]
-        signed = signature_headers(f"msg_{due.batch_id}", int(now.timestamp()), body, secrets)
-        headers += [(name.decode(), value.decode()) for name, value in signed]
+        headers = [
+            ("content-type", "application/json"),
+            ("user-agent", "Hearth"),
+            ("cf-ai-req-id", due.batch_id),
+            *signature_headers(f"msg_{due.batch_id}", int(now.timestamp()), body, secrets),
+        ]
         try:
             status = await services.webhook_client.post(webhook.url, body, headers)
         except NotSent as error:

@@ -9,20 +9,19 @@ from dataclasses import replace
 from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
-from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import Reason, Refusal
 from gateway.management.endpoint import (
+    ManagementRequest,
     PageQuery,
-    change_context,
+    change_errors,
+    existing,
     format_time,
     invalid,
-    principal_of,
     respond,
     takes_body,
     takes_query,
-    unknown_if_missing,
 )
 from gateway.services import Services
 from storage.database import new_id_hex
@@ -59,9 +58,9 @@ class AccountsQuery(PageQuery, frozen=True, kw_only=True):
 
 
 @takes_query(AccountsQuery)
-async def list_(services: Services, request: Request, query: AccountsQuery) -> Response:
+async def list_(services: Services, request: ManagementRequest, query: AccountsQuery) -> Response:
     """List the accounts that the credential may read. A credential that may read none is rejected."""
-    principal = principal_of(request)
+    principal = request.principal
     readable = [id_ for id_, grant in principal.accounts().items() if READ_SCOPE in grant.scopes]
     sees_all = principal.is_operator and READ_SCOPE in principal.scopes
     if not readable and not sees_all and not principal.has_global_key:
@@ -80,9 +79,9 @@ def _check_may_create(principal: Principal) -> None:
 
 
 @takes_body(AccountBody, permit=_check_may_create)
-async def create(services: Services, request: Request, body: AccountBody) -> Response:
+async def create(services: Services, request: ManagementRequest, body: AccountBody) -> Response:
     """Create an account, with the caller's user as its member."""
-    principal = principal_of(request)
+    principal = request.principal
     _check_type(body, "standard")
     settings = body.settings or AccountSettingsBody()
     account = Account(
@@ -95,47 +94,39 @@ async def create(services: Services, request: Request, body: AccountBody) -> Res
         region=_parse_region(settings),
         retention=settings.retention or "standard",
     )
-    await users.create_account(
-        services.database, principal.user_id, account, who=principal.api_token_id, ephemeral=services.ephemeral
-    )
+    await users.create_account(services.database, principal.user_id, account, context=request.change_context)
     return respond(render_account(account))
 
 
-async def get(services: Services, request: Request) -> Response:
+async def get(services: Services, request: ManagementRequest) -> Response:
     """Get an account."""
     return respond(render_account(await _find(services, request)))
 
 
 @takes_body(AccountBody)
-async def update(services: Services, request: Request, body: AccountBody) -> Response:
+async def update(services: Services, request: ManagementRequest, body: AccountBody) -> Response:
     """Change an account's name and settings, including region and retention. Settings that are left out stay."""
     account = await _find(services, request)
     _check_type(body, account_type(account))
     name, settings = _checked_name(body), body.settings or AccountSettingsBody()
     region = account.region if settings.region is UNSET else _parse_region(settings)
     retention = settings.retention or account.retention
-    by = change_context(services, request)
-    with unknown_if_missing():
-        changed = await accounts.change(
-            services.database,
-            account.account_id,
-            name,
-            None if body.settings is None else _account_settings(settings),
-            who=by["who"],
-            clock=by["clock"],
-        )
+    changed_settings = None if body.settings is None else _account_settings(settings)
+    database, account_id, context = services.database, account.account_id, request.change_context
+    with change_errors():
+        changed = await accounts.change(database, account_id, name, changed_settings, context=context)
         if region != account.region:
-            await accounts.set_region(services.database, account.account_id, region, **by)
+            await accounts.set_region(database, account_id, region, context=context)
         if retention != account.retention:
-            await accounts.set_retention(services.database, account.account_id, retention, **by)
+            await accounts.set_retention(database, account_id, retention, context=context)
     return respond(render_account(replace(changed, region=region, retention=retention)))
 
 
-async def delete(services: Services, request: Request) -> Response:
+async def delete(services: Services, request: ManagementRequest) -> Response:
     """Delete an account and its API tokens."""
-    account_id = request.path_params["account_id"]
-    with unknown_if_missing():
-        await accounts.delete(services.database, account_id, **change_context(services, request))
+    account_id = request.account_id
+    with change_errors():
+        await accounts.delete(services.database, account_id, context=request.change_context)
     return respond({"id": account_id})
 
 
@@ -161,18 +152,13 @@ def account_type(account: Account) -> str:
     return "enterprise" if account.plan == "enterprise" else "standard"
 
 
-async def _find(services: Services, request: Request) -> Account:
-    found = await accounts.find(services.database, request.path_params["account_id"])
-    if found is None:
-        raise Refusal(Reason.OBJECT_UNKNOWN)
-    return found
+async def _find(services: Services, request: ManagementRequest) -> Account:
+    return existing(await accounts.find(services.database, request.account_id))
 
 
 def _checked_name(body: AccountBody) -> str:
-    try:
+    with change_errors("name"):
         return accounts.checked_name(body.name)
-    except ValueError as error:
-        raise invalid(f"name: {error}") from None
 
 
 def _check_type(body: AccountBody, current: str) -> None:
@@ -181,10 +167,8 @@ def _check_type(body: AccountBody, current: str) -> None:
 
 
 def _parse_region(settings: AccountSettingsBody) -> RegionRule | None:
-    try:
+    with change_errors("settings/region"):
         return read_rule(None if settings.region is UNSET else settings.region)
-    except ValueError as error:
-        raise invalid(f"settings/region: {error}") from None
 
 
 def _account_settings(settings: AccountSettingsBody) -> AccountSettings:

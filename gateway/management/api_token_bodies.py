@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from catalog.card import parse_model_id
 from catalog.errors import InvalidModelId
-from gateway.management.endpoint import format_time, invalid
+from gateway.management.endpoint import change_errors, format_time, invalid
 from storage.database import new_id_hex
 from tenants.credentials.api_tokens import ApiToken
 from tenants.credentials.conditions import MAX_NETWORKS, AddressCondition, parse_networks
@@ -22,7 +22,7 @@ from tenants.credentials.policies import ACCOUNT_RESOURCE, MAX_POLICIES, Policy,
 from tenants.credentials.scopes import GROUPS, PermissionGroup, find_group
 from tenants.credentials.user_tokens import TokenSpec
 from tenants.quota.limits import parse_own
-from tenants.residency import RegionRule, read_rule, shown_rule
+from tenants.residency import read_rule, shown_rule
 
 MAX_GROUPS = MAX_RESOURCES = MAX_MODELS = 100
 
@@ -88,6 +88,10 @@ def parse_spec(body: TokenBody, *, account_ids: Collection[str], user_id: str | 
     not_before, expires_at = _utc("not_before", body.not_before), _utc("expires_on", body.expires_on)
     if not_before is not None and expires_at is not None and not_before >= expires_at:
         raise invalid("not_before must be before expires_on")
+    with change_errors("region"):
+        region = read_rule(body.region)
+    with change_errors("limits"):
+        parse_own(body.limits or "")
     return TokenSpec(
         name=body.name,
         policies=tuple(
@@ -97,9 +101,9 @@ def parse_spec(body: TokenBody, *, account_ids: Collection[str], user_id: str | 
         not_before=not_before,
         expires_at=expires_at,
         is_disabled=body.status == "disabled",
-        region=_parse_region(body.region),
+        region=region,
         models=_parse_models(body.models),
-        limits=_parse_limits(body.limits),
+        limits=body.limits or "",
     )
 
 
@@ -187,10 +191,8 @@ def _parse_condition(condition: ConditionBody | None) -> AddressCondition | None
 
 
 def _parse_networks(networks: list[str] | None, name: str) -> tuple[str, ...]:
-    try:
+    with change_errors(f"condition/request_ip/{name}"):
         return parse_networks(networks or [])
-    except ValueError as error:
-        raise invalid(f"condition/request_ip/{name}: {error}") from None
 
 
 def _parse_models(names: list[str] | None) -> tuple[str, ...] | None:
@@ -204,21 +206,6 @@ def _parse_models(names: list[str] | None) -> tuple[str, ...] | None:
         except InvalidModelId as error:
             raise invalid(f"models/{i}: {error}") from None
     return tuple(dict.fromkeys(models))
-
-
-def _parse_limits(limits: str | None) -> str:
-    try:
-        parse_own(limits or "")
-    except ValueError as error:
-        raise invalid(f"limits: {error}") from None
-    return limits or ""
-
-
-def _parse_region(value: Any) -> RegionRule | None:
-    try:
-        return read_rule(value)
-    except ValueError as error:
-        raise invalid(f"region: {error}") from None
 
 
 def _utc(name: str, time: datetime | None) -> datetime | None:

@@ -11,20 +11,19 @@ from typing import Any
 from urllib.parse import unquote
 
 from msgspec import Struct
-from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import Reason, Refusal
 from gateway.management.api_token_bodies import TokenBody, parse_spec, render_groups, render_token
 from gateway.management.endpoint import (
+    ManagementRequest,
     PageQuery,
-    change_context,
+    change_errors,
+    existing,
     invalid,
-    principal_of,
     respond,
     takes_body,
     takes_query,
-    unknown_if_missing,
 )
 from gateway.services import Services
 from tenants import users
@@ -48,7 +47,7 @@ class GroupsQuery(Struct, frozen=True):
 
 
 @takes_query(TokensQuery)
-async def list_(services: Services, request: Request, query: TokensQuery) -> Response:
+async def list_(services: Services, request: ManagementRequest, query: TokensQuery) -> Response:
     """List tokens, oldest first. Expired tokens are listed only with `include_expired`."""
     found = await user_tokens.page(
         services.database,
@@ -63,81 +62,72 @@ async def list_(services: Services, request: Request, query: TokensQuery) -> Res
 
 
 @takes_body(TokenBody)
-async def create(services: Services, request: Request, body: TokenBody) -> Response:
+async def create(services: Services, request: ManagementRequest, body: TokenBody) -> Response:
     """Create a token. The response has its secret as `value`."""
     holder = _holder(request)
     spec, account_id = await _read_spec(services, holder, body)
-    by = change_context(services, request)
+    owner = TokenOwner(holder.kind, account_id, holder.user_id)
+    pepper, context = services.settings.token_pepper, request.change_context
     try:
-        created = await user_tokens.create(
-            services.database,
-            services.settings.token_pepper,
-            TokenOwner(holder.kind, account_id, holder.user_id),
-            spec,
-            who=by["who"],
-            clock=by["clock"],
-        )
-    except (ValueError, TooManyTokens) as error:
+        with change_errors():
+            created = await user_tokens.create(services.database, pepper, owner, spec, context=context)
+    except TooManyTokens as error:
         raise invalid(str(error)) from None
     return respond({**render_token(created.token), "value": created.secret})
 
 
-async def get(services: Services, request: Request) -> Response:
+async def get(services: Services, request: ManagementRequest) -> Response:
     """Get a token, without its secret."""
     found = await user_tokens.find(services.database, _holder(request), _token_id(request), clock=services.clock)
-    if found is None:
-        raise Refusal(Reason.OBJECT_UNKNOWN)
-    return respond(render_token(found))
+    return respond(render_token(existing(found)))
 
 
 @takes_body(TokenBody)
-async def update(services: Services, request: Request, body: TokenBody) -> Response:
+async def update(services: Services, request: ManagementRequest, body: TokenBody) -> Response:
     """Replace everything of a token except its secret."""
     holder = _holder(request)
     spec, _ = await _read_spec(services, holder, body)
-    by = change_context(services, request)
-    try:
-        with unknown_if_missing():
-            changed = await user_tokens.replace(services.database, holder, _token_id(request), spec, **by)
-    except ValueError as error:
-        raise invalid(str(error)) from None
+    token_id, context = _token_id(request), request.change_context
+    with change_errors():
+        changed = await user_tokens.replace(services.database, holder, token_id, spec, context=context)
     return respond(render_token(changed))
 
 
-async def delete(services: Services, request: Request) -> Response:
+async def delete(services: Services, request: ManagementRequest) -> Response:
     """Revoke and delete a token."""
-    with unknown_if_missing():
-        await user_tokens.delete(
-            services.database, _holder(request), _token_id(request), **change_context(services, request)
-        )
-    return respond({"id": _token_id(request)})
+    token_id = _token_id(request)
+    with change_errors():
+        await user_tokens.delete(services.database, _holder(request), token_id, context=request.change_context)
+    return respond({"id": token_id})
 
 
-async def roll(services: Services, request: Request) -> Response:
+async def roll(services: Services, request: ManagementRequest) -> Response:
     """Replace the secret of a token. The result is the new secret."""
-    pepper, by = services.settings.token_pepper, change_context(services, request)
-    with unknown_if_missing():
-        secret = await user_tokens.roll(services.database, pepper, _holder(request), _token_id(request), **by)
+    holder, token_id, context = _holder(request), _token_id(request), request.change_context
+    with change_errors():
+        secret = await user_tokens.roll(
+            services.database, services.settings.token_pepper, holder, token_id, context=context
+        )
     return respond(secret)
 
 
 @takes_query(GroupsQuery)
-async def list_groups(_services: Services, request: Request, query: GroupsQuery) -> Response:
+async def list_groups(_services: Services, request: ManagementRequest, query: GroupsQuery) -> Response:
     """List the permission groups that such a token may have."""
     is_user = _holder(request).kind == "user"
     # The official clients encode these parameters twice.
     return respond(render_groups(unquote(query.name), unquote(query.scope), has_user_groups=is_user))
 
 
-def _holder(request: Request) -> TokenOwner:
+def _holder(request: ManagementRequest) -> TokenOwner:
     account_id = request.path_params.get("account_id")
     if account_id is not None:
         return TokenOwner("account", account_id)
-    principal = principal_of(request)
+    principal = request.principal
     return TokenOwner("user", principal.account_id, principal.user_id)
 
 
-def _token_id(request: Request) -> str:
+def _token_id(request: ManagementRequest) -> str:
     """Return the token id in the path. Raises Refusal if no token can have that id."""
     api_token_id: str = request.path_params["api_token_id"]
     if not _TOKEN_ID.fullmatch(api_token_id):

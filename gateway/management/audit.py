@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
-from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.management.endpoint import Count, PageQuery, format_time, takes_query
+from gateway.management.endpoint import Count, ManagementRequest, PageQuery, format_time, takes_query
 from gateway.services import Services
 from tenants.audit import audit_log
 from tenants.audit.audit_log import AuditEntry
@@ -24,9 +23,9 @@ class AuditQuery(PageQuery, frozen=True, kw_only=True):
 
 
 @takes_query(AuditQuery)
-async def list_(services: Services, request: Request, query: AuditQuery) -> Response:
+async def list_(services: Services, request: ManagementRequest, query: AuditQuery) -> Response:
     """List audit entries, newest first."""
-    account_id, action = request.path_params["account_id"], query.action_type
+    account_id, action = request.account_id, query.action_type
     offset = (query.number - 1) * query.size
     found = await audit_log.list_recent(services.database, account_id, query.size, offset=offset, action=action)
     total = await audit_log.count(services.database, account_id, action=action)
@@ -34,11 +33,11 @@ async def list_(services: Services, request: Request, query: AuditQuery) -> Resp
 
 
 def _render_entry(entry: AuditEntry) -> dict[str, Any]:
-    kind = "cli" if entry.who == "cli" else "user"
+    kind = "cli" if entry.actor == "cli" else "user"
     return {
         "id": entry.audit_id,
         "action": {"type": entry.action, "result": True},
-        "actor": {"id": entry.who, "type": kind},
+        "actor": {"id": entry.actor, "type": kind},
         "interface": "CLI" if kind == "cli" else "API",
         "metadata": {"detail": entry.detail},
         "owner": {"id": entry.account_id},

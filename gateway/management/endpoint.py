@@ -19,21 +19,53 @@ from starlette.responses import Response
 from gateway import envelope
 from gateway.errors import Reason, Refusal
 from gateway.http import json_body, struct_fields
-from gateway.http.exchange import Exchange
+from gateway.http.exchange import Exchange, Receive, Scope
 from gateway.openapi.operation import describe
 from gateway.services import Services
 from storage.errors import Missing
+from tenants.change_context import ChangeContext
 from tenants.credentials.principal import Principal
 
 MAX_BODY_BYTES = 128 * 1024
 DEFAULT_PER_PAGE, MAX_PER_PAGE = 20, 1000
 
-Endpoint = Callable[[Services, Request], Awaitable[Response]]
 Count = Annotated[int, Meta(ge=0, le=999_999_999)]
 
 _Body = TypeVar("_Body", bound=Struct)
 _Query = TypeVar("_Query", bound=Struct)
 _Row = TypeVar("_Row")
+
+
+class ManagementRequest(Request):
+    """A request to a management route, and what its handler needs to know about the caller."""
+
+    def __init__(self, services: Services, scope: Scope, receive: Receive) -> None:
+        super().__init__(scope, receive)
+        self._services = services
+
+    @property
+    def account_id(self) -> str:
+        """The account in the path."""
+        return str(self.path_params["account_id"])
+
+    @property
+    def principal(self) -> Principal:
+        """The authenticated caller. Routes with public access have none."""
+        principal: Principal = self.scope["hearth.principal"]
+        return principal
+
+    @property
+    def exchange(self) -> Exchange:
+        exchange: Exchange = self.scope["hearth.exchange"]
+        return exchange
+
+    @property
+    def change_context(self) -> ChangeContext:
+        """The context of a change by the caller."""
+        return ChangeContext(self.principal.api_token_id, self._services.clock, self._services.ephemeral)
+
+
+Endpoint = Callable[[Services, ManagementRequest], Awaitable[Response]]
 
 
 def takes_body(
@@ -42,25 +74,25 @@ def takes_body(
     permit: Callable[[Principal], None] | None = None,
     is_optional: bool = False,
     is_ai: bool = False,
-) -> Callable[[Callable[[Services, Request, _Body], Awaitable[Response]]], Endpoint]:
+) -> Callable[[Callable[[Services, ManagementRequest, _Body], Awaitable[Response]]], Endpoint]:
     """Return a decorator that passes the JSON body to an endpoint as a `type_`.
 
     `permit` is called with the principal before the body is read and raises Refusal. With `is_optional`, a missing
     body counts as an empty object. With `is_ai`, errors have the codes and texts of Workers AI's routes.
     """
 
-    def decorate(handler: Callable[[Services, Request, _Body], Awaitable[Response]]) -> Endpoint:
+    def decorate(handler: Callable[[Services, ManagementRequest, _Body], Awaitable[Response]]) -> Endpoint:
         @describe(body=type_)
         @functools.wraps(handler)
-        async def endpoint(services: Services, request: Request) -> Response:
+        async def endpoint(services: Services, request: ManagementRequest) -> Response:
             if permit is not None:
-                permit(principal_of(request))
+                permit(request.principal)
             is_missing = is_optional and not _has_body(request)
             values = {} if is_missing else await read_object(services, request, is_ai=is_ai)
             try:
                 body = struct_fields.convert(values, type_)
             except struct_fields.FieldError as error:
-                raise (_invalid_ai_input(error) if is_ai else invalid(str(error))) from None
+                raise (invalid_ai_input(error) if is_ai else invalid(str(error))) from None
             return await handler(services, request, body)
 
         return endpoint
@@ -70,13 +102,13 @@ def takes_body(
 
 def takes_query(
     type_: type[_Query],
-) -> Callable[[Callable[[Services, Request, _Query], Awaitable[Response]]], Endpoint]:
+) -> Callable[[Callable[[Services, ManagementRequest, _Query], Awaitable[Response]]], Endpoint]:
     """Return a decorator that passes the query to an endpoint as a `type_`. Empty parameters count as missing."""
 
-    def decorate(handler: Callable[[Services, Request, _Query], Awaitable[Response]]) -> Endpoint:
+    def decorate(handler: Callable[[Services, ManagementRequest, _Query], Awaitable[Response]]) -> Endpoint:
         @describe(query=type_)
         @functools.wraps(handler)
-        async def endpoint(services: Services, request: Request) -> Response:
+        async def endpoint(services: Services, request: ManagementRequest) -> Response:
             values = {name: value for name, value in request.query_params.items() if value}
             try:
                 query = struct_fields.convert(values, type_, from_text=True)
@@ -90,15 +122,9 @@ def takes_query(
     return decorate
 
 
-def principal_of(request: Request) -> Principal:
-    """Return the authenticated caller. Routes with public access have none."""
-    principal: Principal = request.scope["hearth.principal"]
-    return principal
-
-
-async def read_object(services: Services, request: Request, *, is_ai: bool = False) -> dict[str, Any]:
+async def read_object(services: Services, request: ManagementRequest, *, is_ai: bool = False) -> dict[str, Any]:
     """Return the JSON object in the body. Raises Refusal."""
-    exchange: Exchange = request.scope["hearth.exchange"]
+    exchange = request.exchange
     exchange.check_content_length(MAX_BODY_BYTES)
     try:
         return json_body.parse(await exchange.read_body(MAX_BODY_BYTES, services.settings.body_timeout_s))
@@ -109,18 +135,22 @@ async def read_object(services: Services, request: Request, *, is_ai: bool = Fal
         raise
 
 
-def change_context(services: Services, request: Request) -> dict[str, Any]:
-    """Return the arguments that every change of an object takes: the audit actor, Redis and the clock."""
-    return {"who": principal_of(request).api_token_id, "ephemeral": services.ephemeral, "clock": services.clock}
+def existing(found: _Row | None) -> _Row:
+    """Return the object that was found; respond with 404 if there is none."""
+    if found is None:
+        raise Refusal(Reason.OBJECT_UNKNOWN)
+    return found
 
 
 @contextmanager
-def unknown_if_missing() -> Iterator[None]:
-    """Respond with 404 if the object of a change does not exist."""
+def change_errors(field: str = "") -> Iterator[None]:
+    """Respond with 404 if the object of a change does not exist, and with 400 if the value of `field` is invalid."""
     try:
         yield
     except Missing:
         raise Refusal(Reason.OBJECT_UNKNOWN) from None
+    except ValueError as error:
+        raise invalid(f"{field}: {error}" if field else str(error)) from None
 
 
 def invalid(message: str) -> Refusal:
@@ -176,11 +206,11 @@ class PageQuery(Struct, frozen=True, kw_only=True):
         return Response(envelope.success(rows, result_info=info), media_type="application/json")
 
 
-def _has_body(request: Request) -> bool:
+def _has_body(request: ManagementRequest) -> bool:
     return request.headers.get("content-length", "0") != "0" or "transfer-encoding" in request.headers
 
 
-def _invalid_ai_input(error: struct_fields.FieldError) -> Refusal:
+def invalid_ai_input(error: struct_fields.FieldError) -> Refusal:
     if error.is_missing:
         *parents, name = error.path.split("/")
         return Refusal(Reason.INPUT_INVALID, f"required properties at '/{'/'.join(parents)}' are '{name}'")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
-from starlette.requests import Request
+from starlette.datastructures import FormData, UploadFile
 from starlette.responses import Response
 
 from catalog import finetunes, listed_finetunes
@@ -19,7 +19,7 @@ from catalog.errors import FinetuneError
 from catalog.finetunes import Finetune, Note
 from gateway.errors import Reason, Refusal
 from gateway.http import multipart
-from gateway.management.endpoint import Count, principal_of, respond, takes_body, takes_query
+from gateway.management.endpoint import Count, ManagementRequest, respond, takes_body, takes_query
 from gateway.openapi.operation import describe
 from gateway.services import Services
 from tenants.audit import audit_log
@@ -56,9 +56,9 @@ class PublicQuery(Struct, frozen=True):
 
 
 @takes_body(FinetuneBody, is_ai=True)
-async def create(services: Services, request: Request, body: FinetuneBody) -> Response:
+async def create(services: Services, request: ManagementRequest, body: FinetuneBody) -> Response:
     """Create a finetune, without files."""
-    account_id = request.path_params["account_id"]
+    account_id = request.account_id
     model = await _base_model(services, body.model)
     try:
         created = await finetunes.create(
@@ -78,14 +78,14 @@ async def create(services: Services, request: Request, body: FinetuneBody) -> Re
     return respond(_render(created))
 
 
-async def list_own(services: Services, request: Request) -> Response:
+async def list_own(services: Services, request: ManagementRequest) -> Response:
     """List the account's finetunes. The list is not paged, as the official clients expect."""
-    found = await finetunes.list_of(services.finetunes.database, request.path_params["account_id"])
+    found = await finetunes.list_of(services.finetunes.database, request.account_id)
     return respond([_render(each) for each in found])
 
 
 @takes_query(PublicQuery)
-async def list_public(services: Services, _request: Request, query: PublicQuery) -> Response:
+async def list_public(services: Services, _request: ManagementRequest, query: PublicQuery) -> Response:
     """List the public finetunes, followed by those of Cloudflare's catalog whose files are not here."""
     found = await listed_finetunes.list_public(
         services.finetunes.database,
@@ -96,12 +96,12 @@ async def list_public(services: Services, _request: Request, query: PublicQuery)
     return respond([_render(each) for each in found])
 
 
-async def get(services: Services, request: Request) -> Response:
+async def get(services: Services, request: ManagementRequest) -> Response:
     """Get a finetune of the account."""
     return respond(_render(await _find(services, request)))
 
 
-async def delete(services: Services, request: Request) -> Response:
+async def delete(services: Services, request: ManagementRequest) -> Response:
     """Delete a finetune of the account. Other gateways stop serving it within two seconds."""
     ids, note = request.path_params, _audit_note(services, request, "finetune.delete")
     if not await finetunes.remove(services.finetunes.database, ids["account_id"], ids["finetune_id"], note=note):
@@ -111,16 +111,12 @@ async def delete(services: Services, request: Request) -> Response:
 
 
 @describe(body=FinetuneFileForm, body_media_type="multipart/form-data")
-async def upload(services: Services, request: Request) -> Response:
+async def upload(services: Services, request: ManagementRequest) -> Response:
     """Upload one of the two files of a finetune, as a form of `file_name` and `file`. A draining gateway waits for
     running uploads."""
-    with services.admission.enter(request.path_params["account_id"]) as place:
+    with services.admission.enter(request.account_id) as slot:
         job = asyncio.create_task(_upload(services, request))
-
-        def stop() -> None:
-            job.cancel()
-
-        place.stop = stop
+        slot.stop = job.cancel
         try:
             await asyncio.wait({job})
         finally:
@@ -130,7 +126,7 @@ async def upload(services: Services, request: Request) -> Response:
         return job.result()
 
 
-async def _upload(services: Services, request: Request) -> Response:
+async def _upload(services: Services, request: ManagementRequest) -> Response:
     store = services.finetunes
     finetune = await _find(services, request)
     max_bytes = store.limits.max_bytes + _FORM_OVERHEAD_BYTES
@@ -150,22 +146,20 @@ async def _upload(services: Services, request: Request) -> Response:
     return respond(None)
 
 
-async def _store_file(services: Services, request: Request, finetune: Finetune, folder: Path, max_bytes: int) -> None:
+async def _store_file(
+    services: Services, request: ManagementRequest, finetune: Finetune, folder: Path, max_bytes: int
+) -> None:
     """Read the form into `folder`, then check and store its file. Raises Refusal and FinetuneError."""
     store = services.finetunes
-    form = await multipart.read_form(
+    async with multipart.read_form(
         multipart.body_chunks(request.receive),
         request.headers.get("content-type", ""),
-        folder,
         max_bytes=max_bytes,
         stall_timeout_s=services.settings.body_timeout_s,
-    )
-    file_name, path = _file_in(form)
-    try:
-        finetunes.check_file_name(file_name)
-    except FinetuneError as error:
-        raise Refusal(Reason.INPUT_INVALID, str(error)) from None
-    path = await asyncio.to_thread(path.rename, folder / file_name)
+    ) as form:
+        file_name, upload = _file_in(form)
+        path = folder / file_name
+        await asyncio.to_thread(_copy, upload, path)
     await finetunes.put_file(
         store.database,
         store.objects,
@@ -180,7 +174,7 @@ async def _store_file(services: Services, request: Request, finetune: Finetune, 
     store.forget(finetune.account_id, finetune.finetune_id)
 
 
-async def _find(services: Services, request: Request) -> Finetune:
+async def _find(services: Services, request: ManagementRequest) -> Finetune:
     ids = request.path_params
     found = await finetunes.find_own(services.finetunes.database, ids["account_id"], ids["finetune_id"])
     if found is None:
@@ -199,24 +193,34 @@ async def _base_model(services: Services, model_id: str) -> str:
     return name
 
 
-def _audit_note(services: Services, request: Request, action: str, detail: str = "") -> Note:
+def _audit_note(services: Services, request: ManagementRequest, action: str, detail: str = "") -> Note:
     """Return a function that writes the audit entry in the transaction of the change."""
-    actor = principal_of(request).api_token_id
+    actor = request.principal.api_token_id
 
     async def note(connection: AsyncConnection, changed: Finetune) -> None:
         ids = {"account_id": changed.account_id, "subject_id": changed.finetune_id}
-        await audit_log.append(connection, at=services.clock.now(), who=actor, action=action, detail=detail, **ids)
+        await audit_log.append(connection, at=services.clock.now(), actor=actor, action=action, detail=detail, **ids)
 
     return note
 
 
-def _file_in(form: multipart.Form) -> tuple[str, Path]:
-    """Return the file's name and its path. Raises Refusal."""
-    file_name, path = form.texts.get("file_name"), form.files.get("file")
-    if file_name is None or path is None:
-        missing = "file_name" if file_name is None else "file"
-        raise Refusal(Reason.INPUT_INVALID, f"required properties at '/' are '{missing}'")
-    return file_name, path
+def _file_in(form: FormData) -> tuple[str, UploadFile]:
+    """Return the file and the name under which it is stored. Raises Refusal."""
+    file_name, upload = form.get("file_name"), form.get("file")
+    if not isinstance(file_name, str):
+        raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'file_name'")
+    if not isinstance(upload, UploadFile):
+        raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'file'")
+    try:
+        finetunes.check_file_name(file_name)
+    except FinetuneError as error:
+        raise Refusal(Reason.INPUT_INVALID, str(error)) from None
+    return file_name, upload
+
+
+def _copy(upload: UploadFile, path: Path) -> None:
+    with path.open("xb") as file:
+        shutil.copyfileobj(upload.file, file, 1 << 20)
 
 
 def _render(finetune: Finetune) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from msgspec import Struct
-from starlette.requests import Request
 from starlette.responses import Response
 
 from catalog.authors import author_rows
@@ -13,9 +12,10 @@ from catalog.card import TASKS, ModelCard
 from catalog.listed import ListedModel
 from catalog.pricing import usd_per_million
 from catalog.schemas import schema_document
-from catalog.search import MAX_PER_PAGE, AnyModel
+from catalog.search import MAX_PER_PAGE, AnyModel, SearchQuery
+from engine.protocol.sampling import SHARED_PARAMETERS
 from gateway import envelope
-from gateway.management.endpoint import Count, PageQuery, respond, takes_query
+from gateway.management.endpoint import Count, ManagementRequest, PageQuery, respond, takes_query
 from gateway.model_names import find_model, find_shown
 from gateway.openapi.operation import describe
 from gateway.services import Services
@@ -71,17 +71,19 @@ _SEARCH_RESPONSES = {
 
 @describe(content=_SEARCH_RESPONSES)
 @takes_query(ModelsQuery)
-async def search(services: Services, _request: Request, query: ModelsQuery) -> Response:
+async def search(services: Services, _request: ManagementRequest, query: ModelsQuery) -> Response:
     """Search the catalog. A page past the end is empty; `format=openrouter` returns OpenRouter's list of models."""
     found = services.registry.search(
-        search=query.search,
-        task=query.task,
-        author=query.author,
-        source=query.source or None,
-        hide_experimental=query.hide_experimental,
-        include_deprecated=query.include_deprecated,
-        page=query.page or 1,
-        per_page=query.per_page or MAX_PER_PAGE,
+        SearchQuery(
+            search=query.search,
+            task=query.task,
+            author=query.author,
+            source=query.source or None,
+            hide_experimental=query.hide_experimental,
+            include_deprecated=query.include_deprecated,
+            page=query.page or 1,
+            per_page=query.per_page or MAX_PER_PAGE,
+        )
     )
     if query.format == "openrouter":
         rows = [_openrouter_row(model) for model in found.models]
@@ -91,15 +93,15 @@ async def search(services: Services, _request: Request, query: ModelsQuery) -> R
 
 
 @takes_query(AuthorsQuery)
-async def search_authors(services: Services, _request: Request, query: AuthorsQuery) -> Response:
+async def search_authors(services: Services, _request: ManagementRequest, query: AuthorsQuery) -> Response:
     """List the authors of models."""
-    authors = [model.author for model in services.registry.search(include_deprecated=True).models]
+    authors = [model.author for model in services.registry.search(SearchQuery(include_deprecated=True)).models]
     rows = author_rows(authors, (query.search or query.author).strip().lower())
     return query.respond(query.slice(rows), len(rows))
 
 
 @takes_query(TasksQuery)
-async def search_tasks(_services: Services, _request: Request, query: TasksQuery) -> Response:
+async def search_tasks(_services: Services, _request: ManagementRequest, query: TasksQuery) -> Response:
     """List the tasks of models."""
     words = (query.search or query.task).strip().lower()
     tasks = [task for task in TASKS.values() if words in task.name.lower() or words in task.description.lower()]
@@ -108,18 +110,18 @@ async def search_tasks(_services: Services, _request: Request, query: TasksQuery
 
 
 @takes_query(SchemaQuery)
-async def schema(services: Services, _request: Request, query: SchemaQuery) -> Response:
+async def schema(services: Services, _request: ManagementRequest, query: SchemaQuery) -> Response:
     """Get the JSON Schemas of a model's input and output."""
     return respond(schema_document(await find_shown(services.registry, query.model)))
 
 
-async def list_openai(services: Services, _request: Request) -> Response:
+async def list_openai(services: Services, _request: ManagementRequest) -> Response:
     """List all models in OpenAI's format."""
     rows = [_openai_row(card, card.name) for card in services.registry.all()]
     return _json({"object": "list", "data": rows})
 
 
-async def get_openai(services: Services, request: Request) -> Response:
+async def get_openai(services: Services, request: ManagementRequest) -> Response:
     """Get a model in OpenAI's format, under the requested name."""
     resolved = await find_model(services.registry, request.path_params["model"])
     return _json(_openai_row(resolved.card, resolved.requested_name))
@@ -168,10 +170,7 @@ _OUTPUTS = {"Text Embeddings": ["embeddings"], "Text-to-Image": ["image"], "Text
 
 _FEATURES = {"function_calling": "tools"}  # names that differ from OpenRouter's
 
-_SAMPLING_PARAMETERS = [
-    "temperature", "top_p", "top_k", "min_p", "seed", "stop", "max_tokens",
-    "repetition_penalty", "frequency_penalty", "presence_penalty", "logit_bias", "logprobs", "top_logprobs",
-]  # fmt: skip
+_SAMPLING_PARAMETERS = [*SHARED_PARAMETERS, "stop", "max_tokens", "logit_bias", "logprobs", "top_logprobs"]
 
 
 def _json(body: dict[str, Any]) -> Response:

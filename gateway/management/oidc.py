@@ -13,7 +13,6 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import msgspec
@@ -27,6 +26,7 @@ from joserfc.jwk import Key, import_key
 from joserfc.util import urlsafe_b64decode
 from msgspec import Struct
 
+from gateway.management.operator_settings import is_safe_url
 from telemetry.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -248,13 +248,9 @@ class Provider:
 
         Raises ProviderUnavailable.
         """
-        body = bytearray()
         try:
             async with self._http.stream(method, url, data=form, headers={"accept": "application/json"}) as response:
-                async for chunk in response.aiter_bytes():
-                    body += chunk
-                    if len(body) > MAX_RESPONSE_BYTES:
-                        raise ProviderUnavailable("the response is too large")
+                body = await _read_limited(response)
             found = json.loads(body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ProviderUnavailable(type(error).__name__) from None
@@ -265,15 +261,14 @@ class Provider:
         return response.status_code, found if isinstance(found, dict) else {}
 
 
-def is_safe_url(url: str) -> bool:
-    """Return True if the URL uses TLS or is on this machine."""
-    try:
-        parts = urlsplit(url)
-        host = parts.hostname or ""
-    except ValueError:
-        return False
-    is_local = parts.scheme == "http" and host in ("localhost", "127.0.0.1", "::1")
-    return bool(host) and not parts.username and not parts.fragment and (parts.scheme == "https" or is_local)
+async def _read_limited(response: httpx.Response) -> bytes:
+    """Return the body. Raises ProviderUnavailable if it is longer than MAX_RESPONSE_BYTES."""
+    body = bytearray()
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > MAX_RESPONSE_BYTES:
+            raise ProviderUnavailable("the response is too large")
+    return bytes(body)
 
 
 def _header_of(id_token: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from telemetry.settings import SettingError, parsed_by, setting
 from tenants.credentials.roles import OPERATOR_ROLES, Role, parse_role
 
-SIGN_IN_PATH = "/admin/callback"
+CALLBACK_PATH = "/admin/callback"
 
 
 def operator_roles_in(text: str) -> dict[str, Role]:
@@ -30,28 +30,27 @@ def origin_of(url: str) -> str:
     return f"{parts.scheme}://{host}{port}"
 
 
-def _web_address(value: str) -> str | None:
-    """Return what is wrong with a web address, or None. It must use TLS or be on this machine."""
+def is_safe_url(url: str) -> bool:
+    """Return True if the URL uses TLS or is on this machine, and has neither a user nor a fragment."""
     try:
-        parts = urlsplit(value)
+        parts = urlsplit(url)
         is_local = parts.scheme == "http" and parts.hostname in ("localhost", "127.0.0.1", "::1")
         is_valid = bool(parts.hostname) and (parts.scheme == "https" or is_local) and parts.port != 0
-        has_more = bool(parts.username or parts.query or parts.fragment)
     except ValueError:
-        is_valid = has_more = False
-    return (
-        None
-        if is_valid and not has_more
-        else "must be an https:// URL (http:// on localhost) without user, query or fragment"
-    )
+        return False
+    return is_valid and not parts.username and not parts.fragment
 
 
-def _redirect_address(value: str) -> str | None:
-    return _web_address(value) or (
-        None
-        if urlsplit(value).path == SIGN_IN_PATH
-        else f"must be the public URL of this gateway with the path {SIGN_IN_PATH}"
-    )
+def _check_url(value: str) -> str | None:
+    """Return the reason why a URL is invalid, or None."""
+    if is_safe_url(value) and not urlsplit(value).query:
+        return None
+    return "must be an https:// URL (http:// on localhost) without user, query or fragment"
+
+
+def _check_redirect_url(value: str) -> str | None:
+    wrong_path = f"must be the public URL of this gateway with the path {CALLBACK_PATH}"
+    return _check_url(value) or (None if urlsplit(value).path == CALLBACK_PATH else wrong_path)
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class SignInSettings:
         "HEARTH_OIDC_ISSUER",
         "Issuer URL of the OpenID provider with which operators sign in at /admin/sign-in. Empty disables sign-in.",
         default="",
-        check=_web_address,
+        check=_check_url,
     )
     client_id: str = setting("HEARTH_OIDC_CLIENT_ID", "Client id at the OpenID provider.", default="")
     client_secret: str = setting(
@@ -75,7 +74,7 @@ class SignInSettings:
         "HEARTH_OIDC_REDIRECT_URL",
         "Redirect URL registered at the OpenID provider: this platform's public URL with the path /admin/callback.",
         default="",
-        check=_redirect_address,
+        check=_check_redirect_url,
     )
     scopes: str = setting(
         "HEARTH_OIDC_SCOPES",

@@ -8,12 +8,13 @@ sessions.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import logging
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -33,23 +34,15 @@ from tenants.credentials.web_sessions import WebSession, WebSessions
 
 log = logging.getLogger(__name__)
 
-SESSION_COOKIE, SIGN_IN_COOKIE = "__Host-hearth-session", "__Host-hearth-sign-in"
 CSRF_HEADER = b"x-hearth-csrf"
 SIGN_IN_TIMEOUT_S = 600
+_SESSION_COOKIE, _SIGN_IN_COOKIE = "__Host-hearth-session", "__Host-hearth-sign-in"
+_COOKIE_ATTRIBUTES = "Path=/; Secure; HttpOnly"
 _MAX_SIGN_IN_BYTES = 1024
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 _NOT_IN_NAMES = re.compile(r"[^\w .@+-]")
 
 Headers = Sequence[tuple[bytes, bytes]]
-
-
-@dataclass(frozen=True)
-class SignedIn:
-    """A new session: the value of its cookie, and the operator's name and role."""
-
-    cookie: str
-    name: str
-    role: Role
 
 
 class Operators:
@@ -74,31 +67,24 @@ class Operators:
         self._database, self._clock = database, clock
 
     async def begin(self) -> tuple[str, str]:
-        """Return the provider's URL to redirect to, and the value of the sign-in cookie. Raises Refusal."""
+        """Return the provider's URL to redirect to, and the `set-cookie` header to send with it. Raises Refusal."""
         authorization = AuthorizationRequest.create()
         content = msgspec.json.encode({**asdict(authorization), "started_s": self._clock.now().timestamp()})
-        cookie = base64.urlsafe_b64encode(self._sealer.seal("", content)).rstrip(b"=").decode()
-        try:
+        value = base64.urlsafe_b64encode(self._sealer.seal("", content)).rstrip(b"=").decode()
+        cookie = f"{_SIGN_IN_COOKIE}={value}; {_COOKIE_ATTRIBUTES}; SameSite=Lax; Max-Age={SIGN_IN_TIMEOUT_S}"
+        with _provider_errors():
             return await self._provider.authorization_url(authorization), cookie
-        except ProviderUnavailable as error:
-            raise _provider_unavailable(error) from None
 
-    async def finish(self, cookie: str, query: Mapping[str, str]) -> SignedIn:
-        """Open a session for the user that the provider authenticated.
+    async def finish(self, headers: Headers, query: Mapping[str, str]) -> tuple[str, str]:
+        """Open a session for the user that the provider authenticated, and return the `set-cookie` headers.
 
-        `cookie` is the sign-in cookie and `query` is that of the provider's redirect. Raises Refusal and
-        StoreUnavailable.
+        `query` is that of the provider's redirect. Raises Refusal and StoreUnavailable.
         """
-        authorization = self._open_cookie(cookie)
+        authorization = self._open_cookie(_cookie_in(headers, _SIGN_IN_COOKIE))
         if authorization is None:
             raise Refusal(Reason.SIGN_IN_FAILED, "it was not started in this browser, or more than 10 minutes ago")
-        try:
+        with _provider_errors():
             claims = await self._provider.claims(authorization, query)
-        except SignInFailed as error:
-            log.warning("sign-in failed", extra={"reason": str(error)})
-            raise Refusal(Reason.SIGN_IN_FAILED, str(error)) from None
-        except ProviderUnavailable as error:
-            raise _provider_unavailable(error) from None
         operator_id = operator_id_of(self._issuer, claims["sub"])
         role = role_of(claims, self._claim, self._roles)
         if role is None:
@@ -107,28 +93,34 @@ class Operators:
         name = _name_in(claims)
         async with self._database.transaction() as connection:
             await self._write_audit(connection, operator_id, "operator.sign_in", role)
-        return SignedIn(await self._sessions.open(operator_id, name, role), name, role)
+        value = await self._sessions.open(operator_id, name, role)
+        return (
+            f"{_SESSION_COOKIE}={value}; {_COOKIE_ATTRIBUTES}; SameSite=Strict",
+            f"{_SIGN_IN_COOKIE}=; {_COOKIE_ATTRIBUTES}; SameSite=Lax; Max-Age=0",
+        )
 
-    async def end(self, session: WebSession, cookie: str) -> str:
-        """Close the session and return the URL at which the user can sign out of the provider, or "".
-
-        Raises StoreUnavailable.
-        """
-        await self._sessions.close(cookie)
+    async def end(self, method: str, headers: Headers) -> tuple[str, str]:
+        """Close the session. Return the URL at which the user can sign out of the provider, or "", and the
+        `set-cookie` header. Raises Refusal and StoreUnavailable."""
+        session = await self.session_of(method, headers)
+        await self._sessions.close(_cookie_in(headers, _SESSION_COOKIE))
+        cookie = f"{_SESSION_COOKIE}=; {_COOKIE_ATTRIBUTES}; SameSite=Strict; Max-Age=0"
         async with self._database.transaction() as connection:
             await self._write_audit(connection, session.operator_id, "operator.sign_out", session.role)
         try:
-            return await self._provider.end_session_url()
+            return await self._provider.end_session_url(), cookie
         except ProviderUnavailable:
-            return ""
+            return "", cookie
 
-    async def session_of(self, method: str, headers: Headers, cookie: str) -> WebSession:
-        """Return the session of a cookie.
+    async def session_of(self, method: str, headers: Headers) -> WebSession:
+        """Return the session of the cookie in a request.
 
         Requests that change something must come from our own origin and carry the session's CSRF token; other requests
         must not come from another site. Raises Refusal and StoreUnavailable.
         """
-        session = await self._sessions.find(cookie)
+        if not self.has_session_cookie(headers):
+            raise Refusal(Reason.CREDENTIAL_MALFORMED)
+        session = await self._sessions.find(_cookie_in(headers, _SESSION_COOKIE))
         if session is None:
             raise Refusal(Reason.CREDENTIAL_REFUSED)
         found = dict(headers)
@@ -145,16 +137,16 @@ class Operators:
             raise Refusal(Reason.CROSS_SITE)
         return session
 
-    async def authenticate(self, method: str, headers: Headers, cookie: str) -> Principal:
+    async def authenticate(self, method: str, headers: Headers) -> Principal:
         """Return the signed-in operator as a principal for all accounts. Raises Refusal and StoreUnavailable."""
-        session = await self.session_of(method, headers, cookie)
+        session = await self.session_of(method, headers)
         scopes = operator_scopes(session.role)
         return Principal("", session.operator_id, scopes, kind="account", is_operator=True)
 
     @staticmethod
-    def session_cookie_in(headers: Headers) -> str:
-        """Return the value of the session cookie, or "" if there is none."""
-        return cookie_in(headers, SESSION_COOKIE)
+    def has_session_cookie(headers: Headers) -> bool:
+        """Return True if a request has exactly one session cookie."""
+        return _cookie_in(headers, _SESSION_COOKIE) != ""
 
     async def close(self) -> None:
         await self._provider.close()
@@ -170,10 +162,10 @@ class Operators:
 
     async def _write_audit(self, connection: AsyncConnection, operator_id: str, action: str, role: Role) -> None:
         now, ids = self._clock.now(), {"account_id": "", "subject_id": operator_id.partition(":")[2]}
-        await audit.append(connection, at=now, who=operator_id, action=action, detail=role, **ids)
+        await audit.append(connection, at=now, actor=operator_id, action=action, detail=role, **ids)
 
 
-def cookie_in(headers: Headers, name: str) -> str:
+def _cookie_in(headers: Headers, name: str) -> str:
     """Return the value of a cookie; "" if it is missing or repeated."""
     pairs = [pair.strip() for key, value in headers if key == b"cookie" for pair in value.split(b";")]
     found = [pair.partition(b"=")[2] for pair in pairs if pair.partition(b"=")[0] == name.encode()]
@@ -209,6 +201,14 @@ def _name_in(claims: Mapping[str, Any]) -> str:
     return _NOT_IN_NAMES.sub("", text)[:100]
 
 
-def _provider_unavailable(error: ProviderUnavailable) -> Refusal:
-    log.error("OpenID provider unavailable", extra={"reason": str(error)})
-    return Refusal(Reason.DEPENDENCY_DOWN)
+@contextlib.contextmanager
+def _provider_errors() -> Iterator[None]:
+    """Raise the errors of the OpenID provider as Refusals."""
+    try:
+        yield
+    except SignInFailed as error:
+        log.warning("sign-in failed", extra={"reason": str(error)})
+        raise Refusal(Reason.SIGN_IN_FAILED, str(error)) from None
+    except ProviderUnavailable as error:
+        log.error("OpenID provider unavailable", extra={"reason": str(error)})
+        raise Refusal(Reason.DEPENDENCY_DOWN) from None

@@ -6,12 +6,11 @@ the whole secret; unknown and revoked tokens get 401.
 
 from __future__ import annotations
 
-from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway import authentication
 from gateway.errors import Reason, Refusal
-from gateway.management.endpoint import format_time, respond
+from gateway.management.endpoint import ManagementRequest, format_time, respond
 from gateway.services import Services
 from tenants.credentials.principal import Principal, Refused, TokenKind
 
@@ -23,19 +22,18 @@ _MESSAGES = {
 }
 
 
-async def verify_user_token(services: Services, request: Request) -> Response:
+async def verify_user_token(services: Services, request: ManagementRequest) -> Response:
     """Get the status of a user's token."""
     return _render(await _verify(services, request), "user", None)
 
 
-async def verify_account_token(services: Services, request: Request) -> Response:
+async def verify_account_token(services: Services, request: ManagementRequest) -> Response:
     """Get the status of a token of the account in the path."""
-    return _render(await _verify(services, request), "account", request.path_params["account_id"])
+    return _render(await _verify(services, request), "account", request.account_id)
 
 
-async def _verify(services: Services, request: Request) -> Principal | Refused:
-    address = services.client_address(request.scope.get("client"))
-    return await authentication.verify(services.verifier, request.scope["headers"], address)
+async def _verify(services: Services, request: ManagementRequest) -> Principal | Refused:
+    return await authentication.verify(services, request.scope["headers"], request.scope.get("client"))
 
 
 def _render(verified: Principal | Refused, kind: TokenKind, account_id: str | None) -> Response:

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
-from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from catalog.pricing import price_in_micro_neurons, usd
@@ -21,10 +20,11 @@ from gateway.errors import Reason, Refusal
 from gateway.inference.run import RUN
 from gateway.management.endpoint import (
     Count,
+    ManagementRequest,
+    existing,
     format_time,
     invalid,
     invalid_query,
-    principal_of,
     read_object,
     respond,
     takes_body,
@@ -36,7 +36,7 @@ from gateway.services import Services
 from storage.errors import Conflict
 from tenants.credentials import api_tokens
 from tenants.quota import budgets
-from tenants.quota.allowance import forecast as forecast_of
+from tenants.quota.allowance import read_forecast
 from tenants.quota.budgets import MAX_MICRO_AMOUNT, MonthlyBudget, Unit
 from tenants.usage import usage_entries as usage
 from tenants.usage import usage_export, usage_sums
@@ -58,10 +58,10 @@ class FilterQuery(Struct, frozen=True, kw_only=True):
     pop: str | None = None
     status: str | None = None
 
-    def filter(self, request: Request) -> Filter:
+    def filter(self, request: ManagementRequest) -> Filter:
         """Return the filter for the account in the path."""
         fields = (self.api_token_id, self.model, self.task, self.pop, self.status)
-        return Filter(request.path_params["account_id"], *fields)
+        return Filter(request.account_id, *fields)
 
 
 class SpanQuery(FilterQuery, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class BudgetQuery(Struct, frozen=True):
 
 
 @takes_query(SumsQuery)
-async def summed(services: Services, request: Request, query: SumsQuery) -> Response:
+async def summed(services: Services, request: ManagementRequest, query: SumsQuery) -> Response:
     """Sum the account's usage by model, day, hour, minute, token, PoP, status or task. Older usage is stored by hour
     and then by day, so older times are less exact."""
     since, until = query.span(services)
@@ -130,7 +130,7 @@ async def summed(services: Services, request: Request, query: SumsQuery) -> Resp
 
 
 @takes_query(CallsQuery)
-async def list_calls(services: Services, request: Request, query: CallsQuery) -> Response:
+async def list_calls(services: Services, request: ManagementRequest, query: CallsQuery) -> Response:
     """List the account's calls, newest first."""
     limit = min(max(1, query.limit), MAX_CALLS)
     found = await usage.list_recent(services.database, query.filter(request), limit, before=query.before)
@@ -138,7 +138,7 @@ async def list_calls(services: Services, request: Request, query: CallsQuery) ->
 
 
 @takes_query(SpanQuery)
-async def latency(services: Services, request: Request, query: SpanQuery) -> Response:
+async def latency(services: Services, request: ManagementRequest, query: SpanQuery) -> Response:
     """Get p50, p95 and p99 of time to first token and total time, by model. Covers the newest 20,000 calls of the
     span."""
     since, until = query.span(services)
@@ -158,7 +158,7 @@ async def latency(services: Services, request: Request, query: SpanQuery) -> Res
 
 @describe(content={media_type: {} for media_type in usage_export.MEDIA_TYPES.values()})
 @takes_query(ExportQuery)
-async def export(services: Services, request: Request, query: ExportQuery) -> Response:
+async def export(services: Services, request: ManagementRequest, query: ExportQuery) -> Response:
     """Export the account's calls as CSV or Parquet. The connection is closed if the export fails midway."""
     since, until = query.span(services)
     try:
@@ -187,16 +187,12 @@ async def _started(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
     return all_pieces()
 
 
-async def forecast(services: Services, request: Request) -> Response:
+async def forecast(services: Services, request: ManagementRequest) -> Response:
     """Forecast the usage of this month from the last seven days. `beyond_free` amounts exclude the daily free
     neurons."""
-    now = services.clock.now()
-    first, _ = usage_sums.month_of(now)
-    account = Filter(request.path_params["account_id"])
-    since, until = min(first, now - timedelta(days=7)), now + timedelta(days=1)
-    totals = await usage_sums.total(services.database, account, since, until, "day")
+    account = Filter(request.account_id)
     free = services.settings.free_neurons_per_day * 1_000_000
-    found = forecast_of({total.key: total.micro_neurons for total in totals}, now, free)
+    found = await read_forecast(services.database, account, services.clock.now(), free)
     amounts = {
         name: _render_amount(getattr(found, name))
         for name in ("used", "used_beyond_free", "expected", "expected_beyond_free")
@@ -205,7 +201,7 @@ async def forecast(services: Services, request: Request) -> Response:
 
 
 @describe(body=PriceBody)
-async def price(services: Services, request: Request) -> Response:
+async def price(services: Services, request: ManagementRequest) -> Response:
     """Estimate the price of a call without running it. The body is that of `ai/run`. Prompt tokens are estimated from
     the text; `at_most` assumes the longest possible response."""
     resolved = await find_model(services.registry, request.path_params["model"])
@@ -225,18 +221,18 @@ async def price(services: Services, request: Request) -> Response:
     )
 
 
-async def list_budgets(services: Services, request: Request) -> Response:
+async def list_budgets(services: Services, request: ManagementRequest) -> Response:
     """List the monthly budgets of the account and of its API tokens."""
-    found = await budgets.list_all(services.database, request.path_params["account_id"])
+    found = await budgets.list_all(services.database, request.account_id)
     return respond([_render_budget(budget) for budget in found])
 
 
 @takes_body(BudgetBody)
-async def put_budget(services: Services, request: Request, body: BudgetBody) -> Response:
+async def put_budget(services: Services, request: ManagementRequest, body: BudgetBody) -> Response:
     """Set a monthly budget of the account, or of one API token, in neurons or dollars."""
     try:
         budget = MonthlyBudget(
-            account_id=request.path_params["account_id"],
+            account_id=request.account_id,
             api_token_id=body.api_token_id or budgets.WHOLE_ACCOUNT,
             unit=body.unit,
             micro_amount=round(body.amount * 1_000_000),
@@ -247,7 +243,7 @@ async def put_budget(services: Services, request: Request, body: BudgetBody) -> 
             services.database, budget.account_id, budget.api_token_id
         ):
             raise invalid("api_token_id must be the id of an API token of this account")
-        await budgets.put(services.database, budget, who=principal_of(request).api_token_id, clock=services.clock)
+        await budgets.put(services.database, budget, context=request.change_context)
     except (ValueError, Conflict) as error:
         raise invalid(str(error)) from None
     await services.allowance.refresh()
@@ -255,19 +251,18 @@ async def put_budget(services: Services, request: Request, body: BudgetBody) -> 
 
 
 @takes_query(BudgetQuery)
-async def remove_budget(services: Services, request: Request, query: BudgetQuery) -> Response:
+async def remove_budget(services: Services, request: ManagementRequest, query: BudgetQuery) -> Response:
     """Delete the budget that the query names."""
-    account_id, token_id = request.path_params["account_id"], query.api_token_id or budgets.WHOLE_ACCOUNT
-    actor = principal_of(request).api_token_id
-    if not await budgets.remove(services.database, account_id, token_id, query.unit, who=actor, clock=services.clock):
-        raise Refusal(Reason.OBJECT_UNKNOWN)
+    account_id, token_id = request.account_id, query.api_token_id or budgets.WHOLE_ACCOUNT
+    context = request.change_context
+    existing(await budgets.remove(services.database, account_id, token_id, query.unit, context=context) or None)
     await services.allowance.refresh()
     return respond({"api_token_id": token_id or None, "unit": query.unit})
 
 
-async def list_alerts(services: Services, request: Request) -> Response:
+async def list_alerts(services: Services, request: ManagementRequest) -> Response:
     """List the budget alerts, newest first."""
-    found = await budgets.list_alerts(services.database, request.path_params["account_id"])
+    found = await budgets.list_alerts(services.database, request.account_id)
     rows = []
     for alert in found:
         row = asdict(alert) | {"at": format_time(alert.at), "api_token_id": alert.api_token_id or None}

@@ -9,20 +9,19 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType, structs
-from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.errors import Reason, Refusal
 from gateway.management.accounts import render_account
 from gateway.management.endpoint import (
+    ManagementRequest,
     PageQuery,
-    change_context,
+    change_errors,
+    existing,
     invalid,
-    principal_of,
     respond,
     takes_body,
     takes_query,
-    unknown_if_missing,
 )
 from gateway.services import Services
 from tenants import accounts, users
@@ -58,9 +57,9 @@ class MembershipsQuery(PageQuery, frozen=True, kw_only=True):
     status: str = "accepted"
 
 
-async def get(services: Services, request: Request) -> Response:
+async def get(services: Services, request: ManagementRequest) -> Response:
     """Get the caller's user."""
-    principal = principal_of(request)
+    principal = request.principal
     email, name, profile = "", "", NO_PROFILE
     if principal.user_id:
         user = await users.find(services.database, principal.user_id)
@@ -88,49 +87,37 @@ def _check_has_global_key(principal: Principal) -> None:
 
 
 @takes_body(UserBody, permit=_check_has_global_key)
-async def update(services: Services, request: Request, body: UserBody) -> Response:
+async def update(services: Services, request: ManagementRequest, body: UserBody) -> Response:
     """Change the caller's user. Fields that are left out stay; null and "" clear a field."""
-    user = await users.find(services.database, principal_of(request).user_id)
-    if user is None:
-        raise Refusal(Reason.OBJECT_UNKNOWN)
+    user = existing(await users.find(services.database, request.principal.user_id))
     fields = {name: value for name, value in structs.asdict(body).items() if value is not UNSET}
-    for name, value in fields.items():
+    for field, value in fields.items():
         if value is not None and not value.isprintable():
-            raise invalid(f"{name} must contain only printable characters")
+            raise invalid(f"{field} must contain only printable characters")
     first_name = fields.pop("first_name")
     profile = structs.replace(user.profile, **{name: value or None for name, value in fields.items()})
-    by = change_context(services, request)
-    try:
-        with unknown_if_missing():
-            await users.change(
-                services.database,
-                user.user_id,
-                user.name if first_name is None else first_name,
-                profile,
-                who=by["who"],
-                clock=by["clock"],
-            )
-    except ValueError as error:
-        raise invalid(f"first_name: {error}") from None
+    name = user.name if first_name is None else first_name
+    with change_errors("first_name"):
+        await users.change(services.database, user.user_id, name, profile, context=request.change_context)
     return await get(services, request)
 
 
 @takes_query(MembershipsQuery)
-async def list_memberships(services: Services, request: Request, query: MembershipsQuery) -> Response:
+async def list_memberships(services: Services, request: ManagementRequest, query: MembershipsQuery) -> Response:
     """List the caller's memberships: one for each account that the credential gives access to."""
-    rows = await _memberships(services, principal_of(request)) if query.status == "accepted" else []
+    rows = await _memberships(services, request.principal) if query.status == "accepted" else []
     name = (query.account_name or query.name).lower()
     rows = [row for row in rows if name in row["account"]["name"].lower()]
     return query.respond(query.slice(rows), len(rows))
 
 
-async def get_membership(services: Services, request: Request) -> Response:
+async def get_membership(services: Services, request: ManagementRequest) -> Response:
     """Get a membership."""
     return respond(await _find(services, request))
 
 
 @takes_body(MembershipBody)
-async def answer_invitation(services: Services, request: Request, body: MembershipBody) -> Response:
+async def answer_invitation(services: Services, request: ManagementRequest, body: MembershipBody) -> Response:
     """Accept or reject a membership. Accepting has no effect, because members are added without an invitation;
     rejecting ends the membership."""
     membership = await _find(services, request)
@@ -139,32 +126,26 @@ async def answer_invitation(services: Services, request: Request, body: Membersh
     return respond(membership | {"status": body.status})
 
 
-async def leave(services: Services, request: Request) -> Response:
+async def leave(services: Services, request: ManagementRequest) -> Response:
     """End a membership of the caller's user. An account without a user cannot leave itself."""
     membership = await _find(services, request)
     await _end(services, request, membership)
     return respond({"id": membership["id"]})
 
 
-async def _end(services: Services, request: Request, membership: dict[str, Any]) -> None:
+async def _end(services: Services, request: ManagementRequest, membership: dict[str, Any]) -> None:
     """End a membership. Raises Refusal if the caller is not the user who would leave."""
-    principal = principal_of(request)
+    principal = request.principal
     _check_has_global_key(principal)
-    with unknown_if_missing():
-        await users.leave(
-            services.database,
-            principal.user_id,
-            membership["account"]["id"],
-            **change_context(services, request),
-        )
+    account_id = membership["account"]["id"]
+    with change_errors():
+        await users.leave(services.database, principal.user_id, account_id, context=request.change_context)
 
 
-async def _find(services: Services, request: Request) -> dict[str, Any]:
+async def _find(services: Services, request: ManagementRequest) -> dict[str, Any]:
     membership_id = request.path_params["membership_id"]
-    for row in await _memberships(services, principal_of(request)):
-        if row["id"] == membership_id:
-            return row
-    raise Refusal(Reason.OBJECT_UNKNOWN)
+    rows = await _memberships(services, request.principal)
+    return existing(next((row for row in rows if row["id"] == membership_id), None))
 
 
 async def _memberships(services: Services, principal: Principal) -> list[dict[str, Any]]:

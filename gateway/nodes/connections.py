@@ -72,11 +72,7 @@ class _Connection(asyncio.Protocol):
             for message in self._decoder.feed(data):
                 self.last_received_s = now_s
                 if type(message) is wire.Reply:
-                    inbox = self.inboxes.get(message.call_id)
-                    if inbox is not None:
-                        inbox.put(message.event, now_s)
-                        if inbox.has_ended:
-                            del self.inboxes[message.call_id]
+                    self._deliver(message, now_s)
                 elif isinstance(message, wire.Hello):
                     self._shake_hands(message)
                 elif not isinstance(message, wire.Pong):
@@ -84,9 +80,16 @@ class _Connection(asyncio.Protocol):
         except wire.WireError as error:
             self.close(error)
 
+    def _deliver(self, reply: wire.Reply, now_s: float) -> None:
+        inbox = self.inboxes.get(reply.call_id)
+        if inbox is not None:
+            inbox.put(reply.event, now_s)
+            if inbox.has_ended:
+                del self.inboxes[reply.call_id]
+
     def _shake_hands(self, hello: wire.Hello) -> None:
         if hello.version != wire.VERSION:
-            raise wire.WireError(f"the node speaks version {hello.version}, we speak {wire.VERSION}")
+            raise wire.WireError(f"the node speaks version {hello.version}, this gateway speaks {wire.VERSION}")
         if self._node_nonce is None:
             self._node_nonce = hello.nonce
             token = self._identity.sign(f"node/{self._node_id}", (hello.nonce, self._nonce))
@@ -103,9 +106,9 @@ class _Connection(asyncio.Protocol):
         service = self._identity.verify_token(hello.token, {"node"}, (hello.nonce, self._nonce))
         if service is None or service.name != self._node_id:
             raise wire.WireError("the node sent no valid service token of its own")
-        if service.place not in ("", self._pop):
+        if service.pop not in ("", self._pop):
             raise wire.WireError(
-                f"the node's service key is bound to PoP {service.place}, its presence names {self._pop}"
+                f"the node's service key is bound to PoP {service.pop}, its presence names {self._pop}"
             )
         self.service = service
 
@@ -143,8 +146,9 @@ class _Connection(asyncio.Protocol):
 class NodeLink:
     """The link to one node. `tokens_in_flight` are the estimated tokens of this gateway's running calls on the node.
 
-    With `tls`, a `tcp://` node must hold a certificate for its host, and receives ours. While the link is open, the
-    node has authenticated with a service token of its own, signed by a key that is bound to `pop` or to no PoP.
+    With `tls`, a `tcp://` node must present a certificate for its host, and receives the gateway's. While the link is
+    open, the node has authenticated with a service token of its own, signed by a key that is bound to `pop` or to no
+    PoP.
     """
 
     def __init__(
@@ -178,7 +182,7 @@ class NodeLink:
     def proven_pop(self) -> str:
         """The PoP that the node's service key is bound to, or "" if it is bound to none or the link is closed."""
         service = self._connection.service if self._connection is not None else None
-        return service.place if service is not None else ""
+        return service.pop if service is not None else ""
 
     def execute(self, make_execute: Callable[[int], wire.Execute], inbox: Inbox) -> int:
         """Send a call; its events go to `inbox`. Return the call's id on this link. Raises NodeLost."""
@@ -256,7 +260,7 @@ class NodeLink:
                     log.warning("node is silent", extra={"node_id": self.node_id})
                     break
                 if not connection.is_still_valid:
-                    log.warning("node's service key does not count any more", extra={"node_id": self.node_id})
+                    log.warning("node's service key is no longer valid", extra={"node_id": self.node_id})
                     break
                 connection.send(wire.Ping())
                 await asyncio.wait([connection.is_closed], timeout=wire.KEEPALIVE_INTERVAL_S)

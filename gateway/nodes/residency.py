@@ -12,7 +12,7 @@ from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange
 from gateway.nodes.snapshot import Candidate
 from tenants.credentials.principal import Principal
-from tenants.residency import NOWHERE, Place, Residency, parse_place, parse_places, parse_rule
+from tenants.residency import UNKNOWN_LOCATION, Location, Residency, parse_location, parse_locations, parse_rule
 
 _MAX_HEADER = 512
 
@@ -21,20 +21,20 @@ _MAX_HEADER = 512
 class Locations:
     """`own` is the location of this process, `stores` that of Redis, the database and the object store."""
 
-    own: Place = NOWHERE
-    stores: Place = NOWHERE
-    by_pop: dict[str, Place] = field(default_factory=dict)
+    own: Location = UNKNOWN_LOCATION
+    stores: Location = UNKNOWN_LOCATION
+    by_pop: dict[str, Location] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, table: str, pop: str, stores: str) -> Locations:
         """Parse the settings; `pop` is this gateway's. Raises ValueError."""
-        by_pop = parse_places(table)
-        own = by_pop.get(pop, NOWHERE)
-        return cls(own, parse_place(stores) if stores else own, by_pop)
+        by_pop = parse_locations(table)
+        own = by_pop.get(pop, UNKNOWN_LOCATION)
+        return cls(own, parse_location(stores) if stores else own, by_pop)
 
     def admits(self, residency: Residency, candidate: Candidate) -> bool:
         """Return True if a call with these rules may run on the node."""
-        return not residency.rules or residency.admits(self.by_pop.get(candidate.proven_pop, NOWHERE))
+        return not residency.rules or residency.admits(self.by_pop.get(candidate.proven_pop, UNKNOWN_LOCATION))
 
     def restrict(self, principal: Principal, exchange: Exchange) -> Principal:
         """Return the principal with the rule in the request's `x-hearth-region` header added to its own rules.

@@ -1,4 +1,8 @@
-"""The initial schema: every table of the tenants and of the catalog, and the triggers that protect the audit log."""
+"""The initial schema: every table of the tenants and of the catalog, and the triggers that protect the audit log.
+
+The columns repeat `tables.py` on purpose: a migration must keep creating the schema of its version when `tables.py`
+changes later, so that the migrations after it find the columns that they alter. A test compares both.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ from alembic import op
 revision = "0001"
 down_revision = None
 
-_time = sa.DateTime(timezone=True)
 _REFUSAL = "audit entries are append-only"
 _SQLITE_TRIGGERS = (
     f"""CREATE TRIGGER audit_entries_no_update BEFORE UPDATE ON audit_entries
@@ -26,322 +29,284 @@ _POSTGRES_TRIGGERS = (
 )
 
 
+_time = sa.DateTime(timezone=True)
+
+
+def _text(name: str, length: int, **options: object) -> sa.Column[str]:
+    return sa.Column(name, sa.String(length), **({"nullable": False} | options))  # type: ignore[arg-type]
+
+
+def _keys(**lengths: int) -> list[sa.Column[str]]:
+    return [sa.Column(name, sa.String(length), primary_key=True) for name, length in lengths.items()]
+
+
+def _texts(**lengths: int) -> list[sa.Column[str]]:
+    return [_text(name, length) for name, length in lengths.items()]
+
+
+def _numbers(*names: str, default: str | None = None) -> list[sa.Column[int]]:
+    return [sa.Column(name, sa.BigInteger(), nullable=False, server_default=default) for name in names]
+
+
+def _integers(*names: str) -> list[sa.Column[int]]:
+    return [sa.Column(name, sa.Integer(), nullable=False) for name in names]
+
+
+def _optional(type_: sa.types.TypeEngine[object], *names: str) -> list[sa.Column[object]]:
+    return [sa.Column(name, type_, nullable=True) for name in names]
+
+
+def _index(table: str, *names: str, unique: bool = False) -> None:
+    op.create_index(op.f(f"ix_{table}_{'_'.join(names)}"), table, list(names), unique=unique)
+
+
+def _single_row(name: str, *columns: sa.Column[int] | sa.Column[bytes], **values: object) -> None:
+    """Create a table with one row, whose id is 1."""
+    table = op.create_table(name, sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False), *columns)
+    op.bulk_insert(table, [{"id": 1, **values}])
+
+
 def upgrade() -> None:
     _create_accounts()
+    _create_api_tokens()
     _create_usage()
+    _create_budgets()
     _create_audit()
-    _create_jobs()
+    _create_batches()
+    _create_responses()
     _create_catalog()
 
 
 def _create_accounts() -> None:
     op.create_table(
         "accounts",
-        sa.Column("account_id", sa.String(32), primary_key=True),
-        sa.Column("name", sa.String(256), nullable=False),
-        sa.Column("status", sa.String(16), nullable=False, server_default="active"),
-        sa.Column("plan", sa.String(32), nullable=False, server_default="standard"),
+        *_keys(account_id=32),
+        *_texts(name=256),
+        _text("status", 16, server_default="active"),
+        _text("plan", 32, server_default="paid"),
         sa.Column("created_at", _time, nullable=False),
-        sa.Column("decision_epoch", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("settings", sa.Text(), nullable=True),
-        sa.Column("region", sa.Text(), nullable=True),
-        sa.Column("retention", sa.String(16), nullable=False, server_default="standard"),
+        *_numbers("decision_epoch", default="0"),
+        *_optional(sa.Text(), "settings", "region"),
+        _text("retention", 16, server_default="standard"),
         sa.Column("limits", sa.Text(), nullable=False, server_default=""),
-        sa.Column("deleted_at", _time, nullable=True),
+        *_optional(_time, "deleted_at"),
         sa.CheckConstraint("status IN ('active', 'blocked')", name="status"),
     )
-    op.create_index(op.f("ix_accounts_decision_epoch"), "accounts", ["decision_epoch"])
+    _index("accounts", "decision_epoch")
     op.create_table(
         "users",
-        sa.Column("user_id", sa.String(32), primary_key=True),
-        sa.Column("email", sa.String(254), nullable=False, unique=True),
-        sa.Column("name", sa.String(256), nullable=False),
-        sa.Column("global_key_digest", sa.LargeBinary(32), nullable=True),
+        *_keys(user_id=32),
+        _text("email", 254, unique=True),
+        *_texts(name=256),
+        *_optional(sa.LargeBinary(32), "global_key_digest"),
         sa.Column("created_at", _time, nullable=False),
-        sa.Column("decision_epoch", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("profile", sa.Text(), nullable=True),
+        *_numbers("decision_epoch", default="0"),
+        *_optional(sa.Text(), "profile"),
     )
-    op.create_index(op.f("ix_users_decision_epoch"), "users", ["decision_epoch"])
+    _index("users", "decision_epoch")
     op.create_table(
         "memberships",
         sa.Column("user_id", sa.String(32), sa.ForeignKey("users.user_id"), primary_key=True),
         sa.Column("account_id", sa.String(32), sa.ForeignKey("accounts.account_id"), primary_key=True),
         sa.Column("created_at", _time, nullable=False),
-        sa.Column("role", sa.String(16), nullable=False, server_default="administrator"),
+        _text("role", 16, server_default="administrator"),
     )
-    op.create_index(op.f("ix_memberships_account_id"), "memberships", ["account_id"])
+    _index("memberships", "account_id")
+
+
+def _create_api_tokens() -> None:
     op.create_table(
         "api_tokens",
-        sa.Column("api_token_id", sa.String(32), primary_key=True),
+        *_keys(api_token_id=32),
         sa.Column("account_id", sa.String(32), sa.ForeignKey("accounts.account_id"), nullable=False),
-        sa.Column("name", sa.String(256), nullable=False),
-        sa.Column("kind", sa.String(16), nullable=False),
-        sa.Column("status", sa.String(16), nullable=False, server_default="active"),
-        sa.Column("lookup_id", sa.String(10), nullable=False, unique=True),
+        *_texts(name=256, kind=16),
+        _text("status", 16, server_default="active"),
+        _text("lookup_id", 10, unique=True),
         sa.Column("digest", sa.LargeBinary(32), nullable=False),
         sa.Column("created_at", _time, nullable=False),
-        sa.Column("expires_at", _time, nullable=True),
-        sa.Column("revoked_at", _time, nullable=True),
-        sa.Column("decision_epoch", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("user_id", sa.String(32), nullable=True),
+        *_optional(_time, "expires_at", "revoked_at", "not_before", "modified_at", "last_used_at"),
+        *_numbers("decision_epoch", default="0"),
+        *_optional(sa.String(32), "user_id"),
         sa.Column("policies", sa.Text(), nullable=False),
-        sa.Column("condition", sa.Text(), nullable=True),
-        sa.Column("not_before", _time, nullable=True),
-        sa.Column("modified_at", _time, nullable=True),
-        sa.Column("region", sa.Text(), nullable=True),
+        *_optional(sa.Text(), "condition", "region", "models"),
         sa.Column("limits", sa.Text(), nullable=False, server_default=""),
-        sa.Column("models", sa.Text(), nullable=True),
-        sa.Column("last_used_at", _time, nullable=True),
         sa.CheckConstraint("kind IN ('user', 'account')", name="kind"),
         sa.CheckConstraint("status IN ('active', 'disabled', 'revoked')", name="status"),
     )
-    op.create_index(op.f("ix_api_tokens_account_id"), "api_tokens", ["account_id"])
-    op.create_index(op.f("ix_api_tokens_decision_epoch"), "api_tokens", ["decision_epoch"])
-    op.create_index(op.f("ix_api_tokens_user_id"), "api_tokens", ["user_id"])
-    api_token_epoch = op.create_table(
-        "api_token_epoch",
-        sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
-        sa.Column("epoch", sa.BigInteger(), nullable=False),
-    )
-    op.bulk_insert(api_token_epoch, [{"id": 1, "epoch": 0}])
+    for name in ("account_id", "decision_epoch", "user_id"):
+        _index("api_tokens", name)
+    _single_row("api_token_epoch", *_numbers("epoch"), epoch=0)
 
 
 def _create_usage() -> None:
     op.create_table(
         "usage_entries",
-        sa.Column("request_id", sa.String(64), primary_key=True),
-        sa.Column("account_id", sa.String(32), nullable=False),
-        sa.Column("api_token_id", sa.String(32), nullable=False),
-        sa.Column("model", sa.String(256), nullable=False),
-        sa.Column("revision", sa.String(64), nullable=False),
-        sa.Column("task", sa.String(64), nullable=False),
-        sa.Column("pop", sa.String(64), nullable=False),
-        sa.Column("node_id", sa.String(128), nullable=False),
-        sa.Column("status", sa.String(32), nullable=False),
-        sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
+        *_keys(request_id=64),
+        *_texts(account_id=32, api_token_id=32, model=256, revision=64, task=64, pop=64, node_id=128, status=32),
+        *_numbers("prompt_tokens", "cached_tokens", "completion_tokens"),
         sa.Column("started_at", _time, nullable=False),
-        sa.Column("ttft_ms", sa.Float(), nullable=True),
+        *_optional(sa.Float(), "ttft_ms"),
         sa.Column("duration_ms", sa.Float(), nullable=False),
-        sa.Column("attempts", sa.Integer(), nullable=False),
-        sa.Column("micro_neurons", sa.BigInteger(), nullable=False),
+        *_integers("attempts"),
+        *_numbers("micro_neurons"),
         sa.Column("is_stream", sa.Boolean(), nullable=False),
-        sa.Column("device_us", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("bytes_in", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("bytes_out", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("num_tool_calls", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("num_steps", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("audio_ms", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("num_image_tiles", sa.BigInteger(), nullable=False, server_default="0"),
-        sa.Column("num_retried", sa.BigInteger(), nullable=False, server_default="0"),
+        *_numbers("device_us", "bytes_in", "bytes_out", "num_tool_calls", default="0"),
+        *_numbers("num_steps", "audio_ms", "num_image_tiles", "num_retried", default="0"),
         sa.Column("is_useful", sa.Boolean(), nullable=False, server_default=sa.false()),
         sa.Column("is_batch", sa.Boolean(), nullable=False, server_default=sa.false()),
     )
-    op.create_index(op.f("ix_usage_entries_account_id_started_at"), "usage_entries", ["account_id", "started_at"])
+    _index("usage_entries", "account_id", "started_at")
     op.create_table(
         "usage_sums",
-        sa.Column("account_id", sa.String(32), primary_key=True),
+        *_keys(account_id=32),
         sa.Column("starts_at", _time, primary_key=True),
-        sa.Column("period", sa.String(8), primary_key=True),
-        sa.Column("model", sa.String(256), primary_key=True),
-        sa.Column("api_token_id", sa.String(32), primary_key=True),
-        sa.Column("task", sa.String(64), primary_key=True),
-        sa.Column("pop", sa.String(64), primary_key=True),
-        sa.Column("status", sa.String(32), primary_key=True),
-        sa.Column("num_calls", sa.BigInteger(), nullable=False),
-        sa.Column("num_useful", sa.BigInteger(), nullable=False),
-        sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("cached_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("micro_neurons", sa.BigInteger(), nullable=False),
-        sa.Column("device_us", sa.BigInteger(), nullable=False),
-        sa.Column("bytes_in", sa.BigInteger(), nullable=False),
-        sa.Column("bytes_out", sa.BigInteger(), nullable=False),
-        sa.Column("num_tool_calls", sa.BigInteger(), nullable=False),
-        sa.Column("num_attempts", sa.BigInteger(), nullable=False),
+        *_keys(period=8, model=256, api_token_id=32, task=64, pop=64, status=32),
+        *_numbers("num_calls", "num_useful", "prompt_tokens", "cached_tokens", "completion_tokens", "micro_neurons"),
+        *_numbers("device_us", "bytes_in", "bytes_out", "num_tool_calls", "num_attempts"),
     )
-    op.create_index(op.f("ix_usage_sums_period_starts_at"), "usage_sums", ["period", "starts_at"])
+    _index("usage_sums", "period", "starts_at")
     op.create_table(
         "usage_spools",
-        sa.Column("spool_id", sa.String(36), primary_key=True),
-        sa.Column("segment", sa.BigInteger(), nullable=False),
-        sa.Column("offset", sa.BigInteger(), nullable=False),
+        *_keys(spool_id=36),
+        *_numbers("segment", "offset"),
         sa.Column("moved_at", _time, nullable=False),
     )
+
+
+def _create_budgets() -> None:
     op.create_table(
         "budgets",
-        sa.Column("account_id", sa.String(32), primary_key=True),
-        sa.Column("api_token_id", sa.String(32), primary_key=True),
-        sa.Column("unit", sa.String(8), primary_key=True),
-        sa.Column("micro_amount", sa.BigInteger(), nullable=False),
+        *_keys(account_id=32, api_token_id=32, unit=8),
+        *_numbers("micro_amount"),
         sa.Column("refuses", sa.Boolean(), nullable=False),
-        sa.Column("alert_percents", sa.String(64), nullable=False),
+        *_texts(alert_percents=64),
         sa.Column("modified_at", _time, nullable=False),
         sa.CheckConstraint("unit IN ('neurons', 'usd')", name="unit"),
     )
     op.create_table(
         "budget_alerts",
-        sa.Column("alert_id", sa.String(128), primary_key=True),
-        sa.Column("account_id", sa.String(32), nullable=False),
-        sa.Column("api_token_id", sa.String(32), nullable=False),
-        sa.Column("unit", sa.String(8), nullable=False),
-        sa.Column("month", sa.String(7), nullable=False),
-        sa.Column("percent", sa.Integer(), nullable=False),
-        sa.Column("micro_amount", sa.BigInteger(), nullable=False),
-        sa.Column("micro_used", sa.BigInteger(), nullable=False),
+        *_keys(alert_id=128),
+        *_texts(account_id=32, api_token_id=32, unit=8, month=7),
+        *_integers("percent"),
+        *_numbers("micro_amount", "micro_used"),
         sa.Column("at", _time, nullable=False),
     )
-    op.create_index(op.f("ix_budget_alerts_account_id_at"), "budget_alerts", ["account_id", "at"])
+    _index("budget_alerts", "account_id", "at")
 
 
 def _create_audit() -> None:
     op.create_table(
         "audit_entries",
-        sa.Column("audit_id", sa.String(36), primary_key=True),
+        *_keys(audit_id=36),
         sa.Column("at", _time, nullable=False),
-        sa.Column("who", sa.String(128), nullable=False),
-        sa.Column("action", sa.String(64), nullable=False),
-        sa.Column("account_id", sa.String(32), nullable=False),
-        sa.Column("subject_id", sa.String(64), nullable=False),
+        *_texts(actor=128, action=64, account_id=32, subject_id=64),
         sa.Column("detail", sa.Text(), nullable=False, server_default=""),
-        sa.Column("sequence", sa.BigInteger(), nullable=False),
+        *_numbers("sequence"),
         sa.Column("digest", sa.LargeBinary(32), nullable=False),
     )
-    op.create_index(op.f("ix_audit_entries_account_id_at"), "audit_entries", ["account_id", "at"])
-    op.create_index(op.f("ix_audit_entries_sequence"), "audit_entries", ["sequence"], unique=True)
-    audit_head = op.create_table(
-        "audit_head",
-        sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
-        sa.Column("sequence", sa.BigInteger(), nullable=False),
-        sa.Column("digest", sa.LargeBinary(32), nullable=False),
-    )
-    op.bulk_insert(audit_head, [{"id": 1, "sequence": 0, "digest": bytes(32)}])
+    _index("audit_entries", "account_id", "at")
+    _index("audit_entries", "sequence", unique=True)
+    digest = sa.Column("digest", sa.LargeBinary(32), nullable=False)
+    _single_row("audit_head", *_numbers("sequence"), digest, sequence=0, digest=bytes(32))
     is_sqlite = op.get_bind().dialect.name == "sqlite"
     for statement in _SQLITE_TRIGGERS if is_sqlite else _POSTGRES_TRIGGERS:
         op.execute(statement)
 
 
-def _create_jobs() -> None:
+def _create_batches() -> None:
     op.create_table(
         "batches",
-        sa.Column("batch_id", sa.String(36), primary_key=True),
-        sa.Column("account_id", sa.String(32), nullable=False),
-        sa.Column("api_token_id", sa.String(32), nullable=False),
-        sa.Column("requested_model", sa.String(256), nullable=False),
-        sa.Column("model", sa.String(224), nullable=False),
-        sa.Column("num_requests", sa.Integer(), nullable=False),
-        sa.Column("num_done", sa.Integer(), nullable=False),
+        *_keys(batch_id=36),
+        *_texts(account_id=32, api_token_id=32, requested_model=256, model=224),
+        *_integers("num_requests", "num_done"),
         sa.Column("created_at", _time, nullable=False),
-        sa.Column("started_at", _time, nullable=True),
-        sa.Column("finished_at", _time, nullable=True),
-        sa.Column("expires_at", _time, nullable=True),
-        sa.Column("kind", sa.String(16), nullable=False, server_default="run"),
-        sa.Column("cancelled_at", _time, nullable=True),
+        *_optional(_time, "started_at", "finished_at", "expires_at", "cancelled_at"),
+        _text("kind", 16, server_default="run"),
     )
-    op.create_index(op.f("ix_batches_expires_at"), "batches", ["expires_at"])
+    _index("batches", "expires_at")
     op.create_table(
         "batch_chunks",
         sa.Column("batch_id", sa.String(36), sa.ForeignKey("batches.batch_id"), primary_key=True),
         sa.Column("first", sa.Integer(), primary_key=True, autoincrement=False),
-        sa.Column("account_id", sa.String(32), nullable=False),
-        sa.Column("num_requests", sa.Integer(), nullable=False),
-        sa.Column("num_done", sa.Integer(), nullable=False),
-        sa.Column("cost", sa.BigInteger(), nullable=False),
-        sa.Column("free_at", _time, nullable=True),
-        sa.Column("owner", sa.String(36), nullable=True),
-        sa.Column("num_losses", sa.Integer(), nullable=False),
-        sa.Column("requests", sa.LargeBinary(), nullable=True),
+        *_texts(account_id=32),
+        *_integers("num_requests", "num_done", "num_losses"),
+        *_numbers("cost"),
+        *_optional(_time, "free_at"),
+        *_optional(sa.String(36), "owner"),
+        *_optional(sa.LargeBinary(), "requests"),
     )
-    op.create_index(op.f("ix_batch_chunks_account_id_free_at"), "batch_chunks", ["account_id", "free_at"])
-    op.create_index(op.f("ix_batch_chunks_free_at"), "batch_chunks", ["free_at"])
+    _index("batch_chunks", "account_id", "free_at")
+    _index("batch_chunks", "free_at")
     op.create_table(
         "batch_results",
         sa.Column("batch_id", sa.String(36), sa.ForeignKey("batches.batch_id"), primary_key=True),
         sa.Column("number", sa.Integer(), primary_key=True, autoincrement=False),
-        sa.Column("prompt_tokens", sa.BigInteger(), nullable=False),
-        sa.Column("completion_tokens", sa.BigInteger(), nullable=False),
+        *_numbers("prompt_tokens", "completion_tokens"),
         sa.Column("answer", sa.LargeBinary(), nullable=False),
     )
+    op.create_table("batch_shares", *_keys(account_id=32), *_numbers("taken"))
     op.create_table(
         "batch_webhooks",
         sa.Column("batch_id", sa.String(36), sa.ForeignKey("batches.batch_id"), primary_key=True),
         sa.Column("target", sa.LargeBinary(), nullable=False),
-        sa.Column("num_tries", sa.Integer(), nullable=False),
+        *_integers("num_tries"),
         sa.Column("next_at", _time, nullable=False),
     )
-    op.create_index(op.f("ix_batch_webhooks_next_at"), "batch_webhooks", ["next_at"])
-    op.create_table(
-        "batch_shares",
-        sa.Column("account_id", sa.String(32), primary_key=True),
-        sa.Column("taken", sa.BigInteger(), nullable=False),
-    )
+    _index("batch_webhooks", "next_at")
+
+
+def _create_responses() -> None:
     op.create_table(
         "webhook_keys",
-        sa.Column("key_id", sa.String(36), primary_key=True),
-        sa.Column("account_id", sa.String(32), nullable=False),
+        *_keys(key_id=36),
+        *_texts(account_id=32),
         sa.Column("created_at", _time, nullable=False),
-        sa.Column("expires_at", _time, nullable=True),
+        *_optional(_time, "expires_at"),
     )
-    op.create_index(op.f("ix_webhook_keys_account_id"), "webhook_keys", ["account_id"])
+    _index("webhook_keys", "account_id")
     op.create_table(
         "responses",
-        sa.Column("response_id", sa.String(37), primary_key=True),
-        sa.Column("account_id", sa.String(32), nullable=False),
+        *_keys(response_id=37),
+        *_texts(account_id=32),
         sa.Column("expires_at", _time, nullable=False),
         sa.Column("record", sa.LargeBinary(), nullable=False),
-        sa.Column("turns", sa.LargeBinary(), nullable=True),
+        *_optional(sa.LargeBinary(), "turns"),
     )
-    op.create_index(op.f("ix_responses_expires_at"), "responses", ["expires_at"])
+    _index("responses", "expires_at")
     op.create_table(
         "idempotency_keys",
-        sa.Column("account_id", sa.String(32), primary_key=True),
-        sa.Column("key_hash", sa.String(64), primary_key=True),
-        sa.Column("fingerprint", sa.String(64), nullable=False),
-        sa.Column("request_id", sa.String(64), nullable=False),
-        sa.Column("owner", sa.String(36), nullable=True),
-        sa.Column("leased_until", _time, nullable=True),
-        sa.Column("answer", sa.LargeBinary(), nullable=True),
+        *_keys(account_id=32, key_hash=64),
+        *_texts(fingerprint=64, request_id=64),
+        *_optional(sa.String(36), "owner"),
+        *_optional(_time, "leased_until"),
+        *_optional(sa.LargeBinary(), "answer"),
         sa.Column("expires_at", _time, nullable=False),
     )
-    op.create_index(op.f("ix_idempotency_keys_expires_at"), "idempotency_keys", ["expires_at"])
+    _index("idempotency_keys", "expires_at")
 
 
 def _create_catalog() -> None:
     op.create_table(
         "published_models",
-        sa.Column("name", sa.String(224), primary_key=True),
-        sa.Column("revision", sa.String(64), nullable=False),
+        *_keys(name=224),
+        *_texts(revision=64),
         sa.Column("card", sa.Text(), nullable=False),
         sa.Column("published_at", _time, nullable=False),
     )
     op.create_table(
-        "model_aliases",
-        sa.Column("name", sa.String(224), primary_key=True),
-        sa.Column("target", sa.String(224), nullable=False),
-        sa.Column("created_at", _time, nullable=False),
+        "model_aliases", *_keys(name=224), *_texts(target=224), sa.Column("created_at", _time, nullable=False)
     )
-    catalog_revision = op.create_table(
-        "catalog_revision",
-        sa.Column("id", sa.Integer(), primary_key=True, autoincrement=False),
-        sa.Column("number", sa.BigInteger(), nullable=False),
-    )
-    op.bulk_insert(catalog_revision, [{"id": 1, "number": 0}])
+    _single_row("catalog_revision", *_numbers("number"), number=0)
     op.create_table(
         "finetunes",
-        sa.Column("finetune_id", sa.String(36), primary_key=True),
-        sa.Column("account_id", sa.String(32), nullable=False),
-        sa.Column("name", sa.String(128), nullable=False),
-        sa.Column("model", sa.String(224), nullable=False),
+        *_keys(finetune_id=36),
+        *_texts(account_id=32, name=128, model=224),
         sa.Column("description", sa.Text(), nullable=False),
         sa.Column("is_public", sa.Boolean(), nullable=False),
         sa.Column("created_at", _time, nullable=False),
         sa.Column("modified_at", _time, nullable=False),
-        sa.Column("config_sha256", sa.String(64), nullable=True),
-        sa.Column("config_bytes", sa.BigInteger(), nullable=True),
-        sa.Column("weights_sha256", sa.String(64), nullable=True),
-        sa.Column("weights_bytes", sa.BigInteger(), nullable=True),
-        sa.Column("revision", sa.String(64), nullable=True),
+        *_optional(sa.String(64), "config_sha256", "weights_sha256", "revision"),
+        *_optional(sa.BigInteger(), "config_bytes", "weights_bytes"),
         sa.UniqueConstraint("account_id", "name"),
     )
-    op.create_index(op.f("ix_finetunes_name"), "finetunes", ["name"])
+    _index("finetunes", "name")

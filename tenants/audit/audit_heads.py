@@ -66,40 +66,40 @@ def read_notes(path: Path) -> list[NotedHead]:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
         return []
-    found = []
+    heads = []
     for number, line in enumerate(lines, 1):
         try:
-            found.append(msgspec.json.decode(line, type=NotedHead))
+            heads.append(msgspec.json.decode(line, type=NotedHead))
         except (msgspec.MsgspecError, ValueError):
             if number < len(lines) or line.endswith(b"\n"):
-                raise ValueError(f"line {number} of {path} is no head of an audit chain") from None
-    return found
+                raise ValueError(f"line {number} of {path} is not a head of an audit chain") from None
+    return heads
 
 
 async def verify(database: Database, noted: list[NotedHead] | None = None, key: bytes = b"") -> Verified:
     """Verify the whole chain and, if given, that it contains the recorded heads, whose HMACs are under `key`."""
     problems: list[str] = []
-    first_head = await audit.read_head(database)  # entries written while we look come after it
+    first_head = await audit.read_head(database)  # entries written during the verification come after this head
     expected = _expected(noted or [], key, problems)
     if first_head.sequence:
         expected.setdefault(first_head.sequence, set()).add((first_head.digest, "the head in the database"))
-    previous, place = NO_DIGEST, 0
+    previous, position = NO_DIGEST, 0
     async for entry in audit.read_chain(database):
-        if entry.sequence != place + 1:
-            problems.append(f"entries {place + 1} to {entry.sequence - 1} are missing")
+        if entry.sequence != position + 1:
+            problems.append(f"entries {position + 1} to {entry.sequence - 1} are missing")
         elif entry.digest != audit.digest_of(entry, previous):
-            problems.append(f"entry {entry.sequence} ({entry.action}) is not what was written")
-        previous, place = entry.digest, entry.sequence
-        for digest, where in expected.pop(place, ()):
+            problems.append(f"entry {entry.sequence} ({entry.action}) was changed")
+        previous, position = entry.digest, entry.sequence
+        for digest, where in expected.pop(position, ()):
             if digest != previous:
-                problems.append(f"entry {place} is not the one that {where} names")
+                problems.append(f"entry {position} does not match {where}")
         if len(problems) > _MAX_PROBLEMS:
-            problems.append("and perhaps more")
+            problems.append("further entries were not checked")
             break
     else:
         for sequence, heads in sorted(expected.items()):
-            problems += [f"entry {sequence} is missing, which {where} names" for _, where in sorted(heads)]
-    return Verified(place, Head(place, previous), len(noted or []), problems)
+            problems += [f"entry {sequence} is missing, but is named by {where}" for _, where in sorted(heads)]
+    return Verified(position, Head(position, previous), len(noted or []), problems)
 
 
 def _expected(noted: list[NotedHead], key: bytes, problems: list[str]) -> dict[int, set[tuple[bytes, str]]]:
@@ -107,9 +107,9 @@ def _expected(noted: list[NotedHead], key: bytes, problems: list[str]) -> dict[i
     expected: dict[int, set[tuple[bytes, str]]] = {}
     for number, head in enumerate(noted, 1):
         if not head.is_proven(key):
-            problems.append(f"noted head {number} was not written with this platform's key")
+            problems.append(f"recorded head {number} was not written with this platform's key")
         elif head.sequence:
-            where = f"the head noted at {head.at.astimezone(UTC).isoformat(timespec='seconds')}"
+            where = f"the head recorded at {head.at.astimezone(UTC).isoformat(timespec='seconds')}"
             expected.setdefault(head.sequence, set()).add((bytes.fromhex(head.digest), where))
     return expected
 

@@ -29,12 +29,12 @@ _NEWEST = (audit_entries.c.at.desc(), audit_entries.c.audit_id.desc())
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """`who` is the actor (`cli`, or the id of a principal's API token or user); `subject_id` is the id of what was
-    changed (an account, an API token …). `sequence` is the position in the hash chain, from 1."""
+    """One change. `actor` is `cli` or the id of the API token or user that made the change; `subject_id` is the id of
+    the changed object (an account, an API token …). `sequence` is the position in the hash chain, from 1."""
 
     audit_id: str
     at: datetime
-    who: str
+    actor: str
     action: str
     account_id: str
     subject_id: str
@@ -55,7 +55,7 @@ async def append(
     connection: AsyncConnection,
     *,
     at: datetime,
-    who: str,
+    actor: str,
     action: str,
     account_id: str,
     subject_id: str,
@@ -64,7 +64,7 @@ async def append(
     """Append one entry within the caller's transaction. No other transaction can append until it ends: take other
     locks first."""
     head = await _lock(connection)
-    entry = AuditEntry(uuid7(), at, who, action, account_id, subject_id, detail, head.sequence + 1, b"")
+    entry = AuditEntry(uuid7(), at, actor, action, account_id, subject_id, detail, head.sequence + 1, b"")
     entry = replace(entry, digest=digest_of(entry, head.digest))
     await connection.execute(insert(audit_entries).values(asdict(entry)))
     await connection.execute(update(audit_head).values(sequence=entry.sequence, digest=entry.digest))
@@ -74,7 +74,7 @@ def digest_of(entry: AuditEntry, previous: bytes) -> bytes:
     """Return the SHA-256 of the format's name, the previous digest, the sequence number and every field, each
     length-prefixed."""
     at = entry.at.astimezone(UTC).isoformat(timespec="microseconds")
-    fields = (entry.audit_id, at, entry.who, entry.action, entry.account_id, entry.subject_id, entry.detail)
+    fields = (entry.audit_id, at, entry.actor, entry.action, entry.account_id, entry.subject_id, entry.detail)
     parts = [_FORM, previous, entry.sequence.to_bytes(8, "big"), *(field.encode() for field in fields)]
     return hashlib.sha256(b"".join(len(part).to_bytes(4, "big") + part for part in parts)).digest()
 

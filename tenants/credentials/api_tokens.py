@@ -9,13 +9,13 @@ from typing import Any, Literal
 
 import msgspec
 from sqlalchemy import Select, insert, select, update
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database, new_id_hex
-from storage.ephemeral import Ephemeral
 from storage.errors import Missing
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants.accounts import checked_name
-from tenants.audit import audit_log as audit
+from tenants.change_context import CLI, ChangeContext
 from tenants.credentials import decision_epoch
 from tenants.credentials.api_token_text import keyed_hash, mint
 from tenants.credentials.conditions import AddressCondition, decode_condition
@@ -76,27 +76,24 @@ async def create(
     expires_at: datetime | None = None,
     kind: TokenKind = "user",
     *,
-    who: str = "cli",
-    clock: Clock = SYSTEM_CLOCK,
+    context: ChangeContext = CLI,
 ) -> CreatedToken:
-    """A new active API token. `groups` names permission groups by id or name; at least one.
+    """Create an active API token. `groups` names at least one permission group by id or name.
 
-    Raises ValueError for a bad name or group, or an expiry without a time zone; Missing for an unknown account.
+    Raises ValueError for an invalid name or group, or an expiry without a time zone; Missing for an unknown account.
     """
     group_ids = _group_ids(groups)
     if expires_at is not None and expires_at.tzinfo is None:
-        raise ValueError("an expiry needs a time zone")
-    secret, lookup_id = mint(kind)
-    now = clock.now()
+        raise ValueError("expires_at must have a time zone")
     api_token_id = new_id_hex()
-    row: dict[str, Any] = {
+    row = {
         "api_token_id": api_token_id,
         "account_id": account_id,
         "name": checked_name(name),
         "kind": kind,
         "status": "active",
         "policies": encode_policies([policy_on_account(api_token_id, group_ids, account_id)]),
-        "created_at": now,
+        "created_at": context.clock.now(),
         "expires_at": expires_at,
         "revoked_at": None,
     }
@@ -104,11 +101,18 @@ async def create(
         is_account = select(accounts.c.account_id).where(accounts.c.account_id == account_id)
         if (await connection.execute(is_account)).scalar_one_or_none() is None:
             raise Missing(f"account {account_id}")
-        proof = {"lookup_id": lookup_id, "digest": keyed_hash(pepper, secret)}
-        await connection.execute(insert(api_tokens).values(**row, **proof))
-        ids = {"account_id": account_id, "subject_id": row["api_token_id"]}
-        await audit.append(connection, at=now, who=who, action="api_token.create", **ids)
-    return CreatedToken(token_of(row, now), secret)
+        return await insert_token(connection, pepper, row, context)
+
+
+async def insert_token(
+    connection: AsyncConnection, pepper: bytes, row: Mapping[str, Any], context: ChangeContext
+) -> CreatedToken:
+    """Insert a token with a new secret within the caller's transaction."""
+    secret, lookup_id = mint(row["kind"])
+    proof = {"lookup_id": lookup_id, "digest": keyed_hash(pepper, secret)}
+    await connection.execute(insert(api_tokens).values(**row, **proof))
+    await context.record(connection, "api_token.create", row["account_id"], row["api_token_id"])
+    return CreatedToken(token_of(row, row["created_at"]), secret)
 
 
 async def find(
@@ -137,63 +141,22 @@ async def list_all(database: Database, account_id: str, *, clock: Clock = SYSTEM
         return [token_of(row, clock.now()) for row in (await connection.execute(query)).mappings()]
 
 
-async def revoke(
-    database: Database,
-    account_id: str,
-    api_token_id: str,
-    *,
-    who: str = "cli",
-    ephemeral: Ephemeral | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-) -> None:
-    """Refuse this token for good, in every process within seconds. Revoking again changes nothing.
+async def revoke(database: Database, account_id: str, api_token_id: str, *, context: ChangeContext = CLI) -> None:
+    """Revoke a token permanently, effective in every process within seconds. Revoking it again has no effect.
 
-    Raises Missing when the account has no such token.
+    Raises Missing if the account has no such token.
     """
-    now = clock.now()
-    change = {"status": "revoked", "revoked_at": now}
-    await _change(database, account_id, api_token_id, change, "api_token.revoke", who, ephemeral, now)
-
-
-async def set_disabled(
-    database: Database,
-    account_id: str,
-    api_token_id: str,
-    is_disabled: bool,
-    *,
-    who: str = "cli",
-    ephemeral: Ephemeral | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-) -> None:
-    """Disable or enable a token. A revoked token stays revoked. Raises Missing."""
-    change = {"status": "disabled" if is_disabled else "active"}
-    action = "api_token.disable" if is_disabled else "api_token.enable"
-    await _change(database, account_id, api_token_id, change, action, who, ephemeral, clock.now())
-
-
-async def _change(
-    database: Database,
-    account_id: str,
-    api_token_id: str,
-    change: Mapping[str, object],
-    action: str,
-    who: str,
-    ephemeral: Ephemeral | None,
-    now: datetime,
-) -> None:
-    """Change a token that is not revoked, and notify verifiers."""
     is_this = (api_tokens.c.account_id == account_id) & (api_tokens.c.api_token_id == api_token_id)
     async with database.transaction() as connection:
+        epoch = await decision_epoch.raise_epoch(connection)
         status = (await connection.execute(select(api_tokens.c.status).where(is_this))).scalar_one_or_none()
         if status is None:
             raise Missing(f"API token {api_token_id}")
-        epoch = await decision_epoch.raise_epoch(connection)
-        is_open = is_this & (api_tokens.c.status != "revoked")
-        done = await connection.execute(update(api_tokens).where(is_open).values(**change, decision_epoch=epoch))
-        if done.rowcount:
-            ids = {"account_id": account_id, "subject_id": api_token_id}
-            await audit.append(connection, at=now, who=who, action=action, **ids)
-    await decision_epoch.tell(ephemeral, api_token_id)
+        if status != "revoked":
+            revoked = {"status": "revoked", "revoked_at": context.clock.now(), "decision_epoch": epoch}
+            await connection.execute(update(api_tokens).where(is_this).values(**revoked))
+            await context.record(connection, "api_token.revoke", account_id, api_token_id)
+    await context.notify(api_token_id)
 
 
 _PROOFS = ("lookup_id", "digest", "decision_epoch")
@@ -223,8 +186,8 @@ def _group_ids(groups: Iterable[str]) -> list[str]:
     for text in groups:
         group = find_group(text)
         if group is None:
-            raise ValueError(f"there is no permission group {text!r}")
+            raise ValueError(f"permission group {text!r} does not exist")
         found[group.group_id] = None
     if not found:
-        raise ValueError("an API token needs at least one permission group")
+        raise ValueError("an API token must have at least one permission group")
     return list(found)

@@ -1,4 +1,4 @@
-"""Networks from which an API token may and may not be used."""
+"""Networks from which an API token may or may not be used."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ class AddressCondition(Struct, frozen=True, omit_defaults=True):
         """Return True if a call from `address` is admitted; an unknown address (None) only if no networks are set."""
         if not self.within and not self.not_within:
             return True
-        found = _address(address) if address is not None else None
-        if found is None:
+        parsed = _parse_address(address) if address is not None else None
+        if parsed is None:
             return False
         within, not_within = _networks(self.within), _networks(self.not_within)
-        if any(found in network for network in not_within):
+        if any(parsed in network for network in not_within):
             return False
-        return not within or any(found in network for network in within)
+        return not within or any(parsed in network for network in within)
 
 
 def parse_networks(texts: Iterable[str]) -> tuple[str, ...]:
     """Return the networks unchanged, after checking them. Raises ValueError naming the limit or the position."""
-    found = tuple(texts)
-    if len(found) > MAX_NETWORKS:
-        raise ValueError(f"at most {MAX_NETWORKS} networks")
-    for number, text in enumerate(found):
+    networks = tuple(texts)
+    if len(networks) > MAX_NETWORKS:
+        raise ValueError(f"must have at most {MAX_NETWORKS} networks (got {len(networks)})")
+    for number, text in enumerate(networks):
         try:
             ipaddress.ip_network(text, strict=False)
         except ValueError:
-            raise ValueError(f"entry {number} is no address or network in CIDR notation") from None
-    return found
+            raise ValueError(f"entry {number} must be an address or a network in CIDR notation") from None
+    return networks
 
 
 def encode_condition(condition: AddressCondition | None) -> str | None:
-    """For a row; `decode_condition` is its inverse."""
+    """Encode a condition for a database column. `decode_condition` is the inverse."""
     return None if condition is None else msgspec.json.encode(condition).decode()
 
 
@@ -60,7 +60,7 @@ def _networks(texts: tuple[str, ...]) -> tuple[Network, ...]:
     return tuple(ipaddress.ip_network(text, strict=False) for text in texts)
 
 
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def _parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Parse an address; an IPv4-mapped IPv6 address becomes the IPv4 address."""
     try:
         address = ipaddress.ip_address(text)

@@ -1,6 +1,6 @@
-"""What the database says of one credential: the row behind it, and the Principal or refusal that the row comes to.
+"""Database rows of credentials: read a row, and evaluate the row to a Principal or a rejection.
 
-Compares no secret and remembers nothing: that is `token_verifier.py`.
+Compares no secrets and caches nothing; `token_verifier.py` does.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tenants.residency import RegionRule, decode_rule, residency_of
 from tenants.tables import accounts, api_token_epoch, api_tokens, memberships, users
 
 _EPOCH = select(api_token_epoch.c.epoch).scalar_subquery().label("epoch")
-# Whole statements, made once: to make one anew takes as long as to send it.
+# Built once: building a statement takes as long as running it.
 _TOKEN = (
     select(
         api_tokens.c.api_token_id,
@@ -90,7 +90,7 @@ async def read_user(connection: AsyncConnection, email: str) -> RowMapping | Non
     return (await connection.execute(_USER, {"address": email})).mappings().one_or_none()
 
 
-async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Evaluation:
+async def evaluate_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Evaluation:
     """Evaluate the row of a token whose secret was correct."""
     account_id, user_id = row["account_id"], row["user_id"] or ""
     condition, window = decode_condition(row["condition"]), (row["expires_at"], row["not_before"])
@@ -99,12 +99,12 @@ async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: s
         known = (row["api_token_id"], account_id, row["kind"], *window, condition)
         return Evaluation(Refused(row["status"], *known), frozenset(marks))
     terms = row["plan"], row["account_limits"]
-    itself = _Standing(row["account_status"], row["account_region"], row["retention"], *terms)
+    own_account = _AccountState(row["account_status"], row["account_region"], row["retention"], *terms)
     policies = decode_policies(row["policies"])
-    held = await _accounts_of_user(connection, user_id) if user_id else {account_id: itself}
-    marks |= held.keys()
-    narrower = decode_rule(row["region"])
-    grants = {other: _grant(scopes_on(policies, other), it, narrower) for other, it in held.items()}
+    states = await _accounts_of_user(connection, user_id) if user_id else {account_id: own_account}
+    marks |= states.keys()
+    token_region = decode_rule(row["region"])
+    grants = {other: _grant(scopes_on(policies, other), state, token_region) for other, state in states.items()}
     own = grants.pop(account_id, None)
     principal = Principal(
         account_id=account_id,
@@ -118,7 +118,7 @@ async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: s
         condition=condition,
         user_scopes=scopes_anywhere(policies),
         elsewhere={other: grant for other, grant in grants.items() if grant.scopes},
-        account=itself.terms(),
+        account=own_account.terms(),
         limits=row["limits"],
         models=None if row["models"] is None else msgspec.json.decode(row["models"], type=frozenset[str]),
         residency=residency_of(row["account_region"], row["retention"], row["region"]),
@@ -126,24 +126,24 @@ async def judge_token(connection: AsyncConnection, row: RowMapping, lookup_id: s
     return Evaluation(principal, frozenset(marks))
 
 
-async def judge_user(connection: AsyncConnection, row: RowMapping) -> Evaluation:
+async def evaluate_user(connection: AsyncConnection, row: RowMapping) -> Evaluation:
     """Evaluate a user's global key: all scopes on each of the user's accounts."""
     user_id = row["user_id"]
-    held = await _accounts_of_user(connection, user_id)
+    states = await _accounts_of_user(connection, user_id)
     principal = Principal(
         account_id="",
         api_token_id=user_id,
         scopes=frozenset(),
         user_id=user_id,
         user_scopes=ALL_SCOPES,
-        elsewhere={account_id: _grant(ALL_SCOPES, standing) for account_id, standing in held.items()},
+        elsewhere={account_id: _grant(ALL_SCOPES, state) for account_id, state in states.items()},
         has_global_key=True,
     )
-    return Evaluation(principal, frozenset({user_id, *held}))
+    return Evaluation(principal, frozenset({user_id, *states}))
 
 
 @dataclass(frozen=True)
-class _Standing:
+class _AccountState:
     """Values of an account's row that apply to every call on the account."""
 
     status: str
@@ -154,18 +154,17 @@ class _Standing:
     role: Role = "administrator"
 
     def terms(self) -> AccountTerms:
-        """What its calls must know; an older version called what is paid `standard`."""
-        return AccountTerms.of(self.plan, self.limits)
+        return AccountTerms(self.plan, self.limits)
 
 
-def _grant(scopes: frozenset[str], standing: _Standing, narrower: RegionRule | None = None) -> Grant:
-    residency = residency_of(standing.region, standing.retention).narrowed(narrower)
-    return Grant(bounded(scopes, standing.role), standing.status == "blocked", standing.terms(), residency)
+def _grant(scopes: frozenset[str], state: _AccountState, token_region: RegionRule | None = None) -> Grant:
+    residency = residency_of(state.region, state.retention).narrowed(token_region)
+    return Grant(bounded(scopes, state.role), state.status == "blocked", state.terms(), residency)
 
 
-async def _accounts_of_user(connection: AsyncConnection, user_id: str) -> Mapping[str, _Standing]:
+async def _accounts_of_user(connection: AsyncConnection, user_id: str) -> Mapping[str, _AccountState]:
     """Return the state of each account that the user is a member of, by account id."""
     columns = [accounts.c[name] for name in ("account_id", "status", "region", "retention", "plan", "limits")]
     query = select(*columns, memberships.c.role).join(memberships)
     query = query.where(memberships.c.user_id == user_id, accounts.c.deleted_at.is_(None))
-    return {account_id: _Standing(*standing) for account_id, *standing in await connection.execute(query)}
+    return {account_id: _AccountState(*state) for account_id, *state in await connection.execute(query)}

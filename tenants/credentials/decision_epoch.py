@@ -7,14 +7,10 @@ change up to N.
 
 from __future__ import annotations
 
-import contextlib
-
 from sqlalchemy import select, union_all, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database
-from storage.ephemeral import Ephemeral
-from storage.errors import StoreUnavailable
 from tenants.tables import accounts, api_token_epoch, api_tokens, users
 
 CHANNEL = "api-tokens-changed"
@@ -40,10 +36,3 @@ async def changed_since(database: Database, epoch: int) -> tuple[int, list[str]]
         marks = ((api_tokens, api_tokens.c.lookup_id), (accounts, accounts.c.account_id), (users, users.c.user_id))
         query = union_all(*(select(mark.label("mark")).where(table.c.decision_epoch > epoch) for table, mark in marks))
         return now, list((await connection.execute(query)).scalars())
-
-
-async def tell(ephemeral: Ephemeral | None, changed_id: str) -> None:
-    """Publish a hint about a committed change. Verifiers that miss the hint read the new epoch within a second."""
-    if ephemeral is not None:
-        with contextlib.suppress(StoreUnavailable):
-            await ephemeral.publish(CHANNEL, changed_id.encode())

@@ -1,7 +1,6 @@
-"""What an API token may do, and where: policies of permission groups on resources, and the scopes that they come to.
+"""Policies of API tokens: permission groups on resources, and the scopes that they grant. Pure functions.
 
-A resource is one account, or all accounts of the token's holder. Deny beats allow, scope by scope. Pure; knows neither
-rows nor which accounts a holder has.
+A resource is one account, or all accounts of the token's owner. For each scope, deny overrides allow.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _USER = re.compile(r"com\.cloudflare\.api\.user\.([0-9a-f]{32}|\*)")
 
 
 class Policy(Struct, frozen=True):
-    """One policy: permission group ids on resource keys, as they were given."""
+    """One policy: permission group ids on resource keys, as given by the owner."""
 
     id: str
     effect: Literal["allow", "deny"]
@@ -32,7 +31,7 @@ class Policy(Struct, frozen=True):
 
     def covers(self, account_id: str) -> bool:
         """Return True if the policy applies to this account, which belongs to the token's owner."""
-        return any(named in ("*", account_id) for named in self.account_ids())
+        return any(id in ("*", account_id) for id in self.account_ids())
 
     def account_ids(self) -> list[str]:
         """Return the account ids that the policy names; `*` stands for all accounts of the owner."""
@@ -61,7 +60,7 @@ def scopes_anywhere(policies: Iterable[Policy]) -> frozenset[str]:
 
 
 def encode_policies(policies: Iterable[Policy]) -> str:
-    """For a row; `decode_policies` is its inverse."""
+    """Encode policies for a database column. `decode_policies` is the inverse."""
     return msgspec.json.encode(list(policies)).decode()
 
 

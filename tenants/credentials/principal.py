@@ -14,11 +14,11 @@ TokenKind = Literal["user", "account"]
 
 RefusalReason = Literal[
     "malformed",  # not the text of any credential
-    "unknown",  # well-formed, and not one of ours
+    "unknown",  # well-formed, but not issued by this platform
     "expired",
     "revoked",
     "disabled",
-    "not_yet",  # before its starting time
+    "not_yet",  # before its start time
 ]
 
 
@@ -28,11 +28,6 @@ class AccountTerms:
 
     plan: str = "paid"
     limits: str = ""
-
-    @classmethod
-    def of(cls, plan: str, limits: str) -> AccountTerms:
-        """As an account's row says; "standard" is what older rows call the paid plan."""
-        return cls("paid" if plan == "standard" else plan, limits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +42,12 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The holder of an API token or of a global key. A blocked account's tokens still prove who is calling; they open
-    nothing.
+    """The holder of an API token or of a global key. Tokens of a blocked account authenticate but give no access.
 
-    `account_id`, `scopes` and `is_account_blocked` are about the credential's own account, `elsewhere` about others.
-    `user_scopes` is what it opens of the user's own things; `user_id` is "" where the account is its own user.
-    `account` and `limits` say what its calls are held to, `residency` where they may be. `condition` says from where
-    the credential may be used: whoever knows the caller's address judges that.
+    `account_id`, `scopes` and `is_account_blocked` describe the credential's own account, `elsewhere` other accounts.
+    `user_scopes` apply to objects of the user; `user_id` is "" if the account acts as its own user. `account` and
+    `limits` are the limits of calls, `residency` says where calls may run. `condition` names the networks from which
+    the credential may be used; the gateway checks it, because it knows the caller's address.
     """
 
     account_id: str
@@ -69,19 +63,19 @@ class Principal:
     elsewhere: Mapping[str, Grant] = field(default_factory=dict, hash=False)
     has_global_key: bool = False
     account: AccountTerms = AccountTerms()
-    limits: str = ""  # the credential's own
-    models: frozenset[str] | None = None  # the only ones that it may run; None is all
+    limits: str = ""  # of the credential itself
+    models: frozenset[str] | None = None  # models that the credential may run; None for all
     residency: Residency = ANYWHERE
-    is_operator: bool = False  # of the whole platform: its scopes hold on every account
+    is_operator: bool = False  # an operator's scopes apply to every account
 
     @property
     def holder_id(self) -> str:
-        """The user, or the account that is its own user."""
+        """The user id, or the account id if the account acts as its own user."""
         return self.user_id or self.account_id
 
     @property
     def plan(self) -> str:
-        """Of the account."""
+        """The account's plan."""
         return self.account.plan
 
     def accounts(self) -> dict[str, Grant]:

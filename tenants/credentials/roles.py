@@ -25,10 +25,9 @@ _NAMES: dict[Role, str] = {
 
 def parse_role(text: str) -> Role:
     """Parse a role name. Raises ValueError for an unknown role."""
-    for role in ROLES:
-        if role == text:
-            return role
-    raise ValueError(f"a role is one of {', '.join(ROLES)}")
+    if text in ROLES:
+        return text
+    raise ValueError(f"role must be one of {', '.join(ROLES)} (got {text!r})")
 
 
 def shown_role(role: Role) -> str:

@@ -1,4 +1,4 @@
-"""API tokens as their owners manage them over the API: a user's tokens or an account's. A secret is shown once."""
+"""API tokens as their owners manage them over the API: the tokens of a user or of an account."""
 
 from __future__ import annotations
 
@@ -8,18 +8,16 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from sqlalchemy import ColumnElement, and_, func, insert, or_, select, update
-from sqlalchemy.ext.asyncio import AsyncConnection
+from sqlalchemy import ColumnElement, and_, func, or_, select, update
 
 from storage.database import Database, new_id_hex
-from storage.ephemeral import Ephemeral
 from storage.errors import Missing
 from telemetry.clock import SYSTEM_CLOCK, Clock
 from tenants.accounts import checked_name
-from tenants.audit import audit_log as audit
+from tenants.change_context import CLI, ChangeContext
 from tenants.credentials import decision_epoch
 from tenants.credentials.api_token_text import keyed_hash, mint
-from tenants.credentials.api_tokens import SHOWN_COLUMNS, ApiToken, CreatedToken, token_of
+from tenants.credentials.api_tokens import SHOWN_COLUMNS, ApiToken, CreatedToken, insert_token, token_of
 from tenants.credentials.conditions import AddressCondition, encode_condition
 from tenants.credentials.policies import Policy, encode_policies
 from tenants.credentials.principal import TokenKind
@@ -86,37 +84,33 @@ class TokenPage:
 
 
 async def create(
-    database: Database, pepper: bytes, holder: TokenOwner, spec: TokenSpec, *, who: str, clock: Clock = SYSTEM_CLOCK
+    database: Database, pepper: bytes, owner: TokenOwner, spec: TokenSpec, *, context: ChangeContext = CLI
 ) -> CreatedToken:
     """Create a token. Raises ValueError for an invalid name, TooManyTokens."""
-    secret, lookup_id = mint(holder.kind)
-    now = clock.now()
+    now = context.clock.now()
     row: dict[str, Any] = {
         "api_token_id": new_id_hex(),
-        "account_id": holder.account_id,
-        "kind": holder.kind,
-        "user_id": holder.user_id or None,
+        "account_id": owner.account_id,
+        "kind": owner.kind,
+        "user_id": owner.user_id or None,
         "created_at": now,
         "modified_at": now,
         "revoked_at": None,
         **spec.row(),
     }
     async with database.transaction() as connection:
-        # Counted and written in one transaction, whose first statement makes others wait: see decision_epoch.
+        # Raising the epoch locks its row, so that concurrent creations are counted one after the other.
         await decision_epoch.raise_epoch(connection)
-        count = select(func.count()).select_from(api_tokens).where(holder.holds())
-        if (await connection.execute(count)).scalar_one() >= MAX_TOKENS[holder.kind]:
-            raise TooManyTokens(f"at most {MAX_TOKENS[holder.kind]} {holder.kind} tokens")
-        proof = {"lookup_id": lookup_id, "digest": keyed_hash(pepper, secret)}
-        await connection.execute(insert(api_tokens).values(**row, **proof))
-        await _note(connection, now, who, "api_token.create", row)
-    return CreatedToken(token_of(row, now), secret)
+        count = select(func.count()).select_from(api_tokens).where(owner.holds())
+        if (await connection.execute(count)).scalar_one() >= MAX_TOKENS[owner.kind]:
+            raise TooManyTokens(f"a {owner.kind} can have at most {MAX_TOKENS[owner.kind]} API tokens")
+        return await insert_token(connection, pepper, row, context)
 
 
 async def find(
-    database: Database, holder: TokenOwner, api_token_id: str, *, clock: Clock = SYSTEM_CLOCK
+    database: Database, owner: TokenOwner, api_token_id: str, *, clock: Clock = SYSTEM_CLOCK
 ) -> ApiToken | None:
-    query = select(*SHOWN_COLUMNS).where(holder.holds(), api_tokens.c.api_token_id == api_token_id)
+    query = select(*SHOWN_COLUMNS).where(owner.holds(), api_tokens.c.api_token_id == api_token_id)
     async with database.connection() as connection:
         row = (await connection.execute(query)).mappings().one_or_none()
     return None if row is None else token_of(row, clock.now())
@@ -124,7 +118,7 @@ async def find(
 
 async def page(
     database: Database,
-    holder: TokenOwner,
+    owner: TokenOwner,
     *,
     page: int,
     per_page: int,
@@ -133,7 +127,7 @@ async def page(
     clock: Clock = SYSTEM_CLOCK,
 ) -> TokenPage:
     """Return one page of tokens, oldest first unless `is_descending`; empty past the end. Pages count from 1."""
-    now, wanted = clock.now(), holder.holds()
+    now, wanted = clock.now(), owner.holds()
     if not has_expired:
         wanted = and_(wanted, or_(api_tokens.c.expires_at.is_(None), api_tokens.c.expires_at > now))
     order = (api_tokens.c.created_at, api_tokens.c.api_token_id)
@@ -145,80 +139,51 @@ async def page(
 
 
 async def replace(
-    database: Database,
-    holder: TokenOwner,
-    api_token_id: str,
-    spec: TokenSpec,
-    *,
-    who: str,
-    ephemeral: Ephemeral | None = None,
-    clock: Clock = SYSTEM_CLOCK,
+    database: Database, owner: TokenOwner, api_token_id: str, spec: TokenSpec, *, context: ChangeContext = CLI
 ) -> ApiToken:
     """Replace all properties of a token; effective everywhere within seconds. Raises Missing, ValueError for an
     invalid name."""
-    values = spec.row() | {"modified_at": clock.now()}
-    return await _change(database, holder, api_token_id, values, "api_token.update", who, ephemeral, clock)
+    values = spec.row() | {"modified_at": context.clock.now()}
+    return await _change(database, owner, api_token_id, values, "api_token.update", context)
 
 
 async def roll(
-    database: Database,
-    pepper: bytes,
-    holder: TokenOwner,
-    api_token_id: str,
-    *,
-    who: str,
-    ephemeral: Ephemeral | None = None,
-    clock: Clock = SYSTEM_CLOCK,
+    database: Database, pepper: bytes, owner: TokenOwner, api_token_id: str, *, context: ChangeContext = CLI
 ) -> str:
     """Replace a token's secret; the old secret is rejected within seconds. Raises Missing."""
-    query = select(api_tokens.c.lookup_id).where(holder.holds(), api_tokens.c.api_token_id == api_token_id)
+    query = select(api_tokens.c.lookup_id).where(owner.holds(), api_tokens.c.api_token_id == api_token_id)
     async with database.connection() as connection:
         lookup_id = (await connection.execute(query)).scalar_one_or_none()
     if lookup_id is None:
         raise Missing(f"API token {api_token_id}")
-    # The lookup id stays: it is how verifiers find what they remember of the old secret.
-    secret, _ = mint(holder.kind, lookup_id)
-    values = {"digest": keyed_hash(pepper, secret), "modified_at": clock.now()}
-    await _change(database, holder, api_token_id, values, "api_token.roll", who, ephemeral, clock)
+    # The lookup id stays the same: verifiers use it to find their cached result of the old secret.
+    secret, _ = mint(owner.kind, lookup_id)
+    values = {"digest": keyed_hash(pepper, secret), "modified_at": context.clock.now()}
+    await _change(database, owner, api_token_id, values, "api_token.roll", context)
     return secret
 
 
-async def delete(
-    database: Database,
-    holder: TokenOwner,
-    api_token_id: str,
-    *,
-    who: str,
-    ephemeral: Ephemeral | None = None,
-    clock: Clock = SYSTEM_CLOCK,
-) -> None:
-    """Revoke a token for good; it is rejected everywhere within seconds. Raises Missing."""
-    values = {"status": "revoked", "revoked_at": clock.now()}
-    await _change(database, holder, api_token_id, values, "api_token.revoke", who, ephemeral, clock)
+async def delete(database: Database, owner: TokenOwner, api_token_id: str, *, context: ChangeContext = CLI) -> None:
+    """Revoke a token permanently; it is rejected everywhere within seconds. Raises Missing."""
+    values = {"status": "revoked", "revoked_at": context.clock.now()}
+    await _change(database, owner, api_token_id, values, "api_token.revoke", context)
 
 
 async def _change(
     database: Database,
-    holder: TokenOwner,
+    owner: TokenOwner,
     api_token_id: str,
     values: Mapping[str, object],
     action: str,
-    who: str,
-    ephemeral: Ephemeral | None,
-    clock: Clock,
+    context: ChangeContext,
 ) -> ApiToken:
-    this = and_(holder.holds(), api_tokens.c.api_token_id == api_token_id)
+    this = and_(owner.holds(), api_tokens.c.api_token_id == api_token_id)
     async with database.transaction() as connection:
         epoch = await decision_epoch.raise_epoch(connection)
         changed = update(api_tokens).where(this).values(**values, decision_epoch=epoch).returning(*SHOWN_COLUMNS)
         row = (await connection.execute(changed)).mappings().one_or_none()
         if row is None:
             raise Missing(f"API token {api_token_id}")
-        await _note(connection, clock.now(), who, action, row)
-    await decision_epoch.tell(ephemeral, api_token_id)
-    return token_of(row, clock.now())
-
-
-async def _note(connection: AsyncConnection, at: datetime, who: str, action: str, row: Mapping[Any, Any]) -> None:
-    ids = {"account_id": row["account_id"], "subject_id": row["api_token_id"]}
-    await audit.append(connection, at=at, who=who, action=action, **ids)
+        await context.record(connection, action, row["account_id"], api_token_id)
+    await context.notify(api_token_id)
+    return token_of(row, context.clock.now())

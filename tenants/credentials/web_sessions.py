@@ -65,8 +65,8 @@ class WebSessions:
         """Return the cookie's session and extend the session's idle time. Returns None if there is no such session.
         Raises StoreUnavailable."""
         id_ = self._id_in(cookie)
-        sealed = None if id_ is None else await self._ephemeral.get(self._place(id_))
-        stored = None if id_ is None or sealed is None else self._opened(id_, sealed)
+        signed_content = None if id_ is None else await self._ephemeral.get(self._redis_key(id_))
+        stored = None if id_ is None or signed_content is None else self._opened(id_, signed_content)
         if id_ is None or stored is None:
             return None
         now_s = self._now_s()
@@ -81,7 +81,7 @@ class WebSessions:
         """End the session. Raises StoreUnavailable."""
         id_ = self._id_in(cookie)
         if id_ is not None:
-            await self._ephemeral.delete(self._place(id_))
+            await self._ephemeral.delete(self._redis_key(id_))
 
     def _id_in(self, cookie: str) -> str | None:
         match = _COOKIE.fullmatch(cookie)
@@ -91,17 +91,17 @@ class WebSessions:
 
     async def _write(self, id_: str, stored: _Stored) -> None:
         content = msgspec.json.encode(stored)
-        signed = self._signature(f"content {self._place(id_)}", content.decode()).encode() + content
-        await self._ephemeral.set(self._place(id_), signed, IDLE_S)
+        signed = self._signature(f"content {self._redis_key(id_)}", content.decode()).encode() + content
+        await self._ephemeral.set(self._redis_key(id_), signed, IDLE_S)
 
-    def _opened(self, id_: str, sealed: bytes) -> _Stored | None:
-        signature, content = sealed[:64], sealed[64:]
-        expected = self._signature(f"content {self._place(id_)}", content.decode("utf-8", "replace"))
+    def _opened(self, id_: str, signed_content: bytes) -> _Stored | None:
+        signature, content = signed_content[:64], signed_content[64:]
+        expected = self._signature(f"content {self._redis_key(id_)}", content.decode("utf-8", "replace"))
         if not hmac.compare_digest(signature, expected.encode()):
             return None
         return msgspec.json.decode(content, type=_Stored)
 
-    def _place(self, id_: str) -> str:
+    def _redis_key(self, id_: str) -> str:
         return _PREFIX + hashlib.sha256(id_.encode()).hexdigest()
 
     def _signature(self, use: str, text: str) -> str:

@@ -20,7 +20,7 @@ from storage.errors import StoreError
 from tenants.tables import accounts, batch_chunks, batch_results, batch_shares, batch_webhooks, batches
 from tenants.usage.usage_entries import UsageEntry, write_within
 
-MAX_EXPIRED = 50  # batches let go of in one transaction
+MAX_EXPIRED = 50  # batches deleted in one transaction
 
 ChunkKey = tuple[str, int]
 """A chunk: its batch id and the number of its first request."""

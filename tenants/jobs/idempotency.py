@@ -1,4 +1,4 @@
-"""Idempotency keys in the database: who is working on a request, and the stored response until it expires.
+"""Idempotency keys in the database: the gateway that works on a request, and the stored response until it expires.
 
 The gateway that works on a request leases its key. After the lease expires, the next request takes over under the
 request id of the first, so there is one usage entry. A rejected request leaves no row. Responses are sealed bytes.
@@ -16,7 +16,7 @@ from sqlalchemy import ColumnElement, and_, delete, insert, select, update
 from storage.database import Database, insert_new
 from tenants.tables import idempotency_keys
 
-MAX_EXPIRED = 1000  # keys let go of in one transaction
+MAX_EXPIRED = 1000  # keys deleted in one transaction
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Claimed:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The request was answered before; `answer` is the stored response."""
+class Completed:
+    """The request has a stored response, `answer`."""
 
     answer: bytes
 
@@ -53,7 +53,7 @@ class InUse:
 
 async def take(
     database: Database, keyed: Keyed, owner: str, request_id: str, now: datetime, *, lease_s: float, ttl_s: float
-) -> Claimed | Kept | InUse:
+) -> Claimed | Completed | InUse:
     """Lease a key, or return why that is not possible. Raises StoreUnavailable."""
     fresh = {
         "fingerprint": keyed.fingerprint,
@@ -63,21 +63,21 @@ async def take(
         "answer": None,
         "expires_at": now + timedelta(seconds=ttl_s),
     }
-    place: dict[str, Any] = {"account_id": keyed.account_id, "key_hash": keyed.key_hash}
+    key: dict[str, Any] = {"account_id": keyed.account_id, "key_hash": keyed.key_hash}
     async with database.transaction() as connection:
-        new = insert_new(idempotency_keys, database.dialect, key=tuple(place)).returning(idempotency_keys.c.key_hash)
-        if (await connection.execute(new, [place | fresh])).first() is not None:
+        new = insert_new(idempotency_keys, database.dialect, key=tuple(key)).returning(idempotency_keys.c.key_hash)
+        if (await connection.execute(new, [key | fresh])).first() is not None:
             return Claimed(keyed, owner, request_id)
         found = select(idempotency_keys).where(_at(keyed)).with_for_update()
         row = (await connection.execute(found)).mappings().first()
-        if row is None:  # given up by its owner this very moment
-            await connection.execute(insert(idempotency_keys).values(**place, **fresh))
+        if row is None:  # deleted by its owner meanwhile
+            await connection.execute(insert(idempotency_keys).values(**key, **fresh))
             return Claimed(keyed, owner, request_id)
         if row["expires_at"] > now:
             if row["fingerprint"] != keyed.fingerprint:
                 return InUse(is_other=True)
             if row["answer"] is not None:
-                return Kept(row["answer"])
+                return Completed(row["answer"])
             if row["leased_until"] > now:
                 return InUse(is_other=False)
             fresh["request_id"] = row["request_id"]

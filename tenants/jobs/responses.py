@@ -11,11 +11,11 @@ from sqlalchemy import delete, insert, select
 from storage.database import Database
 from tenants.tables import responses
 
-MAX_EXPIRED = 200  # let go of in one transaction
+MAX_EXPIRED = 200  # responses deleted in one transaction
 
 
 @dataclass(frozen=True)
-class Kept:
+class ResponseRow:
     """One stored response. `turns` is None until the response is finished."""
 
     response_id: str
@@ -25,23 +25,23 @@ class Kept:
     turns: bytes | None
 
 
-async def keep(database: Database, kept: Sequence[Kept]) -> None:
+async def keep(database: Database, rows: Sequence[ResponseRow]) -> None:
     """Store responses, replacing those with the same ids. Raises StoreUnavailable."""
-    rows = list({each.response_id: vars(each) for each in kept}.values())
+    values = list({row.response_id: vars(row) for row in rows}.values())
     async with database.transaction() as connection:
         await connection.execute(
-            delete(responses).where(responses.c.response_id.in_([row["response_id"] for row in rows]))
+            delete(responses).where(responses.c.response_id.in_([row["response_id"] for row in values]))
         )
-        await connection.execute(insert(responses), rows)
+        await connection.execute(insert(responses), values)
 
 
-async def find(database: Database, account_id: str, response_id: str, now: datetime) -> Kept | None:
+async def find(database: Database, account_id: str, response_id: str, now: datetime) -> ResponseRow | None:
     """Return the account's stored response, or None. Raises StoreUnavailable."""
     row = responses.c
     query = select(responses).where(row.response_id == response_id, row.account_id == account_id, row.expires_at > now)
     async with database.connection() as connection:
         found = (await connection.execute(query)).mappings().first()
-    return None if found is None else Kept(**found)
+    return None if found is None else ResponseRow(**found)
 
 
 async def remove(database: Database, account_id: str, response_id: str) -> None:

@@ -35,7 +35,7 @@ class WebhookKey:
         return hmac.digest(platform_secret, text.encode(), "sha256")[:SECRET_BYTES]
 
 
-async def replace(database: Database, account_id: str, now: datetime, *, overlap_s: float, who: str) -> WebhookKey:
+async def replace(database: Database, account_id: str, now: datetime, *, overlap_s: float, actor: str) -> WebhookKey:
     """Create a new key. The previous key keeps signing for `overlap_s`; older keys are deleted. Raises
     StoreUnavailable."""
     made = WebhookKey(uuid7(), account_id, now, None)
@@ -48,17 +48,17 @@ async def replace(database: Database, account_id: str, now: datetime, *, overlap
         else:
             await connection.execute(delete(webhook_keys).where(key.account_id == account_id))
         await connection.execute(insert(webhook_keys).values(**vars(made)))
-        await _note(connection, made, "webhook_key.replace", now, who)
+        await _note(connection, made, "webhook_key.replace", now, actor)
     return made
 
 
-async def remove(database: Database, account_id: str, now: datetime, *, who: str) -> bool:
+async def remove(database: Database, account_id: str, now: datetime, *, actor: str) -> bool:
     """Delete all keys of the account; return True if there were any. Raises StoreUnavailable."""
     gone = delete(webhook_keys).where(webhook_keys.c.account_id == account_id).returning(*webhook_keys.c)
     async with database.transaction() as connection:
         rows = (await connection.execute(gone)).mappings().all()
         for row in rows[:1]:
-            await _note(connection, WebhookKey(**row), "webhook_key.remove", now, who)
+            await _note(connection, WebhookKey(**row), "webhook_key.remove", now, actor)
     return bool(rows)
 
 
@@ -73,5 +73,5 @@ async def signing(database: Database, account_id: str, now: datetime) -> list[We
     return [WebhookKey(**row) for row in rows]
 
 
-async def _note(connection: AsyncConnection, key: WebhookKey, action: str, now: datetime, who: str) -> None:
-    await audit.append(connection, at=now, who=who, action=action, account_id=key.account_id, subject_id=key.key_id)
+async def _note(connection: AsyncConnection, key: WebhookKey, action: str, now: datetime, actor: str) -> None:
+    await audit.append(connection, at=now, actor=actor, action=action, account_id=key.account_id, subject_id=key.key_id)

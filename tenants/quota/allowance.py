@@ -19,9 +19,11 @@ from storage.database import Database
 from storage.errors import StoreUnavailable
 from telemetry import metrics
 from telemetry.clock import Clock
+from tenants.credentials.principal import Principal
 from tenants.quota import budgets
 from tenants.quota.budgets import WHOLE_ACCOUNT, Alert, MonthlyBudget
 from tenants.quota.quota_days import QuotaCalendar
+from tenants.quota.quota_plan import Budget
 from tenants.usage import usage_sums
 
 _log = logging.getLogger(__name__)
@@ -30,39 +32,12 @@ FREE_PLAN = "free"
 ALLOWANCE, ACCOUNT_BUDGET, TOKEN_BUDGET = "allowance", "account budget", "token budget"
 TRUE_UP_S = 5.0
 ALERTS_S = 30.0
-_SEEN_FOR_S = 120.0
-_MAX_SEEN = 20_000
-_REMEMBERED_S = 1.0
+_RECENT_S = 120.0
+_MAX_RECENT = 20_000
+_CACHE_S = 1.0
 _ACCOUNTS_AT_A_TIME = 200
 _DAY_TTL_S = 2 * 86_400.0
 _MONTH_TTL_S = 33 * 86_400.0
-
-
-class Caller(Protocol):
-    """The properties of a principal that budgets depend on."""
-
-    @property
-    def account_id(self) -> str: ...
-    @property
-    def api_token_id(self) -> str: ...
-    @property
-    def plan(self) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """`limit` micro-neurons for an account or one of its API tokens, from `since` until before `until`. Counted under
-    `key`; calls are rejected while it cannot be counted."""
-
-    key: str
-    name: str
-    limit: int
-    account_id: str
-    api_token_id: str
-    since: datetime
-    until: datetime
-    ttl_s: float
-    requires_redis: bool = True
 
 
 class Counts(Protocol):
@@ -94,32 +69,31 @@ class Allowance:
         self._micro_neurons_for = micro_neurons_for
         self._flush = flush
         self._budgets: dict[tuple[str, str], list[MonthlyBudget]] = {}  # by account and API token
-        self._seen: dict[Budget, float] = {}  # -> monotonic time of the last use
+        self._recent: dict[Budget, float] = {}  # -> monotonic time of the last use
         self._refreshing = asyncio.Lock()
-        self._held: dict[
-            tuple[str, str], tuple[float, tuple[Budget, ...]]
-        ] = {}  # cache by account and token: expiry, budgets
+        # Expiry and budgets, by account and API token.
+        self._cache: dict[tuple[str, str], tuple[float, tuple[Budget, ...]]] = {}
 
-    def of(self, caller: Caller) -> tuple[Budget, ...]:
+    def of(self, caller: Principal) -> tuple[Budget, ...]:
         """Return the budgets that apply to a caller's call, from memory."""
         is_free = caller.plan == FREE_PLAN
         if not is_free and not self._budgets:
             return ()
         now_s = self._clock.monotonic_s()
         owner = (caller.account_id, caller.api_token_id)
-        known = self._held.get(owner)
+        known = self._cache.get(owner)
         if known is not None and known[0] > now_s:
             return known[1]
-        held = self._find(caller, is_free=is_free)
-        for each in held:
-            if each in self._seen or len(self._seen) < _MAX_SEEN:
-                self._seen[each] = now_s
-        if len(self._held) >= _MAX_SEEN:
-            self._held.clear()
-        self._held[owner] = (now_s + _REMEMBERED_S, held)
-        return held
+        budgets = self._find(caller, is_free=is_free)
+        for each in budgets:
+            if each in self._recent or len(self._recent) < _MAX_RECENT:
+                self._recent[each] = now_s
+        if len(self._cache) >= _MAX_RECENT:
+            self._cache.clear()
+        self._cache[owner] = (now_s + _CACHE_S, budgets)
+        return budgets
 
-    def _find(self, caller: Caller, *, is_free: bool) -> tuple[Budget, ...]:
+    def _find(self, caller: Principal, *, is_free: bool) -> tuple[Budget, ...]:
         day = self._days.day()
         found = [self._free_day(caller.account_id, day)] if is_free else []
         month = None
@@ -153,25 +127,25 @@ class Allowance:
                     alerts_at_s = self._clock.monotonic_s() + ALERTS_S
                     await self.alert()
             except StoreUnavailable as error:
-                _log.warning("allowances are not compared with the ledger now", extra={"reason": str(error)})
+                _log.warning("allowances cannot be compared with the ledger", extra={"reason": str(error)})
             await asyncio.sleep(TRUE_UP_S)
 
     async def refresh(self) -> None:
         """Read all budgets. Raises StoreUnavailable."""
-        async with self._refreshing:  # an older read that ends later must not replace a newer one
+        async with self._refreshing:  # keeps an older read from replacing a newer one
             found: dict[tuple[str, str], list[MonthlyBudget]] = {}
             for budget in await budgets.list_all(self._database):
                 found.setdefault((budget.account_id, budget.api_token_id), []).append(budget)
             self._budgets = found
-            self._held.clear()
+            self._cache.clear()
 
     async def true_up(self, counts: Counts) -> None:
         """Raise every count that is below the ledger's value. Raises StoreUnavailable."""
         now_s = self._clock.monotonic_s()
-        for budget in [each for each, seen_s in self._seen.items() if now_s - seen_s > _SEEN_FOR_S]:
-            del self._seen[budget]
+        for budget in [each for each, used_s in self._recent.items() if now_s - used_s > _RECENT_S]:
+            del self._recent[budget]
         spans: dict[tuple[datetime, datetime], list[Budget]] = {}
-        for budget in self._seen:
+        for budget in self._recent:
             spans.setdefault((budget.since, budget.until), []).append(budget)
         for (since, until), held in spans.items():
             account_ids = sorted({budget.account_id for budget in held})
@@ -198,7 +172,9 @@ class Allowance:
                         alerts += [alert for budget in held for alert in self._alerts_of(budget, found, since, until)]
         for alert in await budgets.raise_alerts(self._database, alerts):
             metrics.BUDGET_ALERTS.inc()
-            _log.warning("a budget was passed", extra={"account_id": alert.account_id, "percent": alert.percent})
+            _log.warning(
+                "a budget threshold was passed", extra={"account_id": alert.account_id, "percent": alert.percent}
+            )
 
     def _alerts_of(
         self, budget: MonthlyBudget, found: Mapping[tuple[str, str], int], since: datetime, until: datetime
@@ -260,6 +236,16 @@ class Forecast:
     expected: int
     expected_beyond_free: int
     days_left: float
+
+
+async def read_forecast(
+    database: Database, account: usage_sums.Filter, now: datetime, free_per_day: int = 0
+) -> Forecast:
+    """Forecast the usage of this month. `free_per_day` are the free micro-neurons. Raises StoreUnavailable."""
+    first, _ = usage_sums.month_of(now)
+    since, until = min(first, now - timedelta(days=7)), now + timedelta(days=1)
+    totals = await usage_sums.total(database, account, since, until, "day")
+    return forecast({total.key: total.micro_neurons for total in totals}, now, free_per_day)
 
 
 def forecast(by_day: Mapping[str, int], now: datetime, free_per_day: int) -> Forecast:

@@ -12,12 +12,10 @@ from datetime import datetime
 from typing import Literal
 
 from sqlalchemy import delete, func, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database, insert_new, insert_replacing
 from storage.errors import Conflict
-from telemetry.clock import SYSTEM_CLOCK, Clock
-from tenants.audit import audit_log as audit
+from tenants.change_context import CLI, ChangeContext
 from tenants.tables import budget_alerts, budgets
 
 Unit = Literal["neurons", "usd"]
@@ -44,7 +42,7 @@ class MonthlyBudget:
         if self.unit not in ("neurons", "usd"):
             raise ValueError("unit must be neurons or usd")
         if not 0 < self.micro_amount <= MAX_MICRO_AMOUNT:
-            raise ValueError("amount must be above 0, and 1000000000 at most")
+            raise ValueError("amount must be greater than 0 and at most 1000000000")
         percents = self.alert_percents
         if len(percents) > _MAX_ALERTS or not all(1 <= percent <= 1000 for percent in percents):
             raise ValueError("alert_percents must be at most 10 numbers from 1 to 1000")
@@ -64,27 +62,28 @@ class Alert:
     at: datetime
 
 
-async def put(database: Database, budget: MonthlyBudget, *, who: str, clock: Clock = SYSTEM_CLOCK) -> None:
+async def put(database: Database, budget: MonthlyBudget, *, context: ChangeContext = CLI) -> None:
     """Set a budget, replacing one of the same account, token and unit. Raises Conflict if the account has too many."""
     values = {name: getattr(budget, name) for name in ("account_id", "api_token_id", "unit", "micro_amount", "refuses")}
-    values |= {"alert_percents": ",".join(map(str, budget.alert_percents)), "modified_at": clock.now()}
+    values |= {"alert_percents": ",".join(map(str, budget.alert_percents)), "modified_at": context.clock.now()}
     async with database.transaction() as connection:
         others = select(func.count()).where(budgets.c.account_id == budget.account_id)
         if (await connection.execute(others)).scalar_one() > MAX_BUDGETS:
-            raise Conflict(f"an account has at most {MAX_BUDGETS} budgets")
+            raise Conflict(f"an account can have at most {MAX_BUDGETS} budgets")
         await connection.execute(insert_replacing(budgets, database.dialect), [values])
-        await _note(connection, "budget.set", budget.account_id, budget.api_token_id, who, clock)
+        subject_id = budget.api_token_id or budget.account_id
+        await context.record(connection, "budget.set", budget.account_id, subject_id)
 
 
 async def remove(
-    database: Database, account_id: str, api_token_id: str, unit: str, *, who: str, clock: Clock = SYSTEM_CLOCK
+    database: Database, account_id: str, api_token_id: str, unit: str, *, context: ChangeContext = CLI
 ) -> bool:
     """Remove a budget; return True if it existed."""
     is_this = (budgets.c.account_id == account_id) & (budgets.c.api_token_id == api_token_id) & (budgets.c.unit == unit)
     async with database.transaction() as connection:
         found = (await connection.execute(delete(budgets).where(is_this))).rowcount > 0
         if found:
-            await _note(connection, "budget.remove", account_id, api_token_id, who, clock)
+            await context.record(connection, "budget.remove", account_id, api_token_id or account_id)
     return found
 
 
@@ -127,10 +126,3 @@ def _id_of(alert: Alert) -> str:
 
 def _percents(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",") if part)
-
-
-async def _note(
-    connection: AsyncConnection, action: str, account_id: str, subject: str, who: str, clock: Clock
-) -> None:
-    ids = {"account_id": account_id, "subject_id": subject or account_id}
-    await audit.append(connection, at=clock.now(), who=who, action=action, **ids)

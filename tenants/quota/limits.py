@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, cast
 
+from telemetry.bounded_cache import BoundedCache
 from tenants.credentials.principal import Principal
 
 Unit = Literal["requests", "tokens", "calls", "waiting"]
 Kind = Literal["r", "t", "c", "b"]  # the kinds of `quota_script.py`
 
 MAX_RULES = 200
-_MAX_REMEMBERED = 20_000
+_MAX_CACHED = 20_000
 MAX_TEXT = 8192
 
 # The limits of Workers AI: per minute, account and task; per model where it has its own; and per API token in five
@@ -67,7 +68,7 @@ class Rule:
 
 
 Rules = Mapping[str, Rule]
-_AT_ONCE = ("calls", "waiting")
+_CONCURRENT = ("calls", "waiting")
 
 
 def parse_rules(text: str) -> dict[str, Rule]:
@@ -75,7 +76,7 @@ def parse_rules(text: str) -> dict[str, Rule]:
     without `.requests`. Raises ValueError."""
     found: dict[str, Rule] = {}
     if len(text) > MAX_TEXT:
-        raise ValueError(f"rules are at most {MAX_TEXT} characters")
+        raise ValueError(f"rules must have at most {MAX_TEXT} characters (got {len(text)})")
     for item in text.split(","):
         if not item.strip():
             continue
@@ -83,13 +84,13 @@ def parse_rules(text: str) -> dict[str, Rule]:
             found |= parse_rules(CONTRACT)
             continue
         match = _RULE.fullmatch(item.strip())
-        if match is None or (match["unit"] in _AT_ONCE) == bool(match["window_s"]):
+        if match is None or (match["unit"] in _CONCURRENT) == bool(match["window_s"]):
             raise ValueError(FORM)
         plan, unit = match["plan"] or "", cast(Unit, match["unit"] or "requests")
         rule = Rule(match["subject"], unit, int(match["count"]), int(match["window_s"] or 0), plan)
         found[f"{plan}:{rule.name}" if plan else rule.name] = rule
     if len(found) > MAX_RULES:
-        raise ValueError(f"at most {MAX_RULES} rules")
+        raise ValueError(f"must have at most {MAX_RULES} rules (got {len(found)})")
     return found
 
 
@@ -98,7 +99,7 @@ def parse_own(text: str) -> Rules:
     """Parse the rules of an account or API token. Raises ValueError."""
     rules = parse_rules(text)
     if any(rule.plan for rule in rules.values()):
-        raise ValueError("an account's or an API token's own rules name no plan")
+        raise ValueError("rules of an account or API token must not name a plan")
     return rules
 
 
@@ -121,9 +122,7 @@ class Item:
     key: str
     limit: int
     span_ms: int = 0
-    requires_redis: bool = (
-        False  # rejects calls while Redis is unavailable; other limits are then enforced by local shares
-    )
+    requires_redis: bool = False  # True for budgets, whose calls are rejected while Redis is unavailable
     ends_at_first_output: bool = False  # for kind `c`: released at the call's first output
 
 
@@ -155,7 +154,7 @@ class Limits:
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
-        self._items: dict[tuple[str, ...], tuple[Item, ...]] = {}
+        self._items: BoundedCache[tuple[str, ...], tuple[Item, ...]] = BoundedCache(_MAX_CACHED)
 
     def items(self, principal: Principal, task: str = "", model: str = "") -> tuple[Item, ...]:
         """Return the items that apply to a principal's call; without a task, to a request that runs no model."""
@@ -166,8 +165,7 @@ class Limits:
         key = (*owners, account.plan, account.limits, principal.limits)
         found = self._items.get(key)
         if found is None:
-            if len(self._items) >= _MAX_REMEMBERED:
-                self._items.clear()
             rules = in_force(self._rules, account.plan, parse_own(account.limits), parse_own(principal.limits))
-            found = self._items[key] = items_of(rules, *owners)
+            found = items_of(rules, *owners)
+            self._items.put(key, found)
         return found

@@ -43,14 +43,14 @@ class LocalQuota:
         self._calls: dict[str, int] = {}
         self._prune_at = _PRUNE_ABOVE
 
-    def saw(self, item: Item, taken: int, ends_s: float, now_s: float) -> None:
+    def record(self, item: Item, taken: int, ends_s: float, now_s: float) -> None:
         """Remember the state of a window that Redis reported."""
         found = self.seen.get(item.key)
         if found is None:
             self.seen[item.key] = Seen(item, taken, ends_s)
             if len(self.seen) > self._prune_at:
                 self.forget_ended(now_s)
-        elif taken > found.taken or ends_s > found.ends_s + 0.5:  # answers of one window may come out of order
+        elif taken > found.taken or ends_s > found.ends_s + 0.5:  # replies about one window may arrive out of order
             found.item, found.taken, found.ends_s = item, taken, ends_s
 
     def forget_ended(self, now_s: float) -> None:
@@ -80,15 +80,15 @@ class LocalQuota:
     def take(self, items: Sequence[Item], tokens: int, now_s: float) -> tuple[Item, float] | None:
         """Take one call's quota from this gateway's shares, or return the rejecting item and the seconds to wait."""
         shares = {item.key: self._share(item, now_s) for item in items if item.kind in "rt"}
-        refusing: list[tuple[float, Item]] = []
+        exceeded: list[tuple[float, Item]] = []
         for item in items:
             if item.kind == "c" and self._calls.get(item.key, 0) >= max(1, item.limit // self.num_gateways):
-                refusing.append((1.0, item))
+                exceeded.append((1.0, item))
             share = shares.get(item.key)
             if share is not None and share.used + _cost(item, tokens, share.size) > share.size:
-                refusing.append((share.ends_s - now_s, item))
-        if refusing:
-            wait_s, item = max(refusing, key=lambda entry: entry[0])
+                exceeded.append((share.ends_s - now_s, item))
+        if exceeded:
+            wait_s, item = max(exceeded, key=lambda entry: entry[0])
             return item, wait_s
         for item in items:
             share = shares.get(item.key)
@@ -96,7 +96,7 @@ class LocalQuota:
                 share.used += _cost(item, tokens, share.size)
         return None
 
-    def standing(self, item: Item, now_s: float) -> tuple[int, float]:
+    def state_of(self, item: Item, now_s: float) -> tuple[int, float]:
         """Return how much of the whole limit counts as used, and the seconds until the window ends."""
         share = self._share(item, now_s)
         return item.limit - (share.size - share.used), share.ends_s - now_s

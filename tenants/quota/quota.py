@@ -12,45 +12,38 @@ import asyncio
 import contextlib
 import logging
 import math
-import time
 import uuid
-from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
-from storage.redis_link import CommandRefused, RedisLink, Reply, Sender, command, raise_refused
+from storage.redis_link import CommandRefused, RedisLink, Reply, Sender, command, raise_if_refused
 from telemetry import metrics
+from telemetry.bounded_cache import BoundedCache
 from tenants.quota import quota_script as script
+from tenants.quota.gateway_presence import GatewayPresence
 from tenants.quota.limits import Item
 from tenants.quota.local_quota import LocalQuota
 from tenants.quota.pace import ReleasePace
 from tenants.quota.quota_plan import NO_PLAN, Budget, Plan, QuotaExceeded, Reservation, WindowStatus
+from tenants.quota.unreported_calls import Settlement, UnreportedCalls
 
 log = logging.getLogger(__name__)
 
 FLUSH_S = 0.010
-PRESENCE_S = 1.0
-PRESENCE_TTL_S = 5.0
-MAX_CLOCKS_APART_S = 30.0
 LEASE_MARGIN_S = 10.0  # time that a call may exceed its deadline before its lease expires
-MAX_UNREPORTED = 10_000  # calls of an outage that are told to Redis afterwards; the windows of older ones are over
-MAX_REMEMBERED_S = 1.0  # a refusal is repeated without asking again
+MAX_REJECTION_CACHE_S = 1.0  # a call that was rejected is rejected again without asking Redis
 MAX_PLANS = 20_000
 _MAX_TRIES = 4
-_KIND = "gateways"
 
 
 class Budgets(Protocol):
     """The source of what accounts have used of their budgets: the usage ledger."""
 
-    async def used(self, budget: Any) -> int:
+    async def used(self, budget: Budget) -> int:
         """Return the micro-neurons used of a budget. Raises StoreUnavailable."""
         ...
-
-
-_Settlement = tuple[Reservation, int, int]
 
 
 class Quota:
@@ -67,24 +60,21 @@ class Quota:
         budgets: Budgets | None = None,
     ) -> None:
         self._link = RedisLink(url, timeout_s=timeout_s, on_open=self._on_redis_recovered)
-        self._ephemeral = ephemeral
         self._lease_ms = round(lease_s * 1000)
         self._budgets = budgets
         self._loop = asyncio.get_running_loop()
         self._local = LocalQuota()
+        self._presence = GatewayPresence(ephemeral, self._local)
         self._pace = ReleasePace()
         self._epoch = ""
         self._adopting = asyncio.Lock()
         self._running: dict[str, Reservation] = {}
-        self._settling: list[_Settlement] = []
+        self._settling: list[Settlement] = []
         self._pipelined: list[bytes] = []
         self._flush_timer: asyncio.TimerHandle | None = None
-        self._unreported: deque[tuple[Reservation, float]] = deque(maxlen=MAX_UNREPORTED)
-        self._unreported_settlements: deque[_Settlement] = deque(maxlen=MAX_UNREPORTED)
-        self._plans: dict[tuple[str, tuple[Item, ...], tuple[Budget, ...]], Plan] = {}
+        self._unreported = UnreportedCalls()
+        self._plans: BoundedCache[tuple[str, tuple[Item, ...], tuple[Budget, ...]], Plan] = BoundedCache(MAX_PLANS)
         self._seeding_tasks: dict[str, asyncio.Task[None]] = {}
-        self._id = uuid.uuid4().hex
-        self._is_clock_off = False
 
     def plan(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> Plan:
         """Return the plan for these items; the same object for the same arguments."""
@@ -93,66 +83,65 @@ class Quota:
         key = (account_id, items, budgets)
         found = self._plans.get(key)
         if found is None:
-            if len(self._plans) >= MAX_PLANS:
-                self._plans.clear()
-            found = self._plans[key] = Plan(account_id, items, budgets)
+            found = Plan(account_id, items, budgets)
+            self._plans.put(key, found)
         return found
 
-    async def enter(self, plan: Plan, op: str, *, tokens: int = 0, micro_neurons: int = 0) -> Reservation:
+    async def reserve(self, plan: Plan, op: str, *, tokens: int = 0, micro_neurons: int = 0) -> Reservation:
         """Reserve quota for a call in every window, concurrency limit and budget that applies to it.
 
         Raises QuotaExceeded, or StoreUnavailable if Redis is unavailable and a budget requires Redis.
         """
-        entered = Reservation(plan, op, tokens, micro_neurons)
+        reservation = Reservation(plan, op, tokens, micro_neurons)
         if not plan.items:
-            return entered
+            return reservation
         self._raise_cached_refusal(plan)
-        untold = self._settling
+        unreported = self._settling
         try:
-            numbers = await self._evaluate(entered, script.AS_ANYBODY)
-            if untold and self._is_refused_for_what_was_left(plan, numbers, untold):
+            numbers = await self._evaluate(reservation, script.NORMAL)
+            if unreported and self._is_refused_for_unreported(plan, numbers, unreported):
                 self._flush()
-                numbers = await self._evaluate(entered, script.AS_ANYBODY)
+                numbers = await self._evaluate(reservation, script.NORMAL)
         except StoreUnavailable:
-            self._reserve_locally(entered)
+            self._reserve_locally(reservation)
         else:
-            self._record(entered, numbers)
-        self._running[op] = entered
+            self._record(reservation, numbers)
+        self._running[op] = reservation
         if plan.has_calls:
-            entered.since_s = self._loop.time()
+            reservation.since_s = self._loop.time()
             self._local.begin_call(plan.items)
-        return entered
+        return reservation
 
     async def count_request(self, plan: Plan, op: str) -> Reservation:
         """Count a request that holds no reservation after it is counted. Raises QuotaExceeded."""
-        entered = Reservation(plan, op, 0, 0)
+        reservation = Reservation(plan, op, 0, 0)
         if not plan.items:
-            return entered
+            return reservation
         self._raise_cached_refusal(plan)
         try:
-            numbers = await self._evaluate(entered, script.IN_PASSING)
+            numbers = await self._evaluate(reservation, script.COUNT_ONLY)
         except StoreUnavailable:
-            self._reserve_locally(entered)
+            self._reserve_locally(reservation)
         else:
-            self._record(entered, numbers)
-        return entered
+            self._record(reservation, numbers)
+        return reservation
 
-    def begun(self, entered: Reservation) -> None:
+    def release_waiting(self, reservation: Reservation) -> None:
         """Release the slots that a call holds only until its first output. Reported to Redis within FLUSH_S."""
-        waiting = entered.plan.waiting
-        if waiting and not entered.is_begun and entered.op in self._running:
-            self._release(entered, waiting)
-            entered.is_begun = True
-            self.pipeline(*entered.begun_bytes())
+        waiting = reservation.plan.waiting
+        if waiting and not reservation.has_output and reservation.op in self._running:
+            self._release(reservation, waiting)
+            reservation.has_output = True
+            self.pipeline(*reservation.release_waiting_commands())
 
-    def leave(self, entered: Reservation, *, tokens: int = 0, micro_neurons: int = 0) -> None:
+    def settle(self, reservation: Reservation, *, tokens: int = 0, micro_neurons: int = 0) -> None:
         """Settle a reservation with the actual usage of the call. Reported to Redis within FLUSH_S."""
-        plan = entered.plan
-        if not plan.items or self._running.pop(entered.op, None) is None:
+        plan = reservation.plan
+        if not plan.items or self._running.pop(reservation.op, None) is None:
             return
         if plan.has_calls:
-            self._release(entered, plan.items)
-        self._settling.append((entered, tokens, micro_neurons))
+            self._release(reservation, plan.items)
+        self._settling.append((reservation, tokens, micro_neurons))
         self._flush_soon()
 
     def pipeline(self, *commands: bytes) -> None:
@@ -166,10 +155,10 @@ class Quota:
         """Return True if the connection to Redis is open."""
         return self._link.is_open
 
-    def ask(self, asking: bytes) -> asyncio.Future[Reply] | None:
+    def send(self, command: bytes) -> asyncio.Future[Reply] | None:
         """Send one command on this connection; return None if Redis is unavailable."""
         try:
-            return self._link.send(asking) if self._link.is_open else None
+            return self._link.send(command) if self._link.is_open else None
         except StoreUnavailable:
             return None
 
@@ -191,41 +180,39 @@ class Quota:
         """Keep the connection to Redis open and count the running gateways, until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._link.run())
-            group.create_task(self._be_present())
+            group.create_task(self._presence.run())
 
     async def close(self) -> None:
         """Report everything that has not been reported yet, then close the connection."""
         self._flush()
         with contextlib.suppress(StoreUnavailable, CommandRefused):
             await self._link.send(command("PING"))
-        with contextlib.suppress(StoreUnavailable):
-            await self._ephemeral.withdraw(_KIND, self._id)
+        await self._presence.withdraw()
         self._link.close()
 
     def _raise_cached_refusal(self, plan: Plan) -> None:
         if plan.refusal is not None:
             if self._loop.time() < plan.refused_until_s:
                 known = plan.refusal
-                raise QuotaExceeded(
-                    known.item, known.retry_after_s, known.window_statuses
-                )  # a new exception, because each one keeps its traceback
+                # A new exception, because an exception keeps the traceback of its first raise.
+                raise QuotaExceeded(known.item, known.retry_after_s, known.window_statuses)
             plan.refusal = None
 
     @staticmethod
-    def _is_refused_for_what_was_left(plan: Plan, numbers: list[int], untold: Sequence[_Settlement]) -> bool:
-        """Return True if Redis rejects a call because of quota that ended calls, not yet reported when Redis was
-        asked, have released: sequential calls are not rejected because of each other."""
+    def _is_refused_for_unreported(plan: Plan, numbers: list[int], unreported: Sequence[Settlement]) -> bool:
+        """Return True if Redis rejects a call because of quota that ended calls have released but Redis did not know
+        yet. Without this check, sequential calls could be rejected because of each other."""
         if numbers[0] != script.REFUSED:
             return False
         item = plan.items[numbers[1] - 1]
-        return item.kind != "r" and any(item in left.plan.items for left, *_ in untold)
+        return item.kind != "r" and any(item in left.plan.items for left, *_ in unreported)
 
-    async def _evaluate(self, entered: Reservation, how: int) -> list[int]:
-        """Run the enter script and return its numbers. Raises StoreUnavailable."""
-        plan = entered.plan
+    async def _evaluate(self, reservation: Reservation, how: int) -> list[int]:
+        """Run the reserve script and return its numbers. Raises StoreUnavailable."""
+        plan = reservation.plan
         for _ in range(_MAX_TRIES):
             epoch = self._epoch
-            reply = await self._link.send(entered.enter_bytes(epoch, self._lease_ms, how))
+            reply = await self._link.send(reservation.reserve_command(epoch, self._lease_ms, how))
             if isinstance(reply, CommandRefused):
                 await self._reload_scripts(reply)
                 continue
@@ -241,7 +228,7 @@ class Quota:
                     await self._seed_budget(plan.budgets[int(rest) - 1 - len(plan.items)])
             except CommandRefused as error:
                 await self._reload_scripts(error)
-        raise StoreUnavailable("redis: it does not keep what it is told")
+        raise StoreUnavailable("redis: scripts or budgets disappear as soon as they are stored")
 
     async def _reload_scripts(self, refused: CommandRefused) -> None:
         """Load the scripts again after Redis has lost them. Raises StoreUnavailable for any other refusal."""
@@ -250,16 +237,16 @@ class Quota:
             raise StoreUnavailable(f"redis: {refused.code}")
         await self._load_scripts(self._link)
 
-    def _record(self, entered: Reservation, numbers: list[int]) -> None:
+    def _record(self, reservation: Reservation, numbers: list[int]) -> None:
         """Store the reported state of all windows. Raises QuotaExceeded if the numbers say so."""
-        items = entered.plan.items
+        items = reservation.plan.items
         now_s = self._loop.time()
-        entered.window_statuses = window_statuses = []
+        reservation.window_statuses = window_statuses = []
         at = 3
         for item in items:
             if item.kind in "rt":
                 taken, left_ms = numbers[at], numbers[at + 1]
-                self._local.saw(item, taken, now_s + left_ms / 1000, now_s)
+                self._local.record(item, taken, now_s + left_ms / 1000, now_s)
                 left = item.limit - taken
                 window_statuses.append(WindowStatus(item, left if left > 0 else 0, -(-left_ms // 1000) or 1))
             at += 2
@@ -267,40 +254,42 @@ class Quota:
             item, wait_s = items[numbers[1] - 1], numbers[2] / 1000
             if item.kind == "c":
                 wait_s = self._pace.next_s(item.key, item.limit)
-            refusal = QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.window_statuses)
-            if item.kind == "r":  # nothing is ever given back to it
-                entered.plan.refusal = refusal
-                entered.plan.refused_until_s = now_s + min(wait_s, MAX_REMEMBERED_S)
+            refusal = QuotaExceeded(item, max(1, math.ceil(wait_s)), reservation.window_statuses)
+            if item.kind == "r":  # requests are never released before the window ends
+                reservation.plan.refusal = refusal
+                reservation.plan.refused_until_s = now_s + min(wait_s, MAX_REJECTION_CACHE_S)
             raise refusal
 
-    def _reserve_locally(self, entered: Reservation) -> None:
+    def _reserve_locally(self, reservation: Reservation) -> None:
         """Reserve from this gateway's own share. Raises QuotaExceeded, StoreUnavailable."""
-        items, now_s = entered.plan.items, self._loop.time()
+        items, now_s = reservation.plan.items, self._loop.time()
         if any(item.requires_redis for item in items):
-            raise StoreUnavailable("redis: budgets cannot be read")
-        refused = self._local.take(items, entered.tokens, now_s)
+            raise StoreUnavailable("redis: unavailable, and the call has a budget that only Redis can check")
+        refused = self._local.take(items, reservation.tokens, now_s)
         window_statuses = []
         for item in items:
             if item.kind in "rt":
-                taken, left_s = self._local.standing(item, now_s)
+                taken, left_s = self._local.state_of(item, now_s)
                 window_statuses.append(WindowStatus(item, max(0, item.limit - taken), max(1, math.ceil(left_s))))
-        entered.window_statuses = window_statuses
+        reservation.window_statuses = window_statuses
         if refused is not None:
             item, wait_s = refused
             if item.kind == "c":
                 wait_s = self._pace.next_s(item.key, item.limit)
-            raise QuotaExceeded(item, max(1, math.ceil(wait_s)), entered.window_statuses)
+            raise QuotaExceeded(item, max(1, math.ceil(wait_s)), reservation.window_statuses)
         metrics.LOCAL_QUOTA_CALLS.inc()
-        entered.is_counted = False
-        self._unreported.append((entered, now_s))
+        reservation.is_counted = False
+        self._unreported.add_reservation(reservation, now_s)
 
-    def _release(self, entered: Reservation, items: Sequence[Item]) -> None:
+    def _release(self, reservation: Reservation, items: Sequence[Item]) -> None:
         """Release a call's concurrency slots, except those released at its first output."""
-        held_s = self._loop.time() - entered.since_s
-        held = [item for item in items if item.kind == "c" and not (entered.is_begun and item.ends_at_first_output)]
+        held_s = self._loop.time() - reservation.since_s
+        held = [
+            item for item in items if item.kind == "c" and not (reservation.has_output and item.ends_at_first_output)
+        ]
         self._local.end_call(held)
         for item in held:
-            self._pace.saw(item.key, held_s)
+            self._pace.record(item.key, held_s)
 
     def _flush_soon(self) -> None:
         if self._flush_timer is None:
@@ -310,95 +299,59 @@ class Quota:
         """Send all settlements since the last flush in one write."""
         self._flush_timer = None
         batch, self._settling = self._settling, []
-        riding, self._pipelined = self._pipelined, []
-        if not batch and not riding:
+        pipelined, self._pipelined = self._pipelined, []
+        if not batch and not pipelined:
             return
         if not self._link.is_open:
-            self._unreported_settlements.extend(batch)
+            self._unreported.add_settlements(batch)
             return
-        data = b"".join([*riding, *(each.leave_bytes(self._lease_ms, tokens, spent) for each, tokens, spent in batch)])
+        data = b"".join(
+            [*pipelined, *(each.settle_command(self._lease_ms, tokens, spent) for each, tokens, spent in batch)]
+        )
         try:
-            future = self._link.send(data, len(riding) + len(batch))
+            future = self._link.send(data, len(pipelined) + len(batch))
         except StoreUnavailable:
-            self._unreported_settlements.extend(batch)
+            self._unreported.add_settlements(batch)
             return
         if batch:
             future.add_done_callback(lambda done: self._flushed(done, batch))
 
-    def _flushed(self, future: asyncio.Future[Reply], batch: list[_Settlement]) -> None:
+    def _flushed(self, future: asyncio.Future[Reply], batch: list[Settlement]) -> None:
         """Keep settlements for a retry if they may not have arrived. Settling twice has no effect."""
         if future.cancelled() or future.exception() is not None or isinstance(future.result(), Exception):
-            self._unreported_settlements.extend(batch)
+            self._unreported.add_settlements(batch)
             if not future.cancelled() and future.exception() is None:
-                self._link.drop("leaving was refused")
+                self._link.drop("a settlement was refused")
 
     async def _on_redis_recovered(self, link: Sender) -> None:
         """Prepare a new connection: load scripts, restore lost data, report what is unreported."""
         await self._load_scripts(link)
-        known = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
+        known = raise_if_refused(await link.send(command("GET", script.EPOCH_KEY)))
         await self._adopt_epoch(link, self._epoch, known.decode() if isinstance(known, bytes) else "")
-        for reply in await self._send_owed(link):
-            raise_refused(reply)
-        if self._unreported or self._unreported_settlements:
-            self._send_owed(link)  # reports calls that arrived meanwhile, before any later command
+        for reply in await self._send_unreported(link):
+            raise_if_refused(reply)
+        if self._unreported:
+            self._send_unreported(link)  # calls that arrived meanwhile are reported before any later command
         self._local.on_redis_recovered()
 
-    def _send_owed(self, link: Sender) -> asyncio.Future[list[Reply]]:
-        """Report everything that Redis has not received. Reporting twice counts nothing twice. Raises
-        StoreUnavailable."""
-        owed, leaves = list(self._unreported), list(self._unreported_settlements)
-        self._unreported.clear()
-        self._unreported_settlements.clear()
-
-        def owe_again() -> None:
-            self._unreported.extendleft(reversed(owed))
-            self._unreported_settlements.extendleft(reversed(leaves))
-
-        def look(done: asyncio.Future[list[Reply]]) -> None:
-            is_lost = done.cancelled() or done.exception() is not None
-            if is_lost or any(isinstance(reply, Exception) for reply in done.result()):
-                owe_again()
-                if not is_lost:
-                    self._link.drop("what was owed was refused")
-
-        replies: list[asyncio.Future[Reply]] = []
-        try:
-            replies += [
-                link.send(each.enter_bytes(self._epoch, self._lease_ms, script.FORCED)) for each in self._due(owed)
-            ]
-            for entered in self._running.values():
-                replies += [link.send(begun) for begun in entered.begun_bytes()]
-            replies += [link.send(each.leave_bytes(self._lease_ms, tokens, spent)) for each, tokens, spent in leaves]
-        except StoreUnavailable:
-            owe_again()
-            raise
-        told = asyncio.gather(*replies)
-        told.add_done_callback(look)
-        return told
-
-    def _due(self, owed: Sequence[tuple[Reservation, float]]) -> Iterator[Reservation]:
-        """Return the reservations that still count, marked as counted."""
-        now_s = self._loop.time()
-        for entered, since_s in owed:
-            is_over = all(now_s - since_s > item.span_ms / 1000 for item in entered.plan.items if item.kind in "rt")
-            is_left = entered.op not in self._running
-            if is_over and is_left and not any(item.kind == "b" for item in entered.plan.items):
-                continue
-            entered.is_counted = True
-            yield entered
+    def _send_unreported(self, link: Sender) -> asyncio.Future[list[Reply]]:
+        return self._unreported.send(
+            link, epoch=self._epoch, lease_ms=self._lease_ms, running=self._running, now_s=self._loop.time()
+        )
 
     async def _load_scripts(self, link: Sender) -> None:
         try:
             for text in script.SCRIPTS.values():
-                raise_refused(await link.send(command("SCRIPT", "LOAD", text)))
+                raise_if_refused(await link.send(command("SCRIPT", "LOAD", text)))
         except CommandRefused as error:
             link.drop(error.code)
             raise StoreUnavailable(f"redis: {error.code}") from None
 
-    async def _adopt_epoch(self, link: Sender, asked_with: str, known: str) -> None:
-        """Restore what this gateway remembers to a Redis with another epoch, and agree on that epoch."""
+    async def _adopt_epoch(self, link: Sender, own: str, known: str) -> None:
+        """Restore the state that this gateway knows to a Redis with another epoch, and adopt that epoch. `own` is this
+        gateway's epoch when Redis reported `known`."""
         async with self._adopting:
-            if self._epoch != asked_with or (known and known == self._epoch):
+            if self._epoch != own or (known and known == self._epoch):
                 return
             now_s = self._loop.time()
             replies = []
@@ -407,22 +360,22 @@ class Quota:
                 key, sha = seen.item.key, script.SHA["restore"]
                 replies.append(link.send(command("EVALSHA", sha, 1, key, seen.taken, left_ms, seen.item.span_ms)))
             for reply in replies:
-                raise_refused(await reply)
+                raise_if_refused(await reply)
             await link.send(command("SET", script.EPOCH_KEY, uuid.uuid4().hex, "NX"))
-            found = raise_refused(await link.send(command("GET", script.EPOCH_KEY)))
-            epoch = found.decode() if isinstance(found, bytes) else ""
-            under_way = [entered for entered in self._running.values() if entered.is_counted]
-            for budget in dict.fromkeys(budget for entered in under_way for budget in entered.plan.budgets):
-                with contextlib.suppress(StoreUnavailable):  # a reservation needs a budget to be taken of
+            stored = raise_if_refused(await link.send(command("GET", script.EPOCH_KEY)))
+            epoch = stored.decode() if isinstance(stored, bytes) else ""
+            counted = [reservation for reservation in self._running.values() if reservation.is_counted]
+            for budget in dict.fromkeys(budget for reservation in counted for budget in reservation.plan.budgets):
+                with contextlib.suppress(StoreUnavailable):  # the budget is loaded before its next reservation
                     await self._seed_now(budget, link)
             replies = []
-            for entered in under_way:
-                replies.append(link.send(entered.enter_bytes(epoch, self._lease_ms, script.AGAIN)))
-                replies += [link.send(begun) for begun in entered.begun_bytes()]
+            for reservation in counted:
+                replies.append(link.send(reservation.reserve_command(epoch, self._lease_ms, script.RESTORE_CALL)))
+                replies += [link.send(each) for each in reservation.release_waiting_commands()]
             for reply in replies:
-                raise_refused(await reply)
+                raise_if_refused(await reply)
             if self._epoch:
-                log.warning("redis had forgotten its counts: given back", extra={"calls": len(self._running)})
+                log.warning("quota state restored after redis lost its data", extra={"calls": len(self._running)})
             self._epoch = epoch
 
     async def _seed_budget(self, budget: Budget) -> None:
@@ -436,24 +389,6 @@ class Quota:
 
     async def _seed_now(self, budget: Budget, link: Sender) -> None:
         if self._budgets is None:
-            raise StoreUnavailable("no source of budgets")
+            raise StoreUnavailable("budgets are not configured")
         used, ttl_ms = await self._budgets.used(budget), max(1, round(budget.ttl_s * 1000))
-        raise_refused(await link.send(command("EVALSHA", script.SHA["seed"], 1, budget.key, used, ttl_ms)))
-
-    async def _be_present(self) -> None:
-        """Announce this gateway, and count the running gateways: they share limits if Redis is unavailable."""
-        while True:
-            with contextlib.suppress(StoreUnavailable):
-                self._compare_clocks(await self._ephemeral.announce(_KIND, self._id, b"1", PRESENCE_TTL_S))
-                self._local.num_gateways = max(1, len(await self._ephemeral.present(_KIND)))
-                metrics.GATEWAYS.set(self._local.num_gateways)
-            await asyncio.sleep(PRESENCE_S)
-
-    def _compare_clocks(self, redis_s: float) -> None:
-        """Export the difference to the Redis clock, and log once if the clocks differ too much."""
-        ahead_s = time.time() - redis_s
-        metrics.CLOCK_AHEAD.set(round(ahead_s, 3))
-        is_off = abs(ahead_s) > MAX_CLOCKS_APART_S
-        if is_off and not self._is_clock_off:
-            log.warning("this machine's clock is not Redis's", extra={"ahead_s": round(ahead_s)})
-        self._is_clock_off = is_off
+        raise_if_refused(await link.send(command("EVALSHA", script.SHA["seed"], 1, budget.key, used, ttl_ms)))

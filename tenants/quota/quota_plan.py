@@ -7,7 +7,8 @@ built once per plan.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from datetime import datetime
 
 from msgspec import Struct
 
@@ -34,19 +35,20 @@ class WindowStatus(Struct, frozen=True, gc=False):
     reset_s: int
 
 
-class Budget(Protocol):
-    """An amount of micro-neurons, whose use and reservations Redis counts under `key` and keeps for `ttl_s`."""
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """`limit` micro-neurons for an account or one of its API tokens, from `since` until before `until`. Counted under
+    `key` in Redis for `ttl_s`; calls are rejected while the budget cannot be counted."""
 
-    @property
-    def key(self) -> str: ...
-    @property
-    def limit(self) -> int: ...
-    @property
-    def ttl_s(self) -> float: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def requires_redis(self) -> bool: ...
+    key: str
+    name: str
+    limit: int
+    account_id: str
+    api_token_id: str
+    since: datetime
+    until: datetime
+    ttl_s: float
+    requires_redis: bool = True
 
 
 def _head(name: str, keys: Sequence[str], facts: Sequence[str | int]) -> bytes:
@@ -63,10 +65,19 @@ def _item_of(budget: Budget) -> Item:
 class Plan:
     """The limits of all calls of one kind and their commands. `waiting` are the items that end at first output."""
 
-    __slots__ = ("budgets", "enter_head", "has_calls", "items", "leave_head", "refusal", "refused_until_s", "waiting")
+    __slots__ = (
+        "budgets",
+        "has_calls",
+        "items",
+        "refusal",
+        "refused_until_s",
+        "reserve_head",
+        "settle_head",
+        "waiting",
+    )
 
     def __init__(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> None:
-        self.budgets = budgets  # in the order of the items that they are, the last ones
+        self.budgets = budgets  # in the order of the last items
         self.items = items = items + tuple(map(_item_of, budgets))
         self.has_calls = any(item.kind == "c" for item in items)
         self.waiting = tuple(item for item in items if item.ends_at_first_output)
@@ -74,17 +85,17 @@ class Plan:
         self.refused_until_s = 0.0
         keys = (script.EPOCH_KEY, f"quota:open:{account_id}", *(item.key for item in items))
         facts = [fact for item in items for fact in (item.kind, item.limit, item.span_ms)]
-        self.enter_head = _head("enter", keys, facts)
-        self.leave_head = _head("leave", keys, facts)
+        self.reserve_head = _head("reserve", keys, facts)
+        self.settle_head = _head("settle", keys, facts)
 
 
 NO_PLAN = Plan("", ())
 
 
 class Reservation:
-    """The reserved quota of one call. Settle each exactly once by `Quota.leave`, except those of `count_request`."""
+    """The reserved quota of one call. Settle each exactly once by `Quota.settle`, except those of `count_request`."""
 
-    __slots__ = ("is_begun", "is_counted", "micro_neurons", "op", "plan", "since_s", "tokens", "window_statuses")
+    __slots__ = ("has_output", "is_counted", "micro_neurons", "op", "plan", "since_s", "tokens", "window_statuses")
 
     def __init__(self, plan: Plan, op: str, tokens: int, micro_neurons: int) -> None:
         self.plan = plan
@@ -93,19 +104,19 @@ class Reservation:
         self.micro_neurons = micro_neurons
         self.window_statuses: Sequence[WindowStatus] = ()
         self.is_counted = True  # by Redis; or here, to be told to it
-        self.is_begun = False  # True once the call has output
+        self.has_output = False  # True once the call has output
         self.since_s = 0.0
 
-    def enter_bytes(self, epoch: str, lease_ms: int, how: int) -> bytes:
-        """Return the command that reserves; `how` is a mode of the enter script."""
+    def reserve_command(self, epoch: str, lease_ms: int, how: int) -> bytes:
+        """Return the command that reserves; `how` is a mode of the reserve script."""
         last = f"{self.op} {epoch or '-'} {lease_ms} {how} {self.tokens} {self.micro_neurons}"
-        return b"%b$%d\r\n%b\r\n" % (self.plan.enter_head, len(last), last.encode())
+        return b"%b$%d\r\n%b\r\n" % (self.plan.reserve_head, len(last), last.encode())
 
-    def leave_bytes(self, lease_ms: int, tokens: int, spent: int) -> bytes:
+    def settle_command(self, lease_ms: int, tokens: int, spent: int) -> bytes:
         """Return the command that settles with the tokens and micro-neurons actually used."""
         last = f"{self.op} {lease_ms} {self.tokens} {tokens} {self.micro_neurons} {spent}"
-        return b"%b$%d\r\n%b\r\n" % (self.plan.leave_head, len(last), last.encode())
+        return b"%b$%d\r\n%b\r\n" % (self.plan.settle_head, len(last), last.encode())
 
-    def begun_bytes(self) -> list[bytes]:
+    def release_waiting_commands(self) -> list[bytes]:
         """Return commands that release the slots held until first output."""
-        return [command("ZREM", item.key, self.op) for item in self.plan.waiting] if self.is_begun else []
+        return [command("ZREM", item.key, self.op) for item in self.plan.waiting] if self.has_output else []

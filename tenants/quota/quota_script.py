@@ -20,14 +20,14 @@ import hashlib
 
 EPOCH_KEY = "quota:epoch"
 
-# First number of ENTER's result; details follow at its end.
-NEW_EPOCH, UNKNOWN_BUDGET, REFUSED, ENTERED, ENTERED_BEFORE = -1, -2, 0, 1, 2
+# First number of RESERVE's result; details follow at its end.
+NEW_EPOCH, UNKNOWN_BUDGET, REFUSED, RESERVED, RESERVED_BEFORE = -1, -2, 0, 1, 2
 
-# Modes of ENTER: normal; regardless of the limits; restoring calls that Redis lost, without counting windows; and
+# Modes of RESERVE: normal; regardless of the limits; restoring calls that Redis lost, without counting windows; and
 # counting without an open call.
-AS_ANYBODY, FORCED, AGAIN, IN_PASSING = 0, 1, 2, 3
+NORMAL, FORCED, RESTORE_CALL, COUNT_ONLY = 0, 1, 2, 3
 
-ENTER = """
+RESERVE = """
 local six = '(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)'
 local items = #KEYS - 2
 local at = 3 * items
@@ -135,11 +135,12 @@ for i = 1, items do
 end
 return table.concat(out, ' ')
 """
-"""The last argument, words with spaces between: operation id, epoch, lease (ms), how, tokens, micro-neurons. Answers
-with numbers: what became of it; which item refuses (from 1) and for how many ms; then for each item what is taken and
-ms to its end. Only the epoch that Redis knows follows NEW_EPOCH, and the item follows UNKNOWN_BUDGET."""
+"""Last argument, separated by spaces: operation id, epoch, lease (ms), mode, tokens, micro-neurons.
 
-LEAVE = """
+Returns numbers: the status; the rejecting item (from 1) and its wait in ms; then, for each item, the used amount and
+the ms until its end. NEW_EPOCH is followed only by Redis's epoch, UNKNOWN_BUDGET only by the item."""
+
+SETTLE = """
 local items = #KEYS - 2
 local at = 3 * items
 local op, lease, tokens, used, neurons, spent = string.match(ARGV[at + 1], '(%S+) (%S+) (%S+) (%S+) (%S+) (%S+)')
@@ -152,7 +153,7 @@ if not ends then return 0 end
 redis.call('ZREM', open, op)
 local kept = redis.call('HGET', held, op)
 if kept then redis.call('HDEL', held, op) end
-local entered = ends - lease
+local started = ends - lease
 for i = 1, items do
   local key, kind, limit = KEYS[i + 2], ARGV[3 * i - 2], tonumber(ARGV[3 * i - 1])
   if kind == 'c' then
@@ -160,7 +161,7 @@ for i = 1, items do
   elseif kind == 't' then
     local more = actual.t - math.min(reserved.t, limit)
     local found = redis.call('HMGET', key, 'n', 'b')
-    if found[1] and (more > 0 or tonumber(found[2] or 0) <= entered) then
+    if found[1] and (more > 0 or tonumber(found[2] or 0) <= started) then
       redis.call('HSET', key, 'n', string.format('%.0f', math.max(0, tonumber(found[1]) + more)))
     end
   elseif kind == 'b' and redis.call('EXISTS', key) == 1 then
@@ -170,8 +171,8 @@ for i = 1, items do
 end
 return 1
 """
-"""The last argument: operation id, lease (ms), tokens reserved and used, micro-neurons reserved and used.
-Answers 1 where the call was open, else 0: then nothing is changed."""
+"""Last argument: operation id, lease (ms), tokens reserved and used, micro-neurons reserved and used. Returns 1 if the
+call was open; otherwise nothing is changed and 0 is returned."""
 
 RESTORE = """
 local n = tonumber(redis.call('HGET', KEYS[1], 'n') or -1)
@@ -184,7 +185,7 @@ if tonumber(ARGV[1]) > n then
 end
 return 1
 """
-"""For a window that Redis forgot, by who remembers how it stood: taken, ms to its end, its span. The most counts."""
+"""Restore a window that Redis has lost: used amount, ms until its end, length. The largest amount wins."""
 
 SEED = """
 if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
@@ -192,15 +193,15 @@ redis.call('HSET', KEYS[1], 'u', ARGV[1], 'r', 0)
 redis.call('PEXPIRE', KEYS[1], ARGV[2])
 return 1
 """
-"""For a budget that Redis does not know: what is used by the ledger's word, and how long it is kept (ms)."""
+"""Set the used amount of a budget that Redis does not know, and its expiry (ms)."""
 
 RAISE = """
 local used = redis.call('HGET', KEYS[1], 'u')
 if used and tonumber(used) < tonumber(ARGV[1]) then redis.call('HSET', KEYS[1], 'u', ARGV[1]) end
 return 1
 """
-"""For a budget: at least so much of it is used."""
+"""Raise the used amount of a known budget to at least the given amount."""
 
-_TEXTS = {"enter": ENTER, "leave": LEAVE, "restore": RESTORE, "seed": SEED, "raise": RAISE}
+_TEXTS = {"reserve": RESERVE, "settle": SETTLE, "restore": RESTORE, "seed": SEED, "raise": RAISE}
 SCRIPTS = {name: text.strip() for name, text in _TEXTS.items()}
 SHA = {name: hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest() for name, text in SCRIPTS.items()}

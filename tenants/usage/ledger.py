@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from storage.database import Database
 from storage.errors import StoreError, StoreUnavailable
 from storage.spool import Spool
+from storage.waiters import wait_for_event
 from telemetry import metrics
 from tenants.usage.usage_entries import (
     LedgerRolledBack,
@@ -35,14 +36,14 @@ from tenants.usage.usage_entries import (
 _log = logging.getLogger(__name__)
 
 _BATCH_ENTRIES = 500
-_GATHER_S = 0.05  # after the first of many calls, whose entries one transaction takes
-_BETWEEN_S = 0.2  # from one transaction to the next while calls go on: each keeps them waiting, for the disk above all
+_GATHER_S = 0.05  # from the first entry to the transaction, which collects further entries
+_BETWEEN_S = 0.2  # from one transaction to the next under load, because each delays running calls
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
-_CHECK_S = 60.0  # with nothing to move, how often the ledger is asked whether it still knows
-_NO_ROWS = "the ledger takes no rows at all: is the database migrated, may we write?"
+_CHECK_S = 60.0  # between checks of the database's position while there is nothing to move
+_NO_ROWS = "database: usage entries are rejected; check that it is migrated and writable"
 _spooled = metrics.BufferedCounter(metrics.USAGE_SPOOLED)
-# A number too big for its column is an OverflowError on SQLite, and a driver's error on Postgres.
+# A number that is too large for its column raises OverflowError on SQLite and a driver error on Postgres.
 _REFUSALS = (StoreError, SQLAlchemyError, OverflowError)
 
 
@@ -81,9 +82,7 @@ class UsageLedger:
         pause_s = _FIRST_PAUSE_S
         begun_s = -math.inf
         while not self._is_closed:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_CHECK_S):
-                    await self._something_to_move.wait()
+            await wait_for_event(self._something_to_move, _CHECK_S)
             await asyncio.sleep(max(_GATHER_S, begun_s + _BETWEEN_S - time.monotonic()))
             begun_s = time.monotonic()
             try:
@@ -146,7 +145,7 @@ class UsageLedger:
             raise StoreUnavailable(_NO_ROWS) from error
         num_back = await self._spool.move_to(*((known.segment, known.offset) if known is not None else (0, 0)))
         if num_back > 0:
-            _log.warning("the ledger has forgotten entries and is told again", extra={"num_entries": num_back})
+            _log.warning("usage entries that the database has lost are written again", extra={"num_entries": num_back})
             self._something_to_move.set()
         self._confirmed, self._is_compared = known, True
 
@@ -156,15 +155,15 @@ class UsageLedger:
         if not records:
             return True
         entries = [entry for entry in await map_yielding(self._decoded, records) if entry is not None]
-        place = SpoolPosition(self._spool.id, position.segment, position.offset)
+        position_in_ledger = SpoolPosition(self._spool.id, position.segment, position.offset)
         try:
-            num_new = await write(self._database, entries, place, confirmed=self._confirmed)
+            num_new = await write(self._database, entries, position_in_ledger, confirmed=self._confirmed)
         except StoreUnavailable:
             raise
         except _REFUSALS:
             num_new = await self._write_one_by_one(entries)
-            await write(self._database, [], place, confirmed=self._confirmed)
-        self._confirmed = place
+            await write(self._database, [], position_in_ledger, confirmed=self._confirmed)
+        self._confirmed = position_in_ledger
         await self._spool.acknowledge(position)
         metrics.USAGE_WRITTEN.inc(num_new)
         return len(records) < _BATCH_ENTRIES
@@ -192,7 +191,7 @@ class UsageLedger:
 
     def _set_aside(self, record: bytes, reason: str) -> None:
         """Append a record that cannot become a row to `refused.hex` beside the spool, one record per line."""
-        _log.error("a usage entry cannot be written and is kept aside", extra={"reason": reason})
+        _log.error("a usage entry was rejected and set aside in refused.hex", extra={"reason": reason})
         with (self._spool.directory / "refused.hex").open("a") as file:
             file.write(record.hex() + "\n")
             file.flush()

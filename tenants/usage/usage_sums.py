@@ -36,8 +36,8 @@ SUMS = (
 )
 _KEYS = ("account_id", "starts_at", "period", "model", "api_token_id", "task", "pop", "status")
 _SAME = ("account_id", "model", "api_token_id", "task", "pop", "status")  # in an entry and in a sum
-_SUMMED_AS_THEY_ARE = tuple(name for name in SUMS if name not in ("num_calls", "num_useful", "num_attempts"))
-COUNTED = (*_SAME, "started_at", "is_useful", "num_retried", "attempts", *_SUMMED_AS_THEY_ARE)
+_COPIED_SUMS = tuple(name for name in SUMS if name not in ("num_calls", "num_useful", "num_attempts"))
+COUNTED = (*_SAME, "started_at", "is_useful", "num_retried", "attempts", *_COPIED_SUMS)
 """Columns of an entry from which its part of a sum is computed."""
 _NUM_FACTS = len(_SAME) + 4
 _COLUMNS = {"token": "api_token_id", "account": "account_id"}
@@ -106,7 +106,7 @@ async def add(connection: AsyncConnection, dialect: str, shares: Iterable[Share]
     for key, numbers in shares:
         found.setdefault(key, []).append(numbers)
     if found:
-        # In one order everywhere, so that two transactions never wait for each other.
+        # Sorted, so that concurrent transactions lock rows in one order and never deadlock.
         rows = [
             dict(zip((*_SAME, "starts_at", *SUMS), (*key, *map(sum, zip(*found[key], strict=True))), strict=True))
             | {"period": "minute"}
@@ -210,12 +210,6 @@ def month_of(day: datetime) -> tuple[datetime, datetime]:
     """Return the start of the UTC month and of the next one."""
     first = day.astimezone(UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     return first, (first + timedelta(days=32)).replace(day=1)
-
-
-def day_of(moment: datetime) -> tuple[datetime, datetime]:
-    """Return the start of the UTC day and of the next one."""
-    first = moment.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
-    return first, first + timedelta(days=1)
 
 
 def _text(key: Any, by: Group) -> str:

@@ -24,7 +24,7 @@ INTERVAL_S = 600.0
 
 
 @dataclass(frozen=True)
-class Kept:
+class UsageRetention:
     """Days for which entries, sums of minutes and sums of hours are kept."""
 
     entries_days: int = 35
@@ -35,10 +35,10 @@ class Kept:
 class UsageMaintenance:
     """Maintenance by one process. `run` must run in the background."""
 
-    def __init__(self, database: Database, clock: Clock, kept: Kept) -> None:
+    def __init__(self, database: Database, clock: Clock, retention: UsageRetention) -> None:
         self._database = database
         self._clock = SteadyClock(clock)
-        self._kept = kept
+        self._retention = retention
 
     async def run(self) -> None:
         """Run forever, at randomized intervals."""
@@ -46,13 +46,13 @@ class UsageMaintenance:
             try:
                 await self.turn()
             except StoreUnavailable as error:
-                _log.warning("usage is not folded now", extra={"reason": str(error)})
+                _log.warning("usage maintenance failed", extra={"reason": str(error)})
             await asyncio.sleep(INTERVAL_S * random.uniform(0.75, 1.25))  # noqa: S311 - spreads gateways
 
     async def turn(self) -> None:
         """Fold and delete everything that is due. Raises StoreUnavailable."""
         now = min(self._clock.now(), await self._database.now())
-        await usage_sums.fold(self._database, "minute", now - timedelta(days=self._kept.minutes_days))
-        await usage_sums.fold(self._database, "hour", now - timedelta(days=self._kept.hours_days))
-        while await usage_sums.forget_entries(self._database, now - timedelta(days=self._kept.entries_days)):
+        await usage_sums.fold(self._database, "minute", now - timedelta(days=self._retention.minutes_days))
+        await usage_sums.fold(self._database, "hour", now - timedelta(days=self._retention.hours_days))
+        while await usage_sums.forget_entries(self._database, now - timedelta(days=self._retention.entries_days)):
             pass

@@ -1,4 +1,4 @@
-"""The two files of a LoRA adapter as bytes, sound unless a test says otherwise."""
+"""The two files of a LoRA adapter as bytes, valid unless a test changes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MODULES = {"layers.0.self_attn.q_proj": (16, 16), "layers.1.self_attn.v_proj": (
 
 
 def spark_modules() -> dict[str, tuple[int, int]]:
-    """The queries and values of the built-in model's first layer."""
+    """Return the query and value projections of the built-in model's first layer."""
     base = json.loads(Path("catalog/builtin/spark/config.json").read_text())
     heads = {"q_proj": base["num_attention_heads"], "v_proj": base["num_key_value_heads"]}
     return {f"layers.0.self_attn.{name}": (base["hidden_size"], num * base["head_dim"]) for name, num in heads.items()}
@@ -29,7 +29,7 @@ def config_bytes(**changes: Any) -> bytes:
 def weights_bytes(
     rank: int = 4, seed: int = 0, modules: Mapping[str, tuple[int, int]] = MODULES, **changes: np.ndarray | None
 ) -> bytes:
-    """`changes` by a tensor's name replace a matrix, None takes it away."""
+    """Return the weights file. `changes` replace matrices by tensor name; None removes one."""
     random = np.random.default_rng(seed)
     tensors: dict[str, Any] = {}
     for module, (num_in, num_out) in modules.items():

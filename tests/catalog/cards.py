@@ -1,4 +1,4 @@
-"""Cards and model folders made up for tests: small, honest in form, and of no use to anyone."""
+"""Cards and small model folders for tests."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def embedder_card(name: str = "@cf/acme/embed", **changes: Any) -> ModelCard:
 
 
 def safetensors(tensors: dict[str, tuple[str, list[int], bytes]]) -> bytes:
-    """The bytes of a safetensors file with these tensors: name -> (dtype, shape, data)."""
+    """Return a safetensors file with these tensors: name -> (dtype, shape, data)."""
     header, data = {}, b""
     for name, (dtype, shape, values) in tensors.items():
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(values)]}
@@ -68,7 +68,7 @@ def safetensors(tensors: dict[str, tuple[str, list[int], bytes]]) -> bytes:
 
 
 def write_model_folder(folder: Path, *, weight_bytes: int = 4096, seed: int = 0) -> Path:
-    """A folder in the Hugging Face layout with one tensor of noise."""
+    """Write a folder in the Hugging Face layout with one tensor of noise."""
     folder.mkdir(parents=True, exist_ok=True)
     noise = random.Random(seed).randbytes(weight_bytes)
     config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 1024}

@@ -1,4 +1,4 @@
-"""Aliases: any public id may be answered by another model, but never by nothing and never in a circle."""
+"""catalog/aliases.py: an alias leads to a model and never forms a cycle."""
 
 from __future__ import annotations
 

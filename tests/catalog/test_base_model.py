@@ -1,4 +1,4 @@
-"""What is known of a base model from its files alone, wherever they lie."""
+"""catalog/base_model.py: linear layers of a base model, read from the headers of its files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def objects(tmp_path: Path) -> AsyncIterator[Objects]:
 
 
 async def stored(objects: Objects, folder: Path, *files: dict[str, Any]) -> ModelCard:
-    """The card of a model of these weights, which the object store has."""
+    """Store weights and return the card of a model with them."""
     entries = []
     for number, tensors in enumerate(files):
         save_file(tensors, folder / f"model-{number}.safetensors")

@@ -1,4 +1,4 @@
-"""Built-in models: the lock says what is really there, and reading it costs nothing."""
+"""catalog/builtin.py: the lock matches the files, and reading it hashes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NAMES = ["@cf/hearth/minilm", "@cf/hearth/spark", "@cf/hearth/spark-draft"]
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lock_matches_the_files(name: str) -> None:
-    """After retraining or a new wheel: `python -m catalog.builtin`."""
+    """If it fails after retraining or with a new wheel, run `python -m catalog.builtin`."""
     folder = find_folder(name)
     if folder is None and name == "@cf/hearth/minilm":
         pytest.skip(f"the files of {name} are not on this machine")
@@ -63,7 +63,7 @@ def test_wheel_is_found_without_being_imported() -> None:
 
 
 def test_draft_model_has_the_tokenizer_of_its_model() -> None:
-    """Byte for byte: it guesses the model's own tokens (`speculation = "draft:@cf/hearth/spark-draft"`)."""
+    """A draft model must have exactly the tokenizer of its model (`speculation = "draft:@cf/hearth/spark-draft"`)."""
     draft, model = find_folder("@cf/hearth/spark-draft"), find_folder("@cf/hearth/spark")
     assert draft is not None
     assert model is not None

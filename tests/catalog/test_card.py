@@ -1,4 +1,4 @@
-"""Model cards: what a name may be, what a TOML file must say, and that a card survives its row."""
+"""catalog/card.py: model ids, cards in TOML, and cards in database rows."""
 
 from __future__ import annotations
 

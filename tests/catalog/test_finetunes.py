@@ -1,4 +1,4 @@
-"""The rows of finetunes, on both databases, and the files that they stand for."""
+"""catalog/finetunes.py: rows and files of fine-tunes, on both databases."""
 
 from __future__ import annotations
 

@@ -1,27 +1,25 @@
-"""catalog/listed.py and its list: every public model is told of truly, and every one that is over has a successor."""
+"""catalog/listed.py: descriptions, schemas, prices and successors of the listed public models."""
 
 from __future__ import annotations
 
-import json
 from datetime import date
 from decimal import Decimal
+from importlib import resources
 from typing import Any
 
 import jsonschema_rs
-import msgspec
 import pytest
 
 from catalog.authors import author_rows
 from catalog.builtin import builtin_models
 from catalog.card import CAPABILITIES, TASKS, parse_model_id
 from catalog.errors import PublishError
-from catalog.listed import ListedModel, listed_models
+from catalog.listed import listed_models
 from catalog.model_folder import facts_as_listed
 from catalog.pricing import usd_per_million
 from catalog.registry import Registry
 from catalog.schemas import schema_document
-from catalog.search import search_row
-from scripts.write_listed_models import LIST, written
+from catalog.search import SearchQuery, search_row
 from tests.catalog.cards import chat_card, chat_facts, embedder_facts
 
 TODAY = date(2026, 11, 22)
@@ -29,7 +27,9 @@ TODAY = date(2026, 11, 22)
 
 def test_every_listed_model_has_a_known_task_a_schema_and_a_description() -> None:
     models = listed_models()
-    assert len(models) == len(LIST.read_text("utf-8").splitlines()) >= 112
+    assert (
+        len(models) == len(resources.files("catalog").joinpath("listed.jsonl").read_text("utf-8").splitlines()) >= 112
+    )
     assert not models.keys() & builtin_models().keys()
     descriptions = [model.description for model in models.values() if not model.is_retired(TODAY)]
     assert len(set(descriptions)) == len(descriptions)
@@ -55,43 +55,19 @@ def _price(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_retired_models_have_a_successor_that_is_not_retired() -> None:
     models = listed_models()
-    over = [model for model in models.values() if model.is_retired(TODAY)]
-    assert len(over) >= 37
-    for model in over:
+    retired = [model for model in models.values() if model.is_retired(TODAY)]
+    assert len(retired) >= 37
+    for model in retired:
         assert model.successor is not None
         assert not models[model.successor].is_retired(TODAY), model.name
     assert all(model.successor is None for model in models.values() if model.retired_on is None)
 
 
 @pytest.mark.parametrize(
-    "words", ["Llama 2 of 7", "Llama 2 of 13", "Code Llama", "Mistral 7B", "Llama 4", "SDXL", "Whisper"]
+    "words", ["Llama 2 of 7", "Llama 2 of 13", "Code Llama", "Mistral 7B", "Llama 4", "Stable Diffusion XL", "Whisper"]
 )
 def test_popular_models_are_listed(words: str) -> None:
-    told = {"SDXL": "Stable Diffusion XL"}.get(words, words)
-    assert any(told in model.description for model in listed_models().values() if not model.is_retired(TODAY))
-
-
-def test_update_keeps_own_fields_and_takes_facts_from_the_file() -> None:
-    own = {"name": "@cf/z/own", "task": "Translation", "description": "Own.", "schema": "translation"}
-    listed = json.dumps({"name": "@cf/a/b", "description": "Ours."}) + "\n" + json.dumps(own) + "\n"
-    facts = {
-        "id": "@cf/a/b",
-        "task": "Text Generation",
-        "description": "Theirs.",
-        "status": "active",
-        "native_shape": "chat_completion",
-        "context_window": 4096,
-        "vision": True,
-        "price": [{"unit": "per M input tokens", "usd": 0.1, "neurons": 9091}],
-    }
-    text = written([facts], listed)
-    first, second = msgspec.json.Decoder(ListedModel).decode_lines(text)
-    assert (first.description, first.schema, first.context_window) == ("Ours.", "openai_chat", 4096)
-    assert first.neurons_per_million.input == Decimal(9091)
-    assert second.description == "Own."
-    assert written([facts], text) == text
-    with pytest.raises(SystemExit, match="@cf/n/w has no description"):
-        written([facts | {"id": "@cf/n/w"}], text)
+    assert any(words in model.description for model in listed_models().values() if not model.is_retired(TODAY))
 
 
 def test_price_in_dollars_only_is_converted_to_neurons() -> None:
@@ -105,14 +81,14 @@ def test_published_card_replaces_the_listed_model() -> None:
     name = "@cf/meta/llama-3.2-1b-instruct"
     card = chat_card(name, description="Pulled.")
     registry = Registry(None, builtin_cards=[card], listed=listed_models())
-    assert [row["description"] for row in registry.search(search="llama-3.2-1b").rows] == ["Pulled."]
+    assert [row["description"] for row in registry.search(SearchQuery(search="llama-3.2-1b")).rows] == ["Pulled."]
     assert registry.find_listed(name) is None
     assert registry.find("@cf/meta/llama-3.2-3b-instruct") is None
     assert registry.find_listed("@cf/meta/llama-3.2-3b-instruct") is not None
     assert [model.name for model in registry.all()] == [name]
     hidden = {model.name for model in listed_models().values() if model.is_hidden}
     assert hidden
-    assert not hidden & {row["name"] for row in registry.search(include_deprecated=True).rows}
+    assert not hidden & {row["name"] for row in registry.search(SearchQuery(include_deprecated=True)).rows}
 
 
 def test_pulled_model_gets_the_facts_of_the_listed_model() -> None:

@@ -1,4 +1,4 @@
-"""Manifests: equal contents give equal revisions, and nothing else than the promised bytes passes."""
+"""catalog/manifest.py: revisions, digests and paths of model files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Folders: only data becomes a model, and what it is comes from its own files."""
+"""catalog/model_folder.py: validation of model folders, and the facts derived from them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from catalog import model_folder
 from catalog.builtin import find_folder
 from catalog.errors import PublishError
 from catalog.model_folder import derive_facts, inspect_folder
-from engine.text.files import _SENTENCEPIECE
 from tests.catalog.cards import CREATED_AT, safetensors, write_model_folder
 
 
@@ -26,22 +24,11 @@ def test_only_model_files_are_selected(tmp_path: Path) -> None:
     assert found.architecture == "LlamaForCausalLM"
 
 
-@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"])
-def test_sentencepiece_model_is_accepted_instead_of_tokenizer_json(tmp_path: Path, name: str) -> None:
-    folder = write_model_folder(tmp_path)
-    (folder / "tokenizer.json").rename(folder / name)
-    assert name in inspect_folder(folder).files
-
-
-def test_accepted_tokenizers_are_those_of_the_engine() -> None:
-    assert set(model_folder._TOKENIZERS) == {"tokenizer.json", *_SENTENCEPIECE}
-
-
 def spoil(name: str, text: str) -> Callable[[Path], None]:
     def change(folder: Path) -> None:
-        place = folder / name
-        place.parent.mkdir(exist_ok=True)
-        place.write_text(text)
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
 
     return change
 

@@ -1,4 +1,4 @@
-"""Prices: exact for whole prices, rounded half up once, cached tokens at their own price."""
+"""catalog/pricing.py: exact prices, rounded half up once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing: bytes lie under their digests, a manifest pins them, and only then the catalog knows the model."""
+"""catalog/publish.py: files, manifest and row of a published model."""
 
 from __future__ import annotations
 

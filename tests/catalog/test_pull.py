@@ -1,4 +1,4 @@
-"""Pulling: pinned to a commit, only data, every byte verified, and cut in mid-file it goes on where it was."""
+"""catalog/pull.py: downloads are pinned to a commit, verified and resumed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from catalog.pull import Pulled, pull
 from tests.catalog.cards import safetensors, write_model_folder
 from tests.fakes.hub_server import COMMIT, Cut, HubServer
 
-# The hub library hands data on in pieces of 10 MiB; less than one piece is lost with the connection.
+# The hub library returns pieces of 10 MiB. An interrupted connection loses less than one piece.
 WEIGHT_BYTES = 24 * 1024 * 1024
 REPO = "acme/tiny-llama"
 

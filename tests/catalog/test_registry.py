@@ -1,4 +1,4 @@
-"""The registry: built-in models always, published ones within a second, aliases through to the end."""
+"""catalog/registry.py: built-in and published models, aliases, and database outages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Task schemas: what a body may be, told in the contract's dialect, and what is coerced before it is judged."""
+"""catalog/schemas.py: conversion and validation of request bodies, and the contract's error messages."""
 
 from __future__ import annotations
 
@@ -375,7 +375,7 @@ def test_openai_embeddings_accept_text_and_the_model_dimensions(body: dict[str, 
 
 @pytest.mark.parametrize("card", [CHAT, ABLE, EMBEDDER, chat_card("@cf/acme/new", schema="openai_chat")])
 def test_served_schema_is_the_validating_schema(card: ModelCard) -> None:
-    """Strict clients demand type, description and additionalProperties at the top of both halves."""
+    """Strict clients require type, description and additionalProperties at the top of both halves."""
     document = schema_document(card)
     for half in ("input", "output"):
         assert document[half]["type"] == "object"
@@ -443,11 +443,13 @@ def test_deep_nesting_is_rejected() -> None:
 
 
 def test_small_body_is_validated_within_tens_of_microseconds() -> None:
-    """Relative, so that it holds on any machine: at most sixty times one JSON decode of the body (about 0.4 µs)."""
+    """Validation takes at most sixty times one JSON decode of the body (about 0.4 µs), so that the test holds on any
+    machine.
+    """
     body = {"messages": [{"role": "system", "content": "be brief"}, USER], "max_tokens": 20, "stream": True}
     text = msgspec.json.encode(body)
     schema = input_schema(CHAT)
-    # Processor time, the best of many short rounds: others may hold the machine.
+    # Thread CPU time, the best of many short rounds, because other processes may use the machine.
     repeat = partial(timeit.repeat, timer=time.thread_time, number=200, repeat=50)
     decode_s = min(repeat(lambda: msgspec.json.decode(text)))
     admit_s = min(repeat(lambda: schema.coerce_and_validate(body)))

@@ -1,4 +1,4 @@
-"""The search route's rows: the contract's shape, filters, and pages that end."""
+"""catalog/search.py: rows, filters and pages of the search route."""
 
 from __future__ import annotations
 
@@ -79,5 +79,5 @@ def test_page_has_the_total_count() -> None:
 
 def test_registry_searches_its_models() -> None:
     registry = Registry(None, builtin_cards=CARDS[:3])
-    assert registry.search(author="other").total_count == 1
-    assert all(re.fullmatch(r"@(cf|hf)/.*", row["name"]) for row in registry.search().rows)
+    assert registry.search(SearchQuery(author="other")).total_count == 1
+    assert all(re.fullmatch(r"@(cf|hf)/.*", row["name"]) for row in registry.search(SearchQuery()).rows)

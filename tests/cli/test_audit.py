@@ -46,7 +46,7 @@ def test_verify_detects_a_changed_entry(hearth: Hearth, data: Path, account_id: 
     actions = [entry["action"] for entry in hearth("audit", "list", account_id)]
     assert actions == ["account.retention", "account.region", "api_token.create", "account.create"]
     tamper(data, "UPDATE audit_entries SET detail = 'standard' WHERE action = 'account.retention'")
-    assert fails(data, capsys, "audit", "verify", message="entry 4 (account.retention) is not what was written")
+    assert fails(data, capsys, "audit", "verify", message="entry 4 (account.retention) was changed")
 
 
 def test_verify_detects_missing_newest_entries_with_a_recorded_head(

@@ -62,7 +62,7 @@ TESTED_ELSEWHERE = {"model pull", "model quantize", "migrate", "up"}
 def entries(database: Path) -> list[tuple[str, str, str, str]]:
     """Return actor, action, subject and detail of every entry, in chain order."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
-        query = "SELECT who, action, subject_id, detail FROM audit_entries ORDER BY sequence"
+        query = "SELECT actor, action, subject_id, detail FROM audit_entries ORDER BY sequence"
         return list(connection.execute(query))
 
 
@@ -95,7 +95,7 @@ def test_every_changing_command_appends_its_audit_entries(
         after = entries(data / "hearth.db")
         new = after[len(before) :]
         assert [action for _, action, _, _ in new] == actions, command
-        assert {who for who, _, _, _ in new} == {"cli"}, command
+        assert {actor for actor, _, _, _ in new} == {"cli"}, command
         before = after
         if command.endswith(" create"):
             results[command.split()[0]] = result.get("api_token_id") or result.get("account_id") or ""

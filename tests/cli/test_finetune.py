@@ -60,7 +60,7 @@ def test_what_cannot_be_served_is_named_and_leaves_nothing(capsys: pytest.Captur
     (folder / "adapter_config.json").write_bytes(config_bytes(use_dora=True))
     assert "use_dora" in failed(capsys, *asked, SPARK)
     (folder / "adapter_config.json").write_bytes(config_bytes(r=8))
-    assert "has rank 4, adapter_config.json says 8" in failed(capsys, *asked, SPARK)
+    assert "has rank 4, but adapter_config.json has rank 8" in failed(capsys, *asked, SPARK)
     (folder / "adapter_config.json").write_bytes(config_bytes(model_type="mistral"))
     assert "'model_type' is 'mistral', but the model is of another family" in failed(capsys, *asked, SPARK)
     (folder / "adapter_config.json").write_bytes(config_bytes())

@@ -121,8 +121,8 @@ def test_listed_model_is_pulled_by_its_id(
         assert run(["model", "pull", name, "--staging", str(tmp_path / "staging"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["name"] == name
     assert [found["name"] for found in printed(capsys, "list", "--search", "short tasks at very little cost")] == [name]
-    assert "no listed model" in failed(capsys, "pull", "@cf/no/thing")
-    assert "nodes do not do yet" in failed(capsys, "pull", "@cf/openai/whisper")
+    assert "is not a listed model" in failed(capsys, "pull", "@cf/no/thing")
+    assert "nodes do not support yet" in failed(capsys, "pull", "@cf/openai/whisper")
     assert "no repository is known" in failed(capsys, "pull", "@cf/zai-org/glm-5.3")
 
 

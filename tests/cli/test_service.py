@@ -79,11 +79,11 @@ def test_ensure_creates_missing_keys_and_leaves_existing_ones(service: Hearth, r
     first = service("ensure", "gateway/g", "node/n1@fra")
     assert [row["is_new"] for row in first] == [True, True]
     assert [row["is_new"] for row in service("ensure", "gateway/g", "node/n1@fra")] == [False, False]
-    assert identity(ring, "node/n1").place == "fra"
-    for place in ("iad", "fra", "lhr", "iad"):  # within a second, too
-        (moved,) = service("ensure", f"node/n1@{place}")
+    assert identity(ring, "node/n1").pop == "fra"
+    for pop in ("iad", "fra", "lhr", "iad"):  # within a second, too
+        (moved,) = service("ensure", f"node/n1@{pop}")
         assert moved["is_new"]
-        assert identity(ring, "node/n1").place == place
+        assert identity(ring, "node/n1").pop == pop
     for path in Path(moved["keys"]).iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     service("revoke", "--subject", "node/n1")
@@ -119,7 +119,7 @@ def test_no_command_prints_a_private_key(service: Hearth, ring: Path, capsys: An
     ("arguments", "says"),
     [
         (["make", "n1"], "node/NAME"),
-        (["make", "gateway/g", "--pop", "fra"], "only a node"),
+        (["make", "gateway/g", "--pop", "fra"], "only the key of a node"),
         (["make", "node/../../x"], "node/NAME"),
         (["add", "node/n1", "abc"], "64 hexadecimal"),
         (["add", "node/n1", "zz" * 32], "64 hexadecimal"),
@@ -150,7 +150,7 @@ def test_evidence_pack_has_the_inventory_of_service_keys(service: Hearth, ring: 
 def test_damaged_ring_is_not_changed(service: Hearth, ring: Path):
     service("make", "node/n1")
     ring.write_text("{}")
-    assert "not a ring" in service("make", "node/n2", status=1)
+    assert "not a valid ring" in service("make", "node/n2", status=1)
     assert ring.read_text() == "{}"
     ring.unlink()
     service("make", "node/n2")

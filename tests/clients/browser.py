@@ -1,7 +1,7 @@
-"""A real Chromium without a window, driven through its debugging pipe: opens a page and says what it asked the network
-for. Knows no test.
+"""A headless Chromium, controlled through its debugging pipe: opens a page and records its network requests.
 
-Needs no driver beside the browser: commands and events are JSON, each ended by a zero byte, on its descriptors 3 and 4.
+Needs no driver beside the browser. Commands and events are JSON, each terminated by a zero byte, on file descriptors 3
+and 4.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _OPTIONS = (
 
 
 def find_chromium(clients_env: Path | None) -> str | None:
-    """HEARTH_CHROMIUM, one on PATH, or the one that `scripts/clients.sh` brought."""
+    """Return the command of HEARTH_CHROMIUM, of a browser on PATH, or of the one that `scripts/clients.sh` installs."""
     brought = None if clients_env is None else clients_env / "chromium"
     found = [os.environ.get("HEARTH_CHROMIUM"), *map(shutil.which, _NAMES)]
     if brought is not None and brought.exists():
@@ -37,7 +37,7 @@ def find_chromium(clients_env: Path | None) -> str | None:
 
 
 class Browser:
-    """One browser and its one page. Events that arrive are kept by their name."""
+    """A browser with one page. `events` are all events received so far."""
 
     def __init__(self, command: str) -> None:
         self._profile = Path(tempfile.mkdtemp(prefix="hearth-browser-"))
@@ -52,12 +52,12 @@ class Browser:
             self.send(f"{domain}.enable")
 
     def _launch(self, command: str) -> subprocess.Popen[bytes]:
-        (its_in, self._out), (self._in, its_out) = os.pipe(), os.pipe()
+        (child_in, self._out), (self._in, child_out) = os.pipe(), os.pipe()
 
         def arrange() -> None:
-            high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (its_in, its_out)]
-            for place, descriptor in enumerate(high, 3):
-                os.dup2(descriptor, place)
+            high = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, 10) for descriptor in (child_in, child_out)]
+            for number, descriptor in enumerate(high, 3):
+                os.dup2(descriptor, number)
 
         log = (self._profile / "log").open("wb")
         try:
@@ -67,24 +67,24 @@ class Browser:
             )  # fmt: skip
         finally:
             log.close()
-            os.close(its_in)
-            os.close(its_out)
+            os.close(child_in)
+            os.close(child_out)
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
-        """A command's result; raises RuntimeError with the browser's words."""
+        """Send a command and return its result. Raises RuntimeError with the browser's error."""
         self._num_sent += 1
         message = {"id": self._num_sent, "method": method, "params": params}
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
         while True:
-            answer = self._read()
-            if answer.get("id") != self._num_sent:
-                self.events.append(answer)
-            elif "error" in answer:
-                raise RuntimeError(f"{method}: {answer['error']}")
+            response = self._read()
+            if response.get("id") != self._num_sent:
+                self.events.append(response)
+            elif "error" in response:
+                raise RuntimeError(f"{method}: {response['error']}")
             else:
-                result: dict[str, Any] = answer["result"]
+                result: dict[str, Any] = response["result"]
                 return result
 
     def _read(self) -> dict[str, Any]:
@@ -101,22 +101,22 @@ class Browser:
         self.send("Page.navigate", url=url)
 
     def value(self, expression: str) -> Any:
-        """What a JavaScript expression comes to; raises RuntimeError when it throws."""
-        told = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in told:
-            raise RuntimeError(str(told["exceptionDetails"]))
-        return told["result"].get("value")
+        """Return the value of a JavaScript expression. Raises RuntimeError if it throws."""
+        result = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in result:
+            raise RuntimeError(str(result["exceptionDetails"]))
+        return result["result"].get("value")
 
     def wait_for(self, expression: str, is_fine: Callable[[Any], bool] = bool, deadline_s: float = PATIENCE_S) -> Any:
-        """The expression's value once it is fine."""
+        """Return the value of an expression once `is_fine` accepts it."""
         end = time.monotonic() + deadline_s
         while not is_fine(value := self.value(expression)):
             assert time.monotonic() < end, f"not within {deadline_s:g} s: {expression}: {value!r}"
             time.sleep(0.05)
         return value
 
-    def told(self, method: str) -> list[dict[str, Any]]:
-        """The parameters of every event of that name until now."""
+    def event_params(self, method: str) -> list[dict[str, Any]]:
+        """Return the parameters of all events with this name so far."""
         return [event["params"] for event in self.events if event.get("method") == method]
 
     def close(self) -> None:

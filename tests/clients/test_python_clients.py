@@ -1,6 +1,6 @@
-"""Clients for Python as people install them, each in its newest form, against a live Hearth on spark and minilm.
+"""Official and common Python clients in their newest versions.
 
-They are not of this environment: `python/` holds their tests, which an environment of the clients' own runs.
+Their tests are in `python/` and run in `.venv-clients`, because the clients are not installed in this environment.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 FOLDER = Path(__file__).parent / "python"
 CLIENTS = sorted(path.stem.removeprefix("client_") for path in FOLDER.glob("client_*.py"))
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)  # importing some of them alone takes many seconds on a busy machine
+@pytest.mark.timeout(300)  # importing some clients takes many seconds on a busy machine
 @pytest.mark.parametrize("client", CLIENTS)
 def test_python_client_suite_passes(platform: Platform, clients_env: Path, client: str):
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {

@@ -1,8 +1,9 @@
-"""schemathesis over `/openapi.json`, with data that fits the document and data that does not: no answer is of the 5xx
-kind, every refusal has the envelope, and answers are what the document says. The seed is fixed.
+"""schemathesis on `/openapi.json` with valid and invalid data: no response is a 5xx error, every error has the
+envelope, and responses match the document. The seed is fixed.
 
-Models and finetunes are asked for with an API token; tokens, accounts and users with a global key, about an account
-that may be spoiled: only deleting it is left to other tests, since nothing about it could be asked any more."""
+Models and finetunes are called with an API token; tokens, accounts and users with a global key on an account for this
+test, which is never deleted.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ CONFIG = """
 
 @pytest.fixture(scope="module")
 def running(migrated_sqlite_file: Path) -> Iterator[Running]:
-    """A gateway with a fake node, which answers at once."""
+    """A gateway with a fake node that responds immediately."""
     site = Site(migrated_sqlite_file)
     site.add_node("n1")
     yield Running(site, site.gateway(OBJECTS_URL=f"file://{site.folder / 'objects'}").start())
@@ -42,7 +43,7 @@ def running(migrated_sqlite_file: Path) -> Iterator[Running]:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(600)  # a minute, on a machine that has nothing else to do
+@pytest.mark.timeout(600)  # takes a minute on an idle machine
 @pytest.mark.parametrize("of_tenants", [False, True], ids=["models", "tenants"])
 def test_generated_requests_cause_no_internal_error(
     clients_env: Path, running: Running, tmp_path: Path, of_tenants: bool

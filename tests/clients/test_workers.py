@@ -1,4 +1,4 @@
-"""`hearth worker dev`: the examples, the tutorials' scripts as they are, a Worker on packages and local stores."""
+"""`hearth worker dev` with the examples, unmodified tutorials, and a Worker with npm packages and local stores."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 
 from scripts.fetch_node_clients import PACKAGES
 from tests.clients.worker_dev import worker_dev
-from tests.end_to_end.platform import Platform
 from tests.gateway.inference.test_text_generation import events_of
+from tests.platform import Platform
 from worker_runtime.node_js import Node
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(240), pytest.mark.usefixtures("node")]

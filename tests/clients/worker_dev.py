@@ -1,4 +1,4 @@
-"""`hearth worker dev`, started as a person starts it, and stopped at the end."""
+"""Run `hearth worker dev` as a child process."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from scripts.fetch_node_clients import FOLDER
-from tests.end_to_end.platform import Platform
+from tests.platform import Platform
 
 READY_TIMEOUT_S = 120
-_MAX_WORDS = 4000  # of the Worker's and of the platform's, in a failure
+_MAX_LOG_CHARACTERS = 4000  # of each log in a failure message
 
 
 class WorkerDev:
-    """A running Worker: `url`, and what the command tells."""
+    """A running Worker, its `url` and the events that the command prints."""
 
     def __init__(self, platform: Platform, script: Path, *arguments: str) -> None:
         command = [sys.executable, "-m", "cli.main", "worker", "dev", str(script), "--data", str(platform.data)]
@@ -33,8 +33,8 @@ class WorkerDev:
             text=True,
         )
         self._events: queue.Queue[dict[str, Any] | None] = queue.Queue()
-        self._said: list[str] = []
-        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_events, self._read_words)]
+        self._log: list[str] = []
+        self._readers = [threading.Thread(target=read, daemon=True) for read in (self._read_events, self._read_log)]
         for reader in self._readers:
             reader.start()
         self.url = ""
@@ -45,14 +45,14 @@ class WorkerDev:
             self._events.put(json.loads(line))
         self._events.put(None)
 
-    def _read_words(self) -> None:
+    def _read_log(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self._said.append(line)
+            self._log.append(line)
 
     def next_event(self) -> dict[str, Any]:
         event = self._events.get(timeout=READY_TIMEOUT_S)
-        assert event is not None, "".join(self._said)
+        assert event is not None, "".join(self._log)
         return event
 
     def wait_ready(self) -> WorkerDev:
@@ -61,10 +61,10 @@ class WorkerDev:
         self.url = event["url"]
         return self
 
-    def last_words(self) -> str:
-        """What the Worker and the platform said at last, for a failure to tell."""
-        platform = self._platform_log.read_text(errors="replace")[-_MAX_WORDS:]
-        return f"the Worker said: {''.join(self._said)[-_MAX_WORDS:]}\nthe platform said: {platform}"
+    def recent_logs(self) -> str:
+        """Return the end of the Worker's and the platform's logs, for a failure message."""
+        platform = self._platform_log.read_text(errors="replace")[-_MAX_LOG_CHARACTERS:]
+        return f"log of the Worker: {''.join(self._log)[-_MAX_LOG_CHARACTERS:]}\nlog of the platform: {platform}"
 
     def stop(self) -> int:
         if self.process.poll() is None:
@@ -80,12 +80,12 @@ class WorkerDev:
 
 @contextlib.contextmanager
 def worker_dev(platform: Platform, script: Path, *arguments: str) -> Iterator[WorkerDev]:
-    """A Worker that answers. Whatever fails meanwhile tells what the Worker and the platform said."""
+    """Yield a Worker that is ready. Exceptions in the block get the logs as a note."""
     worker = WorkerDev(platform, script, *arguments)
     try:
         yield worker.wait_ready()
     except BaseException as error:
         worker.stop()
-        error.add_note(worker.last_words())
+        error.add_note(worker.recent_logs())
         raise
-    assert worker.stop() == 0, worker.last_words()
+    assert worker.stop() == 0, worker.recent_logs()

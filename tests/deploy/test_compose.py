@@ -1,4 +1,4 @@
-"""docker-compose.yml describes a deployment that can work: asked of docker where it is, of its structure everywhere."""
+"""docker-compose.yml: validated by Docker if installed, and by structure everywhere."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ ENV = {
 
 
 def filled(value: Any) -> str:
-    """A value of the file as docker would fill it from ENV."""
+    """Return a value of the file with variables replaced from ENV, as Docker does."""
 
     def fill(match: re.Match[str]) -> str:
         name, separator, rest = match[1].partition(":")
@@ -48,12 +48,12 @@ def environment(service: dict[str, Any]) -> dict[str, str]:
 
 
 def mounts_of(service: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """Folder in the container -> its volume, and `ro` or `rw`."""
+    """Return folder in the container -> its volume, and `ro` or `rw`."""
     parts = (str(volume).split(":") for volume in service.get("volumes", ()))
     return {target: (volume, mode[0] if mode else "rw") for volume, target, *mode in parts}
 
 
-def test_docker_itself_accepts_the_file(tmp_path: Path):
+def test_docker_accepts_the_compose_file(tmp_path: Path):
     docker = shutil.which("docker")
     if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True).returncode != 0:
         pytest.skip("docker compose is not installed here; the structure is checked by the other tests")
@@ -64,11 +64,11 @@ def test_docker_itself_accepts_the_file(tmp_path: Path):
     assert done.returncode == 0, done.stderr
 
 
-def test_every_part_of_a_deployment_is_there(services: dict[str, Any]):
+def test_compose_file_has_every_service(services: dict[str, Any]):
     assert set(services) == {"postgres", "redis", "objects", "migrate", "keys", "gateway", "node"}
 
 
-def test_services_wait_only_for_services_that_exist_and_can_say_that_they_are_ready(services: dict[str, Any]):
+def test_services_depend_only_on_existing_services_with_health_checks(services: dict[str, Any]):
     for service in services.values():
         for name, how in service.get("depends_on", {}).items():
             if how["condition"] == "service_healthy":
@@ -78,23 +78,25 @@ def test_services_wait_only_for_services_that_exist_and_can_say_that_they_are_re
                 assert services[name]["restart"] == "no"
 
 
-def test_the_gateway_starts_with_what_the_file_gives_it(services: dict[str, Any]):
+def test_gateway_settings_of_the_compose_file_are_valid(services: dict[str, Any]):
     settings = read_settings(settings_class(ProcessName.gateway), environment(services["gateway"]))
     assert settings.host == "0.0.0.0"
     assert settings.audit_heads is not None, "without noted heads nobody sees that the audit's end was cut off"
 
 
-def test_the_node_starts_with_what_the_file_gives_it(services: dict[str, Any]):
+def test_node_settings_of_the_compose_file_are_valid(services: dict[str, Any]):
     read_settings(settings_class(ProcessName.node), environment(services["node"]))
 
 
-def test_a_node_holds_no_key_of_tokens_or_caches_and_no_login_to_the_ledger(services: dict[str, Any]):
+def test_node_has_no_token_or_cache_secret_and_no_database_login(services: dict[str, Any]):
     held = set(services["node"]["environment"])
     assert not held & {"DATABASE_URL", "HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET"}
 
 
-def test_services_show_each_other_tokens_and_share_no_secret(services: dict[str, Any]):
-    """Every process reads the ring and its own private key, and can change neither; the ring's maker alone writes."""
+def test_services_authenticate_with_their_own_keys_and_share_no_secret(services: dict[str, Any]):
+    """Services mount the key ring and their own private key read-only. Only the service that creates keys can write
+    them.
+    """
     for name in services:
         assert not any("CLUSTER" in variable for variable in services[name].get("environment", {}))
     mounts = {name: mounts_of(service) for name, service in services.items()}
@@ -107,8 +109,8 @@ def test_services_show_each_other_tokens_and_share_no_secret(services: dict[str,
         assert services[name]["depends_on"]["keys"] == {"condition": "service_completed_successfully"}
 
 
-def test_every_volume_is_declared_and_its_folder_is_in_the_image(services: dict[str, Any]):
-    """A volume takes its owner from the folder it covers: without one it would be root's, and nothing could write."""
+def test_every_volume_is_declared_and_its_folder_exists_in_the_image(services: dict[str, Any]):
+    """A volume inherits its owner from the image's folder. Without such a folder, root would own it."""
     declared = set(yaml.safe_load(COMPOSE.read_text())["volumes"])
     used = {name: mounts_of(service) for name, service in services.items()}
     assert {volume for held in used.values() for volume, _ in held.values()} == declared
@@ -118,7 +120,7 @@ def test_every_volume_is_declared_and_its_folder_is_in_the_image(services: dict[
             assert re.search(rf"\b{target.removeprefix('/var/lib/')}\b", text), target
 
 
-def test_every_hearth_variable_of_the_file_is_a_setting(services: dict[str, Any]):
+def test_every_hearth_variable_of_the_compose_file_is_a_setting(services: dict[str, Any]):
     known = {info.env for process in ProcessName for info in describe(settings_class(process))}
     for name in ("gateway", "node"):
         given = {env for env in services[name]["environment"] if env.startswith("HEARTH_")}
@@ -131,7 +133,7 @@ def test_only_the_gateway_is_published_and_only_on_loopback(services: dict[str, 
     assert all(port.startswith("127.0.0.1:") for port in published["gateway"])
 
 
-def test_built_images_have_their_dockerfile_and_it_copies_files_that_exist(services: dict[str, Any]):
+def test_dockerfiles_of_built_images_copy_only_existing_files(services: dict[str, Any]):
     for name in ("migrate", "keys", "gateway", "node"):
         text = (ROOT / services[name]["build"]["dockerfile"]).read_text()
         assert "USER hearth" in text
@@ -139,7 +141,7 @@ def test_built_images_have_their_dockerfile_and_it_copies_files_that_exist(servi
     assert "torch" not in re.sub(r"#.*", "", (ROOT / "deploy/gateway.Dockerfile").read_text())
 
 
-def test_make_env_makes_every_secret_once_and_keeps_it_private(tmp_path: Path):
+def test_make_env_creates_private_secrets_once(tmp_path: Path):
     (tmp_path / "deploy").mkdir()
     script = shutil.copy(ROOT / "deploy/make_env.sh", tmp_path / "deploy/make_env.sh")
     assert subprocess.run(["sh", script], capture_output=True).returncode == 0

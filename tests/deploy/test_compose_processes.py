@@ -1,5 +1,7 @@
-"""The processes of docker-compose.yml, started by hand with the file's own commands and environment: there is no engine
-of containers in it, so volumes are folders, and addresses are this machine's."""
+"""The processes of docker-compose.yml, started with the commands and environment of that file.
+
+No containers are used: volumes are folders, and addresses are those of this machine.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ import pytest
 import yaml
 
 from tests.deploy.test_compose import COMPOSE, ROOT, environment, filled, mounts_of
-from tests.end_to_end.platform import free_port
+from tests.ports import free_port
 from tests.waiting import wait_until_blocking
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(400)]  # a real node loads its models
@@ -28,7 +30,7 @@ HOME = "/var/lib/hearth"
 
 
 class Deployment:
-    """Volumes are folders; each service has its own view of them, in place of the container's `/var/lib/hearth`."""
+    """The running services. Volumes are folders, seen by each service in place of the container's `/var/lib/hearth`."""
 
     def __init__(self, folder: Path, database_url: str, redis_url: str) -> None:
         self._folder = folder
@@ -56,7 +58,7 @@ class Deployment:
         return str(root)
 
     def environ(self, name: str) -> dict[str, str]:
-        """What a service is given, and nothing of this shell's but where programs are."""
+        """Return a service's environment: the variables of the file and PATH."""
         given = environment(self._services[name])
         own = {env: self._here.get(env, value).replace(HOME, self._view(name)) for env, value in given.items()}
         inherited = {env: os.environ[env] for env in ("PATH", "HOME", "OMP_NUM_THREADS") if env in os.environ}
@@ -72,7 +74,7 @@ class Deployment:
         return _here([filled(word) for word in command])
 
     def run(self, name: str, command: str = "") -> str:
-        """`docker compose run --rm NAME COMMAND`, to its end; what it printed."""
+        """Run `docker compose run --rm NAME COMMAND` to its end and return its output."""
         words = _here(shlex.split(command)) if command else self._command(name)
         done = subprocess.run(words, env=self.environ(name), capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -115,8 +117,8 @@ def deployment(short_tmp_path: Path, new_postgres_url: str, redis_url: str) -> I
     made.stop()
 
 
-def test_the_first_start_makes_keys_by_which_the_services_meet_and_which_can_be_changed(deployment: Deployment):
-    """Started, called, rotated, revoked and let back in, without a restart and without a shared secret."""
+def test_first_start_creates_service_keys_that_can_be_rotated(deployment: Deployment):
+    """Keys are created, used, rotated, revoked and restored without a restart and without a shared secret."""
     deployment.run("migrate")
     deployment.run("keys")
     made = {name: list(deployment.volume(name).iterdir()) for name in ("gateway-key", "node-key")}

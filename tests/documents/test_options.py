@@ -19,7 +19,7 @@ def test_options_accept_strings_and_ignore_unknown_fields():
         "html": {"hostname": "https://a.example/", "cssSelector": "main", "images": {"convert": "true"}},
         "pdf": {"metadata": "false", "images": {"convert": True, "maxConvertedImages": "3"}}, "docx": None,
     }  # fmt: skip
-    assert parse_options(given) == Options("text", "de", "a.example", "main", False)
+    assert parse_options(given) == Options("text", "a.example", "main", False)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ class Pusher:
         blocks = np.random.default_rng(seed).permutation(runner.num_blocks)
         self.table.block_table[0] = blocks[: self.table.block_table.shape[1]]
         self.table.sequence_id[0] = sequence_id
-        self.table.num_logprobs[0] = -1
+        self.table.sampling.num_logprobs[0] = -1
 
     def push(self, token_ids: list[int]) -> torch.Tensor:
         """Logits [V] after the last of `token_ids`, which go through in one step."""

@@ -87,4 +87,5 @@ def test_the_share_crosses_to_the_replica():
     frame = wire.encode_report(report, EngineStatus())
     stepped = wire.decode_rank_message(frame[4:])
     assert isinstance(stepped, wire.Stepped)
-    assert wire.decode_report(stepped).device_us.tolist() == [10**12, 2 * 10**12]  # type: ignore[union-attr]
+    assert stepped.report is not None
+    assert stepped.report.device_us.tolist() == [10**12, 2 * 10**12]  # type: ignore[union-attr]

@@ -62,7 +62,7 @@ def test_a_mixed_step_continues_chunks_where_they_stopped() -> None:
 
 def test_sampling_parameters_belong_to_the_rows_that_sample() -> None:
     table = table_with((0, [1, 2, 3], 2, [0]), (1, [1, 2, 3, 4], 0, [1]), temperature=0.5, top_k=9, logprobs=2)
-    table.temperature[1] = 0.25
+    table.sampling.temperature[1] = 0.25
     sampling = build_inputs(step_of([0, 1], [1, 2]), table).sampling
     assert (sampling.temperature.tolist(), sampling.top_k.tolist(), sampling.num_logprobs.tolist()) == ([0.5], [9], [2])
     assert sampling.seeds.tolist() == [7]
@@ -71,8 +71,9 @@ def test_sampling_parameters_belong_to_the_rows_that_sample() -> None:
 
 
 def test_only_rows_with_penalties_have_a_history() -> None:
-    table = table_with((0, [1, 2, 3, 4, 5, 6, 7], 6, [0, 2]), (1, [9], 0, [1]))
-    table.presence_penalty[0] = 0.5
+    table = table_with((0, [1, 2, 3, 4, 5, 6, 7], 6, [0, 2]), presence_penalty=0.5)
+    plain = table_with((1, [9], 0, [1])).sequence_at(1)
+    table.fill(1, plain, 0)
     sampling = build_inputs(step_of([1, 0], [1, 1]), table).sampling
     assert [(history.row, history.num_prompt) for history in sampling.histories] == [(1, 5)]
     assert sampling.histories[0].token_ids.tolist() == [1, 2, 3, 4, 5, 6, 7]

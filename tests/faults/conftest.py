@@ -1,4 +1,4 @@
-"""Sites for the tests that ill-treat what is between their parts."""
+"""Fixtures for fault tests: sites whose connections run through a `FaultProxy`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from tests.gateway.site import Site, making_sites
 
 @pytest.fixture(scope="module")
 def new_site(migrated_sqlite_file: Path) -> Iterator[Callable[..., Site]]:
-    """Makes sites; the module closes them."""
+    """Return a function that creates sites. They are closed at the end of the module."""
     yield from making_sites(migrated_sqlite_file)
 
 
 def socket_of(redis: EmbeddedRedis) -> Path:
-    """Where a redis-server listens."""
+    """Return the path of the Unix socket of a redis-server."""
     return Path(redis.url.removeprefix("unix://").partition("?")[0])
 
 
 def errors_in(gateway: GatewayProcess) -> str:
-    """What a gateway logged that is a defect of ours, whatever was done to it."""
+    """Return the log lines of a gateway that report a defect. No fault may cause any."""
     return "\n".join(str(line) for line in gateway.log_lines() if line["level"] in ("error", "critical"))

@@ -1,8 +1,9 @@
-"""A TCP proxy that ill-treats what passes: between a gateway and Redis, Postgres or a node, or a client and a gateway.
+"""A TCP proxy that injects network faults, between a gateway and Redis, Postgres or a node, or between a client and a
+gateway.
 
-Each direction has its own faults, which are switched while connections live. Runs in a thread of its own, so that tests
-with and without an event loop use it alike; listens on a free port of loopback, or on a Unix socket, and passes on to
-either. Knows bytes and no protocol.
+Each direction has its own faults, which can be changed while connections are open. The proxy runs in its own thread, so
+tests with and without an event loop can use it. It listens on a free loopback port or on a Unix socket, forwards to
+either, and knows no protocol.
 """
 
 from __future__ import annotations
@@ -20,51 +21,56 @@ from typing import Any, TypeVar
 from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
-_LOOK_S = 0.005
-_RESET = struct.pack("ii", 1, 0)  # linger, for no time at all: what closes the socket resets the connection
+_POLL_INTERVAL_S = 0.005
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER with timeout 0: closing the socket resets the connection
 
 
 @dataclass
-class Way:
-    """One direction. `is_held`: nothing passes until it is let go, as while a network is parted; `is_lost`: what passes
-    is thrown away, as by a peer that vanished without a word. `cut_after`: so many bytes more, of all connections
-    together, then a reset in the middle of whatever it is. `piece_bytes`: what is larger comes in pieces."""
+class Direction:
+    """The faults of one direction.
+
+    `is_paused` holds all bytes back, as in a network partition. `drops_all` discards them, as if the peer had vanished.
+    `cut_after` resets the connection after that many more bytes, counted over all connections. `flip_after` corrupts
+    the byte at that offset. `piece_bytes` splits the data into pieces of at most this size.
+    """
 
     delay_s: float = 0.0
     jitter_s: float = 0.0
     bytes_per_s: float = 0.0
     piece_bytes: int = 0
-    is_held: bool = False
-    is_lost: bool = False
+    is_paused: bool = False
+    drops_all: bool = False
     cut_after: int | None = None
     flip_after: int | None = None
-    num_bytes: int = 0  # passed, ever
-    num_lost: int = 0  # thrown away, since it was last healed
+    num_bytes: int = 0  # forwarded since the start
+    num_dropped: int = 0  # discarded since the last `heal`
 
 
 @dataclass(eq=False)
 class _Link:
-    """One connection through the proxy. `is_doomed`: its next answer is lost, and the connection with it."""
+    """One connection. With `loses_response`, the next response is discarded and the connection is reset."""
 
     client: asyncio.StreamWriter
     server: asyncio.StreamWriter
-    is_doomed: bool = False
+    loses_response: bool = False
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
 
 class FaultProxy:
-    """To `upstream`: host and port, or the path of a Unix socket. `path` is where it listens, else a free port."""
+    """A proxy for `upstream`, which is a host and port or the path of a Unix socket. It listens on `path`, or on a free
+    port if `path` is None.
+    """
 
     def __init__(self, upstream: tuple[str, int] | Path, path: Path | None = None) -> None:
         self.upstream = upstream
         self.path = path
         self.port = 0
-        self.to_server = Way()
-        self.to_client = Way()
+        self.to_server = Direction()
+        self.to_client = Direction()
         self.refuses = False
         self.num_opened = 0
-        self.num_answers_lost = 0
-        self._dooms: Callable[[bytes], bool] | None = None
+        self.num_lost_responses = 0
+        self._loses_response_to: Callable[[bytes], bool] | None = None
         self._links: set[_Link] = set()
         self._random = random.Random(1)
         self._loop = asyncio.new_event_loop()
@@ -78,7 +84,7 @@ class FaultProxy:
         return self
 
     def stop(self) -> None:
-        """Close everything and end the thread."""
+        """Close all connections and end the thread."""
         if self._thread.is_alive():
             self._run(self._close())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -92,41 +98,40 @@ class FaultProxy:
         self.stop()
 
     @property
-    def num_links(self) -> int:
-        """Connections that are open through it now."""
+    def num_connections(self) -> int:
+        """The number of open connections."""
         return len(self._links)
 
-    def part(self) -> None:
-        """Nothing passes in either direction, on connections that are and that come; none of them hears of it."""
-        self.to_server.is_held = self.to_client.is_held = True
+    def partition(self) -> None:
+        """Hold back all bytes in both directions, on open and on new connections."""
+        self.to_server.is_paused = self.to_client.is_paused = True
 
-    def vanish(self) -> None:
-        """The other side of every connection is gone for good, and nobody said so."""
-        self.to_server.is_lost = self.to_client.is_lost = True
+    def drop_silently(self) -> None:
+        """Discard all bytes in both directions without closing any connection."""
+        self.to_server.drops_all = self.to_client.drops_all = True
 
-    def slow(self, delay_s: float, jitter_s: float = 0.0) -> None:
-        """Each direction takes so much longer."""
-        for way in (self.to_server, self.to_client):
-            way.delay_s, way.jitter_s = delay_s, jitter_s
+    def delay(self, delay_s: float, jitter_s: float = 0.0) -> None:
+        """Delay each direction."""
+        for direction in (self.to_server, self.to_client):
+            direction.delay_s, direction.jitter_s = delay_s, jitter_s
 
     def heal(self) -> None:
-        """No faults from now on. What was thrown away stays lost."""
-        self.refuses, self._dooms = False, None
-        for way in (self.to_server, self.to_client):
-            num_bytes = way.num_bytes
-            way.__dict__.update(Way(num_bytes=num_bytes).__dict__)
+        """Remove all faults. Discarded bytes stay lost."""
+        self.refuses, self._loses_response_to = False, None
+        for direction in (self.to_server, self.to_client):
+            num_bytes = direction.num_bytes
+            direction.__dict__.update(Direction(num_bytes=num_bytes).__dict__)
 
-    def lose_answer(self, when: Callable[[bytes], bool]) -> None:
-        """Of the next request in whose bytes this finds what it looks for: it arrives, its answer does not, and the
-        connection is reset. Once."""
-        self._dooms = when
+    def lose_response(self, when: Callable[[bytes], bool]) -> None:
+        """Forward the next request whose bytes match, discard its response, and reset the connection. Applies once."""
+        self._loses_response_to = when
 
     def reset(self) -> None:
-        """Reset every connection."""
+        """Reset all connections."""
         self._run(self._reset_all())
 
     def half_close(self) -> None:
-        """The server has nothing more to say on any connection, and would still listen."""
+        """Half-close all connections: the server sends no more, but still receives."""
         self._run(self._half_close_all())
 
     def _run(self, job: Coroutine[Any, Any, T]) -> T:
@@ -153,73 +158,79 @@ class FaultProxy:
             return
         try:
             if isinstance(self.upstream, Path):
-                its_reader, its_writer = await asyncio.open_unix_connection(self.upstream)
+                server_reader, server_writer = await asyncio.open_unix_connection(self.upstream)
             else:
-                its_reader, its_writer = await asyncio.open_connection(*self.upstream)
+                server_reader, server_writer = await asyncio.open_connection(*self.upstream)
         except OSError:
             _abort(writer)
             return
         self.num_opened += 1
-        link = _Link(writer, its_writer)
+        link = _Link(writer, server_writer)
         self._links.add(link)
-        for pump in (self._pump(link, reader, its_writer, self.to_server), self._answer(link, its_reader, writer)):
+        for pump in (
+            self._pump(link, reader, server_writer, self.to_server),
+            self._pump(link, server_reader, writer, self.to_client),
+        ):
             task = self._loop.create_task(pump)
             link.tasks.append(task)
             self._jobs.add(task)
             task.add_done_callback(self._jobs.discard)
 
-    async def _answer(self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._pump(link, reader, writer, self.to_client)
-
-    async def _pump(self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, way: Way) -> None:
+    async def _pump(
+        self, link: _Link, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, direction: Direction
+    ) -> None:
         try:
             while data := await reader.read(1 << 16):
-                if way is self.to_server and self._dooms is not None and self._dooms(data):
-                    self._dooms, link.is_doomed = None, True
-                elif way is self.to_client and link.is_doomed:
-                    self.num_answers_lost += 1
+                if (
+                    direction is self.to_server
+                    and self._loses_response_to is not None
+                    and self._loses_response_to(data)
+                ):
+                    self._loses_response_to, link.loses_response = None, True
+                elif direction is self.to_client and link.loses_response:
+                    self.num_lost_responses += 1
                     self._reset(link)
                     return
-                if not await self._pass(writer, data, way):
+                if not await self._pass(writer, data, direction):
                     self._reset(link)
                     return
-            await _while(lambda: way.is_held)
-            if not way.is_lost and writer.can_write_eof():
+            await _wait_while(lambda: direction.is_paused)
+            if not direction.drops_all and writer.can_write_eof():
                 writer.write_eof()
             else:
-                await _while(lambda: link in self._links)
-        except (OSError, asyncio.IncompleteReadError):
+                await _wait_while(lambda: link in self._links)
+        except (OSError, RuntimeError):  # RuntimeError: the server sent data after `half_close`
             self._reset(link)
             return
         if len([task for task in link.tasks if not task.done()]) <= 1:  # the other direction has ended too
             self._reset(link)
 
-    async def _pass(self, writer: asyncio.StreamWriter, data: bytes, way: Way) -> bool:
-        """Whether the connection lives on."""
-        size = way.piece_bytes or len(data)
+    async def _pass(self, writer: asyncio.StreamWriter, data: bytes, direction: Direction) -> bool:
+        """Forward bytes with the faults of a direction. Return False if the connection must be reset."""
+        size = direction.piece_bytes or len(data)
         for start in range(0, len(data), size):
             piece = data[start : start + size]
-            if way.delay_s or way.jitter_s:
-                await asyncio.sleep(way.delay_s + self._random.uniform(0, way.jitter_s))
-            if way.bytes_per_s:
-                await asyncio.sleep(len(piece) / way.bytes_per_s)
-            await _while(lambda: way.is_held)
-            if way.is_lost:
-                way.num_lost += len(piece)
+            if direction.delay_s or direction.jitter_s:
+                await asyncio.sleep(direction.delay_s + self._random.uniform(0, direction.jitter_s))
+            if direction.bytes_per_s:
+                await asyncio.sleep(len(piece) / direction.bytes_per_s)
+            await _wait_while(lambda: direction.is_paused)
+            if direction.drops_all:
+                direction.num_dropped += len(piece)
                 continue
-            if way.flip_after is not None:
-                if way.flip_after < len(piece):
+            if direction.flip_after is not None:
+                if direction.flip_after < len(piece):
                     changed = bytearray(piece)
-                    changed[way.flip_after] ^= 0xFF
-                    piece, way.flip_after = bytes(changed), None
+                    changed[direction.flip_after] ^= 0xFF
+                    piece, direction.flip_after = bytes(changed), None
                 else:
-                    way.flip_after -= len(piece)
-            is_cut = way.cut_after is not None and len(piece) >= way.cut_after
-            if way.cut_after is not None:
-                piece = piece[: way.cut_after]
-                way.cut_after = None if is_cut else way.cut_after - len(piece)
+                    direction.flip_after -= len(piece)
+            is_cut = direction.cut_after is not None and len(piece) >= direction.cut_after
+            if direction.cut_after is not None:
+                piece = piece[: direction.cut_after]
+                direction.cut_after = None if is_cut else direction.cut_after - len(piece)
             writer.write(piece)
-            way.num_bytes += len(piece)
+            direction.num_bytes += len(piece)
             await writer.drain()
             if is_cut:
                 return False
@@ -241,13 +252,13 @@ class FaultProxy:
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
-    """Close without a word: over TCP the other side sees a reset."""
+    """Close without a FIN: over TCP the peer receives a reset."""
     sock = writer.get_extra_info("socket")
     if sock is not None and sock.family == socket.AF_INET and not writer.transport.is_closing():
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
     writer.transport.abort()
 
 
-async def _while(holds: Callable[[], bool]) -> None:
+async def _wait_while(holds: Callable[[], bool]) -> None:
     while holds():  # noqa: ASYNC110 - faults are switched from another thread
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_INTERVAL_S)

@@ -1,4 +1,6 @@
-"""Nodes that die, hang and talk garbage, clients that leave or do not read: what is answered, and what is recorded."""
+"""Nodes that crash, hang or send garbage, and clients that disconnect or do not read: the responses and the usage
+entries.
+"""
 
 import json
 import socket
@@ -23,7 +25,7 @@ TEXT = "".join(WORDS)
 
 @pytest.fixture(scope="module")
 def fragile(new_site: Callable[..., Site]) -> Running:
-    """A site whose nodes these tests ill-treat."""
+    """A site whose nodes these tests break."""
     site = new_site()
     site.add_node("n1")
     site.add_node("n2")
@@ -41,10 +43,10 @@ def client(fragile: Running):
         yield client
 
 
-def home_of(client: httpx.Client, running: Running, session: str) -> str:
-    """The node to which a session's calls go."""
-    answer = run(client, running, {"prompt": "x"}, headers={"x-session-affinity": session})
-    return str(running.site.usage_row(answer.headers["cf-ai-req-id"])["node_id"])
+def serving_node(client: httpx.Client, running: Running, session: str) -> str:
+    """Return the node that serves a session."""
+    response = run(client, running, {"prompt": "x"}, headers={"x-session-affinity": session})
+    return str(running.site.usage_row(response.headers["cf-ai-req-id"])["node_id"])
 
 
 def other_than(running: Running, node_id: str) -> str:
@@ -61,33 +63,33 @@ def error_in(event: str) -> int:
     return int(parsed["error"]["code"])
 
 
-@pytest.mark.parametrize("how", ["die", "garbage"])
+@pytest.mark.parametrize("fault", ["die", "garbage"])
 @pytest.mark.parametrize("is_stream", [False, True])
-def test_node_lost_before_the_first_event_is_replaced(client, fragile: Running, how: str, is_stream: bool):
-    home = home_of(client, fragile, "before")
-    prompt = script(on=home, then_after=0, then=how)
-    answer = run(client, fragile, {"prompt": prompt, "stream": is_stream}, headers={"x-session-affinity": "before"})
+def test_node_lost_before_the_first_event_is_replaced(client, fragile: Running, fault: str, is_stream: bool):
+    home = serving_node(client, fragile, "before")
+    prompt = script(on=home, then_after=0, then=fault)
+    response = run(client, fragile, {"prompt": prompt, "stream": is_stream}, headers={"x-session-affinity": "before"})
     if is_stream:
-        assert events_of(answer)[-1] == "[DONE]"
+        assert events_of(response)[-1] == "[DONE]"
     else:
-        assert answer.json()["result"]["response"] == TEXT
-    row = fragile.site.usage_row(answer.headers["cf-ai-req-id"])
+        assert response.json()["result"]["response"] == TEXT
+    row = fragile.site.usage_row(response.headers["cf-ai-req-id"])
     assert (row["attempts"], row["node_id"], row["status"]) == (2, other_than(fragile, home), "stop")
     assert row["completion_tokens"] == len(WORDS)
 
 
 def test_call_without_streaming_is_repeated_if_its_node_dies(client, fragile: Running):
-    home = home_of(client, fragile, "middle")
+    home = serving_node(client, fragile, "middle")
     prompt = script(on=home, then_after=3)
-    answer = run(client, fragile, {"prompt": prompt}, headers={"x-session-affinity": "middle"})
-    assert answer.json()["result"]["response"] == TEXT
-    row = fragile.site.usage_row(answer.headers["cf-ai-req-id"])
+    response = run(client, fragile, {"prompt": prompt}, headers={"x-session-affinity": "middle"})
+    assert response.json()["result"]["response"] == TEXT
+    row = fragile.site.usage_row(response.headers["cf-ai-req-id"])
     assert (row["attempts"], row["completion_tokens"]) == (2, len(WORDS))
 
 
-@pytest.mark.parametrize("how", ["die", "garbage"])
-def test_node_lost_during_a_stream_ends_it_with_an_error_and_no_done(client, fragile: Running, how: str):
-    prompt = script(held_after=1, then_after=3, then=how)
+@pytest.mark.parametrize("fault", ["die", "garbage"])
+def test_node_lost_during_a_stream_ends_it_with_an_error_and_no_done(client, fragile: Running, fault: str):
+    prompt = script(held_after=1, then_after=3, then=fault)
     request_id, (*events, last) = heard_when_let_go_on(client, fragile, {"prompt": prompt}, f"run/{PARROT}")
     assert "".join(json.loads(event)["response"] for event in events) == "".join(WORDS[:3])
     assert error_in(last) == 3008
@@ -103,16 +105,16 @@ def test_failure_during_a_stream_is_the_last_event(client, fragile: Running):
 
 
 def test_retryable_failure_is_retried_on_the_other_node(client, fragile: Running):
-    home = home_of(client, fragile, "retry")
+    home = serving_node(client, fragile, "retry")
     prompt = script(on=home, tokens=[], end="out_of_capacity", is_retryable=True)
-    answer = run(client, fragile, {"prompt": prompt}, headers={"x-session-affinity": "retry"})
-    assert answer.json()["result"]["response"] == TEXT
+    response = run(client, fragile, {"prompt": prompt}, headers={"x-session-affinity": "retry"})
+    assert response.json()["result"]["response"] == TEXT
 
 
 def test_call_fails_if_both_nodes_fail(client, fragile: Running):
     before = fragile.site.num_executes
-    answer = run(client, fragile, {"prompt": script(tokens=[], end="draining", is_retryable=True)})
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (429, 3040)
+    response = run(client, fragile, {"prompt": script(tokens=[], end="draining", is_retryable=True)})
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (429, 3040)
     assert fragile.site.num_executes == before + 2
 
 
@@ -132,47 +134,47 @@ def test_input_that_crashes_processes_is_tried_only_twice(client, fragile: Runni
 
 
 def test_innocent_call_gets_a_third_attempt_after_two_crashes(client, fragile: Running):
-    """A node that says one death after the second has cleared it of the first."""
+    """The node reports that the first crash was not caused by this call."""
     before = fragile.site.num_executes
-    answer = run(client, fragile, {"prompt": script(tokens=[], end="internal", is_retryable=True, one_death=True)})
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (408, 3008)
+    response = run(client, fragile, {"prompt": script(tokens=[], end="internal", is_retryable=True, one_death=True)})
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (408, 3008)
     assert fragile.site.num_executes == before + 3
 
 
 def test_node_without_a_first_event_is_replaced(client, fragile: Running):
-    home = home_of(client, fragile, "late")
+    home = serving_node(client, fragile, "late")
     prompt = script(on=home, first_s=30)
-    answer = run(client, fragile, {"prompt": prompt}, headers={"x-session-affinity": "late"})
-    assert answer.json()["result"]["response"] == TEXT
-    assert answer.headers["cf-ai-req-id"] in fragile.site.nodes[home].cancels
+    response = run(client, fragile, {"prompt": prompt}, headers={"x-session-affinity": "late"})
+    assert response.json()["result"]["response"] == TEXT
+    assert response.headers["cf-ai-req-id"] in fragile.site.nodes[home].cancels
     wait_until_blocking(lambda: is_quiet(fragile))
 
 
 def test_stalled_stream_ends_with_a_timeout(client, fragile: Running):
     started_s = time.monotonic()
-    answer = run(client, fragile, {"prompt": script(then_after=2, then="hang"), "stream": True})
+    response = run(client, fragile, {"prompt": script(then_after=2, then="hang"), "stream": True})
     took_s = time.monotonic() - started_s
-    assert error_in(events_of(answer)[-1]) == 3007
+    assert error_in(events_of(response)[-1]) == 3007
     assert took_s < 10
     figure = f"stalled stream ended after {took_s:.1f} s with a stall timeout of 1.5 s"
     figures.record("P3", figure, f"pytest {Path(__file__).name}")
-    row = fragile.site.usage_row(answer.headers["cf-ai-req-id"])
+    row = fragile.site.usage_row(response.headers["cf-ai-req-id"])
     assert (row["status"], row["completion_tokens"]) == ("timeout", 2)
     wait_until_blocking(lambda: is_quiet(fragile))
 
 
 def test_call_timeout_is_not_retryable(client, fragile: Running):
     tokens = ["x"] * 100
-    answer = run(client, fragile, {"prompt": script(tokens=tokens, gap_s=0.1)})
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (408, 3007)
-    assert answer.headers["x-should-retry"] == "false"
-    assert fragile.site.usage_row(answer.headers["cf-ai-req-id"])["completion_tokens"] >= 5
+    response = run(client, fragile, {"prompt": script(tokens=tokens, gap_s=0.1)})
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (408, 3007)
+    assert response.headers["x-should-retry"] == "false"
+    assert fragile.site.usage_row(response.headers["cf-ai-req-id"])["completion_tokens"] >= 5
     wait_until_blocking(lambda: is_quiet(fragile))
 
 
 @contextmanager
 def open_call(running: Running, body: dict):
-    """A connection on which a call has been sent; nothing is read of the answer unless the test does."""
+    """Return a connection on which a call was sent and no response has been read."""
     payload = json.dumps(body).encode()
     path = httpx.URL(f"{running.account_url}/ai/run/{PARROT}").path
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(payload)}\r\n"
@@ -193,7 +195,7 @@ def last_execute(running: Running, marker: str, num_crashes: int = 0):
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_disconnect_stops_the_work_and_charges_generated_tokens(client, fragile: Running, is_stream: bool):
-    marker = f"leaver-{is_stream}"
+    marker = f"disconnects-{is_stream}"
     body = {"prompt": script(tokens=["x"] * 200, gap_s=0.02, message=marker), "stream": is_stream}
     with open_call(fragile, body):
         execute = wait_until_blocking(lambda: last_execute(fragile, marker))
@@ -206,10 +208,10 @@ def test_disconnect_stops_the_work_and_charges_generated_tokens(client, fragile:
 
 
 def test_client_that_does_not_read_is_disconnected(client, fragile: Running):
-    prompt = script(tokens=["x"], repeat=2000, pad=20_000, gap_s=0.0001, message="glutton")
+    prompt = script(tokens=["x"], repeat=2000, pad=20_000, gap_s=0.0001, message="slow reader")
     body = {"prompt": prompt, "stream": True, "max_tokens": 2000}
     with open_call(fragile, body):
-        execute = wait_until_blocking(lambda: last_execute(fragile, "glutton"))
+        execute = wait_until_blocking(lambda: last_execute(fragile, "slow reader"))
         row = wait_until_blocking(lambda: fragile.site.usage_rows(execute.request_id))[0]
         assert 0 < row["completion_tokens"] < 2000
         wait_until_blocking(lambda: is_quiet(fragile))
@@ -232,19 +234,19 @@ def test_session_moves_to_a_new_node_if_its_node_is_lost(new_site: Callable[...,
 
 
 def test_concurrent_calls_get_their_own_responses(client, fragile: Running):
-    answers: dict[int, str] = {}
+    responses: dict[int, str] = {}
 
     def ask(i: int) -> None:
         with httpx.Client(headers=fragile.headers(), timeout=60) as own:
             prompt = script(tokens=[f"{i}-", f"{i}"], first_s=0.01)
-            answers[i] = run(own, fragile, {"prompt": prompt}).json()["result"]["response"]
+            responses[i] = run(own, fragile, {"prompt": prompt}).json()["result"]["response"]
 
     threads = [threading.Thread(target=ask, args=(i,)) for i in range(24)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers == {i: f"{i}-{i}" for i in range(24)}
+    assert responses == {i: f"{i}-{i}" for i in range(24)}
 
 
 def test_call_is_retried_on_the_only_node_after_a_model_crash(new_site: Callable[..., Site]):
@@ -252,11 +254,13 @@ def test_call_is_retried_on_the_only_node_after_a_model_crash(new_site: Callable
     site.add_node("n1")
     running = Running(site, site.gateway().start())
     with httpx.Client(headers=running.headers(), timeout=60) as client:
-        answer = run(client, running, {"prompt": script(deaths=1)})
-        assert answer.json()["result"]["response"] == TEXT
-        assert site.usage_row(answer.headers["cf-ai-req-id"])["attempts"] == 2
+        response = run(client, running, {"prompt": script(deaths=1)})
+        assert response.json()["result"]["response"] == TEXT
+        assert site.usage_row(response.headers["cf-ai-req-id"])["attempts"] == 2
         failed = run(client, running, {"prompt": script(tokens=[], end="internal", is_retryable=True)})
-        assert (failed.status_code, failed.json()["errors"][0]["code"]) == (408, 3008), "for nothing else than that"
+        assert (failed.status_code, failed.json()["errors"][0]["code"]) == (408, 3008), (
+            "only a crash is retried on the same node"
+        )
         assert site.num_executes == 3
 
 
@@ -280,11 +284,11 @@ def test_new_node_receives_the_call_of_a_dead_node(new_site: Callable[..., Site]
     site = new_site()
     first = site.add_node("n1")
     running = Running(site, site.gateway().start())
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
 
     def ask() -> None:
         with httpx.Client(headers=running.headers(), timeout=60) as client:
-            answers.append(run(client, running, {"prompt": script(on="n1", first_s=30)}))
+            responses.append(run(client, running, {"prompt": script(on="n1", first_s=30)}))
 
     wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == 1)
     caller = threading.Thread(target=ask)
@@ -294,5 +298,5 @@ def test_new_node_receives_the_call_of_a_dead_node(new_site: Callable[..., Site]
     wait_until_blocking(lambda: running.gateway.metric("hearth_nodes_alive") == 2)
     first.stop()
     caller.join()
-    assert answers[0].json()["result"]["response"] == TEXT
-    assert site.usage_row(answers[0].headers["cf-ai-req-id"])["node_id"] == "n2"
+    assert responses[0].json()["result"]["response"] == TEXT
+    assert site.usage_row(responses[0].headers["cf-ai-req-id"])["node_id"] == "n2"

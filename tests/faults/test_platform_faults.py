@@ -1,4 +1,4 @@
-"""Clients that leave, gateways that restart, nodes that die: what the client sees and what the ledger says."""
+"""Disconnecting clients, killed gateways, nodes and ranks on a whole platform: what the client and the ledger see."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ import pytest
 
 from bench import figures
 from engine.protocol.status import NodeStatus
-from tests.end_to_end.platform import Platform, wait_for
+from tests.platform import Platform, wait_for
 from tests.ports import free_port
 
 TRIES = 5
-ENDLESS = {"prompt": "Tell me a long story.", "raw": True, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+LONG_STREAM = {"prompt": "Tell me a long story.", "raw": True, "max_tokens": 1500, "ignore_eos": True, "stream": True}
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def num_running(platform: Platform) -> int:
 
 
 def nodes_running(platform: Platform) -> list[str]:
-    """Nodes on which a sequence runs, by their own word."""
+    """Return the nodes that report a running sequence."""
     return [node.node_id for node in live_statuses(platform) if any(replica.num_running for replica in node.replicas)]
 
 
@@ -56,71 +56,76 @@ def events_of(response: httpx.Response) -> Iterator[str]:
     return (line.removeprefix("data: ") for line in response.iter_lines() if line)
 
 
-def wait_until_whole(platform: Platform) -> None:
-    """After a node was killed: the gateway has noticed, and then finds both hot again. A node is back within a second,
-    so that it may have been missed before anybody looks."""
+def wait_until_recovered(platform: Platform) -> None:
+    """Wait until the gateway has noticed the loss of a node and the node is ready again. The node restarts within a
+    second, so the gateway may miss the loss.
+    """
     with contextlib.suppress(AssertionError):
         wait_for("the node is missed", lambda: platform.metric("hearth_nodes_alive") == 1, 5)
     wait_for("the node is back", lambda: platform.metric("hearth_nodes_alive") == 2 and platform.num_hot == 2)
 
 
 def node_that_serves(platform: Platform, affinity: str) -> str:
-    """The node to which calls of this session go, learned from a call's usage row."""
+    """Return the node that serves a session, read from the usage row of a call."""
     headers = {"x-session-affinity": affinity}
     with platform.client() as client:
-        answer = client.post(
+        response = client.post(
             f"{platform.ai_url()}/run/{platform.chat_model}", json={"prompt": "Hi", "max_tokens": 1}, headers=headers
         )
-    assert answer.status_code == 200, answer.text
-    (row,) = wait_for("the usage row", lambda: platform.usage_rows(answer.headers["cf-ai-req-id"]))
+    assert response.status_code == 200, response.text
+    (row,) = wait_for("the usage row", lambda: platform.usage_rows(response.headers["cf-ai-req-id"]))
     return str(row["node_id"])
 
 
-def asking(ask: Callable[[], None], is_seen: Callable[[], bool]) -> threading.Thread:
-    """A thread that is asking while it is seen to; one whose call was over before that asks again."""
+def start_call(ask: Callable[[], None], is_running: Callable[[], bool]) -> threading.Thread:
+    """Run `ask` in a thread, and return the thread once `is_running` returns True. A call that ended before is
+    repeated.
+    """
     while True:
         caller = threading.Thread(target=ask)
         caller.start()
-        wait_for("the call is seen, or over", lambda caller=caller: is_seen() or not caller.is_alive())
+        wait_for("the call runs or has ended", lambda caller=caller: is_running() or not caller.is_alive())
         if caller.is_alive():
             return caller
 
 
-def until_cut(platform: Platform, cut: Callable[[], tuple[str, list[str]]]) -> tuple[str, list[str]]:
-    """What `cut` gives once it was in time: a fast machine says all 1,500 tokens while a busy one looks elsewhere."""
+def retry_until_interrupted(
+    platform: Platform, interrupt: Callable[[], tuple[str, list[str]]]
+) -> tuple[str, list[str]]:
+    """Repeat `interrupt` until it interrupted its stream. A fast machine may generate all 1,500 tokens before."""
     for _ in range(TRIES):
-        request_id, rest = cut()
-        if "[DONE]" not in rest:
-            return request_id, rest
-        wait_until_whole(platform)
-    raise AssertionError(f"{TRIES} streams were over before they could be cut")
+        request_id, remaining = interrupt()
+        if "[DONE]" not in remaining:
+            return request_id, remaining
+        wait_until_recovered(platform)
+    raise AssertionError(f"{TRIES} streams ended before they could be interrupted")
 
 
 def test_disconnect_frees_blocks_and_is_metered(fragile: Platform):
     url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
 
-    def is_left_underway() -> bool:
-        """Whether the call was left before its end."""
+    def disconnect_during_call() -> bool:
+        """Disconnect from a stream, and return True if the call had not finished."""
         with (
             fragile.client() as client,
-            contextlib.ExitStack() as until_it_is_left,
-            client.stream("POST", url, json=ENDLESS) as response,
+            contextlib.ExitStack() as until_disconnected,
+            client.stream("POST", url, json=LONG_STREAM) as response,
         ):
             request_id = response.headers["cf-ai-req-id"]
             next(events_of(response))
-            until_it_is_left.enter_context(ranks_that_stand_still(fragile))
+            until_disconnected.enter_context(suspended_ranks(fragile))
             holds_blocks = num_held_blocks(fragile) > 0
-        wait_for("every block is free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0)
+        wait_for("all blocks are free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0)
         (row,) = wait_for("the usage row", lambda: fragile.usage_rows(request_id))
         assert row["completion_tokens"] > 0
         return holds_blocks and row["completion_tokens"] < 1500
 
-    assert any(is_left_underway() for _ in range(TRIES))
+    assert any(disconnect_during_call() for _ in range(TRIES))
 
 
 @contextlib.contextmanager
-def ranks_that_stand_still(platform: Platform) -> Iterator[None]:
-    """Shorter than they may be silent."""
+def suspended_ranks(platform: Platform) -> Iterator[None]:
+    """Suspend all ranks for the block, which must be shorter than HEARTH_NODE_STEP_TIMEOUT_S."""
     pids = [pid for node_id in platform.dev["pids"]["nodes"] for pid in platform.rank_pids(node_id)]
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
@@ -134,34 +139,36 @@ def ranks_that_stand_still(platform: Platform) -> Iterator[None]:
 
 @pytest.mark.full
 def test_disconnect_at_any_point_charges_generated_tokens_and_stops_the_work(fragile: Platform):
-    """Ten streams, each left at some token. What the model computed is what is charged, but for a step under way."""
+    """Ten streams, each abandoned after a random event. Computed and charged tokens differ by at most the step in
+    progress.
+    """
     url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
-    before, took_s, charged, num_left_underway = num_computed(fragile), [], 0, 0
+    before, took_s, charged, num_abandoned = num_computed(fragile), [], 0, 0
     for number in range(10):
-        # An event is what was said in 20 ms: on a fast machine all 1,500 tokens are some fifty of them.
+        # An event contains the tokens of 20 ms; a fast machine sends all 1,500 tokens in about fifty events.
         num_events = random.Random(number).randrange(1, 25)
-        with fragile.client() as client, client.stream("POST", url, json=ENDLESS) as response:
+        with fragile.client() as client, client.stream("POST", url, json=LONG_STREAM) as response:
             request_id = response.headers["cf-ai-req-id"]
             events = events_of(response)
             seen = list(itertools.islice(events, num_events))
         left_s = time.monotonic()
-        wait_for("the node works no more", lambda: not is_working(fragile))
+        wait_for("the node has stopped", lambda: not is_working(fragile))
         took_s.append(time.monotonic() - left_s)
         (row,) = wait_for("the usage row", partial(fragile.usage_rows, request_id))
         assert json.loads(seen[0])["response"], seen[0]
         assert row["completion_tokens"] >= len(seen)
-        num_left_underway += row["completion_tokens"] < 1500
+        num_abandoned += row["completion_tokens"] < 1500
         charged += row["prompt_tokens"] - row["cached_tokens"] + row["completion_tokens"]
-    assert num_left_underway >= 5, "most are left before their end"
+    assert num_abandoned >= 5, "most streams ended before the disconnect"
     computed = num_computed(fragile) - before
-    assert -10 <= computed - charged <= 20, "the last token of each is not fed back; one or two more may be under way"
-    told = f"10 streams left: work over after {statistics.median(took_s) * 1000:.0f} ms in the median"
-    told += f" ({max(took_s) * 1000:.0f} at most), {charged} tokens charged, {computed} computed"
-    figures.record("P9", told, f"pytest {Path(__file__).name}")
+    assert -10 <= computed - charged <= 20, "more than the last token and the step in progress of each stream"
+    figure = f"10 disconnects: work ended after {statistics.median(took_s) * 1000:.0f} ms in the median"
+    figure += f" ({max(took_s) * 1000:.0f} at most), {charged} tokens charged, {computed} computed"
+    figures.record("P9", figure, f"pytest {Path(__file__).name}")
 
 
 def live_statuses(platform: Platform) -> list[NodeStatus]:
-    """What every node says when it is asked; presence in Redis may be a second old, and its node gone."""
+    """Return the status of every node, read from the node itself, because presence in Redis may be a second old."""
     found = []
     for known in platform.statuses():
         transport = httpx.HTTPTransport(uds=known.http_address.removeprefix("unix://"))
@@ -174,7 +181,7 @@ def live_statuses(platform: Platform) -> list[NodeStatus]:
 
 
 def num_computed(platform: Platform) -> int:
-    """Tokens ever given to the chat model, on all nodes."""
+    """Return the number of tokens that the chat model has computed on all nodes."""
     replicas = [replica for node in live_statuses(platform) for replica in node.replicas]
     return sum(replica.num_computed_tokens for replica in replicas if replica.model == platform.chat_model)
 
@@ -187,42 +194,42 @@ def test_disconnect_cancels_a_call_without_streaming(fragile: Platform):
     with fragile.client() as client, pytest.raises(httpx.ReadTimeout):
         client.post(
             f"{fragile.ai_url()}/run/{fragile.chat_model}",
-            json=ENDLESS | {"stream": False},
+            json=LONG_STREAM | {"stream": False},
             timeout=httpx.Timeout(30, read=0.5),
         )
-    wait_for("every block is free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0)
+    wait_for("all blocks are free", lambda: num_held_blocks(fragile) == 0 and num_running(fragile) == 0)
 
 
 def test_node_killed_before_the_first_token_is_replaced(fragile: Platform):
     node_id = node_that_serves(fragile, "before")
     pid = fragile.node_pid(node_id)
     os.kill(pid, signal.SIGSTOP)
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
 
     def ask() -> None:
         with fragile.client() as client:
             url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
             headers = {"x-session-affinity": "before"}
-            answers.append(client.post(url, json={"prompt": "Hello"}, headers=headers))
+            responses.append(client.post(url, json={"prompt": "Hello"}, headers=headers))
 
     caller = threading.Thread(target=ask)
     caller.start()
     wait_for("the call is in flight", lambda: fragile.metric("hearth_calls_in_flight") == 1)
     os.kill(pid, signal.SIGKILL)
     caller.join()
-    assert answers[0].status_code == 200, answers[0].text
-    (row,) = wait_for("the usage row", lambda: fragile.usage_rows(answers[0].headers["cf-ai-req-id"]))
+    assert responses[0].status_code == 200, responses[0].text
+    (row,) = wait_for("the usage row", lambda: fragile.usage_rows(responses[0].headers["cf-ai-req-id"]))
     assert row["node_id"] != node_id
     assert row["attempts"] == 2
-    wait_until_whole(fragile)
+    wait_until_recovered(fragile)
 
 
 def test_node_killed_during_a_stream_ends_it_with_an_error_and_no_done(fragile: Platform):
     url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
 
     def kill_its_node() -> tuple[str, list[str]]:
-        """The request, and what was heard after the node's death, or after all was said."""
-        with fragile.client() as client, client.stream("POST", url, json=ENDLESS) as response:
+        """Kill the node of a running stream. Return the request id and the remaining events."""
+        with fragile.client() as client, client.stream("POST", url, json=LONG_STREAM) as response:
             events = events_of(response)
             next(events)
             for busy in nodes_running(fragile):
@@ -231,12 +238,12 @@ def test_node_killed_during_a_stream_ends_it_with_an_error_and_no_done(fragile: 
             return response.headers["cf-ai-req-id"], list(events)
 
     killed: list[str] = []
-    request_id, rest = until_cut(fragile, kill_its_node)
-    assert json.loads(rest[-1])["errors"][0]["code"] == 3008
+    request_id, remaining = retry_until_interrupted(fragile, kill_its_node)
+    assert json.loads(remaining[-1])["errors"][0]["code"] == 3008
     (row,) = wait_for("the usage row", lambda: fragile.usage_rows(request_id))
     assert row["node_id"] == killed[-1]
     assert row["completion_tokens"] > 0
-    wait_until_whole(fragile)
+    wait_until_recovered(fragile)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -244,21 +251,21 @@ def test_dead_or_hanging_rank_only_delays_a_call_without_streaming(fragile: Plat
     affinity = f"rank {number.name}".replace(" ", "-")
     node_id = node_that_serves(fragile, affinity)
     ranks = fragile.rank_pids(node_id)
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
 
     def ask() -> None:
         with fragile.client() as client:
             url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
-            # An input of its own for each way to die: one that was in two deaths is taken for their cause.
-            body = ENDLESS | {"stream": False, "max_tokens": 1500, "seed": int(number)}
-            answers.append(client.post(url, json=body, headers={"x-session-affinity": affinity}))
+            # A separate input for each signal: an input that was in two crashes is quarantined.
+            body = LONG_STREAM | {"stream": False, "max_tokens": 1500, "seed": int(number)}
+            responses.append(client.post(url, json=body, headers={"x-session-affinity": affinity}))
 
-    caller = asking(ask, lambda: nodes_running(fragile) == [node_id])
+    caller = start_call(ask, lambda: nodes_running(fragile) == [node_id])
     for rank in ranks:
         os.kill(rank, number)
     caller.join()
-    assert answers[-1].status_code == 200, answers[-1].text
-    (row,) = wait_for("the usage row", lambda: fragile.usage_rows(answers[-1].headers["cf-ai-req-id"]))
+    assert responses[-1].status_code == 200, responses[-1].text
+    (row,) = wait_for("the usage row", lambda: fragile.usage_rows(responses[-1].headers["cf-ai-req-id"]))
     assert (row["node_id"] != node_id, row["attempts"], row["completion_tokens"]) == (True, 2, 1500)
     wait_for("the rank is back", lambda: fragile.rank_pids(node_id) not in ([], ranks))
     wait_for("both are hot", lambda: fragile.num_hot == 2)
@@ -269,37 +276,37 @@ def test_rank_killed_during_a_stream_ends_it_with_an_error_and_no_done(fragile: 
     sticky = {"x-session-affinity": "mid-stream"}
 
     def kill_its_rank() -> tuple[str, list[str]]:
-        """The request, and what was heard after the rank's death, or after all was said."""
+        """Kill the rank of a running stream. Return the request id and the remaining events."""
         ranks = fragile.rank_pids(node_that_serves(fragile, "mid-stream"))
-        with fragile.client() as client, client.stream("POST", url, json=ENDLESS, headers=sticky) as response:
+        with fragile.client() as client, client.stream("POST", url, json=LONG_STREAM, headers=sticky) as response:
             events = events_of(response)
             next(events)
             for rank in ranks:
                 os.kill(rank, signal.SIGKILL)
             return response.headers["cf-ai-req-id"], list(events)
 
-    _, rest = until_cut(fragile, kill_its_rank)
-    assert json.loads(rest[-1])["errors"][0]["code"] == 3008
+    _, remaining = retry_until_interrupted(fragile, kill_its_rank)
+    assert json.loads(remaining[-1])["errors"][0]["code"] == 3008
     wait_for("both are hot", lambda: fragile.num_hot == 2)
 
 
 def test_killed_gateway_is_restarted_and_loses_no_usage(fragile: Platform):
     with fragile.client() as client:
         url = f"{fragile.ai_url()}/run/{fragile.chat_model}"
-        answers_before = [client.post(url, json={"prompt": "Hello", "max_tokens": 2}) for _ in range(5)]
-    assert [answer.status_code for answer in answers_before] == [200] * 5, [a.text for a in answers_before]
+        responses_before = [client.post(url, json={"prompt": "Hello", "max_tokens": 2}) for _ in range(5)]
+    assert [response.status_code for response in responses_before] == [200] * 5, [a.text for a in responses_before]
     os.kill(fragile.dev["pids"]["gateway"], signal.SIGKILL)
 
-    def answers() -> bool:
+    def is_answering() -> bool:
         try:
             with fragile.client() as client:
                 return client.post(url, json={"prompt": "Hello", "max_tokens": 2}).status_code == 200
         except httpx.TransportError:
             return False
 
-    wait_for("the gateway answers again", answers)
-    for answer in answers_before:
-        request_id = answer.headers["cf-ai-req-id"]
+    wait_for("the gateway responds again", is_answering)
+    for response in responses_before:
+        request_id = response.headers["cf-ai-req-id"]
         assert len(wait_for("the usage row", lambda wanted=request_id: fragile.usage_rows(wanted))) == 1
 
 

@@ -1,4 +1,4 @@
-"""The fault proxy does what it says: what does not is no proof of anything behind it."""
+"""The fault proxy injects exactly the faults that it is told to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.waiting import wait_until_blocking
 
 @pytest.fixture
 def echo() -> Iterator[tuple[str, int]]:
-    """A server that says everything again."""
+    """A server that echoes all bytes."""
     listener = socket.create_server(("127.0.0.1", 0))
     opened: list[socket.socket] = []
 
@@ -54,12 +54,12 @@ def client(proxy: FaultProxy) -> Iterator[socket.socket]:
         yield client
 
 
-def said(client: socket.socket, data: bytes) -> bytes:
+def exchange(client: socket.socket, data: bytes) -> bytes:
     client.sendall(data)
-    return heard(client, len(data))
+    return receive(client, len(data))
 
 
-def heard(client: socket.socket, size: int) -> bytes:
+def receive(client: socket.socket, size: int) -> bytes:
     found = b""
     while len(found) < size and (more := client.recv(size - len(found))):
         found += more
@@ -68,41 +68,41 @@ def heard(client: socket.socket, size: int) -> bytes:
 
 def test_proxy_without_faults_forwards_bytes_and_eof(client: socket.socket, proxy: FaultProxy):
     data = bytes(range(256)) * 1000
-    assert said(client, data) == data
+    assert exchange(client, data) == data
     client.shutdown(socket.SHUT_WR)
     assert client.recv(1) == b""
-    wait_until_blocking(lambda: proxy.num_links == 0)
+    wait_until_blocking(lambda: proxy.num_connections == 0)
 
 
 def test_partitioned_bytes_are_delivered_after_healing(client: socket.socket, proxy: FaultProxy):
-    assert said(client, b"one") == b"one"
-    proxy.part()
+    assert exchange(client, b"one") == b"one"
+    proxy.partition()
     client.sendall(b"two")
     client.settimeout(0.05)
     with pytest.raises(TimeoutError):
         client.recv(1)
     proxy.heal()
     client.settimeout(60)
-    assert heard(client, 3) == b"two"
+    assert receive(client, 3) == b"two"
 
 
 def test_black_hole_drops_bytes_silently(client: socket.socket, proxy: FaultProxy):
-    proxy.vanish()
+    proxy.drop_silently()
     client.sendall(b"one")
-    wait_until_blocking(lambda: proxy.to_server.num_lost == 3)
+    wait_until_blocking(lambda: proxy.to_server.num_dropped == 3)
     client.settimeout(0.05)
     with pytest.raises(TimeoutError):
         client.recv(1)
     proxy.heal()
     client.settimeout(60)
-    assert said(client, b"two") == b"two"
+    assert exchange(client, b"two") == b"two"
 
 
 def test_cut_resets_the_connection_mid_message(client: socket.socket, proxy: FaultProxy):
     proxy.to_client.cut_after = 5
     client.sendall(b"0123456789")
     found = b""
-    with contextlib.suppress(ConnectionResetError):  # which may come before what was sent
+    with contextlib.suppress(ConnectionResetError):  # may arrive before the data
         while more := client.recv(100):
             found += more
     assert b"01234".startswith(found)
@@ -110,37 +110,37 @@ def test_cut_resets_the_connection_mid_message(client: socket.socket, proxy: Fau
 
 
 def test_only_the_reply_is_lost(client: socket.socket, proxy: FaultProxy):
-    proxy.lose_answer(lambda data: b"write" in data)
-    assert said(client, b"read") == b"read"
+    proxy.lose_response(lambda data: b"write" in data)
+    assert exchange(client, b"read") == b"read"
     client.sendall(b"write")
     with pytest.raises(ConnectionResetError):
         client.recv(1)
-    assert (proxy.num_answers_lost, proxy.to_server.num_bytes) == (1, 9)
+    assert (proxy.num_lost_responses, proxy.to_server.num_bytes) == (1, 9)
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as second:
-        assert said(second, b"write") == b"write", "once"
+        assert exchange(second, b"write") == b"write", "a second response was lost"
 
 
 def test_delay_rate_chunking_and_corruption(client: socket.socket, proxy: FaultProxy):
-    proxy.slow(0.05, 0.01)
+    proxy.delay(0.05, 0.01)
     began_s = time.monotonic()
-    assert said(client, b"x") == b"x"
+    assert exchange(client, b"x") == b"x"
     assert time.monotonic() - began_s >= 0.1
     proxy.heal()
     proxy.to_client.bytes_per_s, proxy.to_client.piece_bytes = 1000, 10
     began_s = time.monotonic()
-    assert said(client, b"y" * 100) == b"y" * 100
+    assert exchange(client, b"y" * 100) == b"y" * 100
     assert time.monotonic() - began_s >= 0.1
     proxy.heal()
     proxy.to_server.flip_after = 1
-    assert said(client, b"abc") == bytes([97, 98 ^ 0xFF, 99])
-    assert said(client, b"abc") == b"abc"
+    assert exchange(client, b"abc") == bytes([97, 98 ^ 0xFF, 99])
+    assert exchange(client, b"abc") == b"abc"
 
 
 def test_resets_refused_and_half_open_connections(client: socket.socket, proxy: FaultProxy):
-    assert said(client, b"one") == b"one"
+    assert exchange(client, b"one") == b"one"
     proxy.half_close()
     assert client.recv(1) == b""
-    client.sendall(b"still heard")
+    client.sendall(b"still sent ")
     wait_until_blocking(lambda: proxy.to_server.num_bytes == 14)
     proxy.refuses = True
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as second:  # noqa: PT012
@@ -148,15 +148,15 @@ def test_resets_refused_and_half_open_connections(client: socket.socket, proxy: 
         assert second.recv(1) == b"x"
     proxy.heal()
     with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as third:
-        assert said(third, b"x") == b"x"
+        assert exchange(third, b"x") == b"x"
         proxy.reset()
         with pytest.raises(ConnectionResetError):
             third.recv(1)
 
 
 def test_unix_sockets_are_forwarded(echo: tuple[str, int], short_tmp_path: Path):
-    path = short_tmp_path / "door.sock"
+    path = short_tmp_path / "proxy.sock"
     with FaultProxy(echo, path) as first, FaultProxy(path) as second:
         with socket.create_connection(("127.0.0.1", second.port), timeout=60) as client:
-            assert said(client, b"through both") == b"through both"
+            assert exchange(client, b"through both") == b"through both"
         assert (first.num_opened, second.num_opened) == (1, 1)

@@ -1,4 +1,4 @@
-"""Limits over three gateway processes at once: at a window's edge, while Redis is away, and when it is back."""
+"""Limits across three gateway processes: at a window boundary, during a Redis outage, and after Redis has recovered."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from tests.waiting import wait_until_blocking
 pytestmark = pytest.mark.full
 
 LIMIT, WINDOW_S = 50, 86_400
-BRIEF_LIMIT, BRIEF_S = 20, 2  # of an account that has limits of its own
+SHORT_LIMIT, SHORT_WINDOW_S = 20, 2  # for an account with limits of its own
 
 
 @dataclass
-class Three:
+class ThreeGateways:
     site: Site
     gateways: list[GatewayProcess]
 
     def new_account(self, limits: str = "") -> tuple[str, str]:
-        """Id and secret."""
+        """Return the id and the secret of a new account."""
 
         async def make() -> tuple[str, str]:
             database = Database.connect(self.site.database_url)
             try:
                 account_id = (await accounts.create(database, "three")).account_id
                 if limits:
-                    await accounts.set_terms(database, account_id, limits=limits, who="test")
+                    await accounts.set_terms(database, account_id, limits=limits)
                 return account_id, (await api_tokens.create(database, PEPPER, account_id, "x", [READ])).secret
             finally:
                 await database.close()
@@ -50,97 +50,99 @@ class Three:
         url = f"{self.gateways[number % 3].base_url}/accounts/{account_id}/ai/run/{PARROT}"
         return await client.post(url, json={"prompt": "x"}, headers={"Authorization": f"Bearer {secret}"})
 
-    def ask_at_once(self, count: int, account: tuple[str, str]) -> list[int]:
-        """Statuses of so many calls, sent together."""
+    def concurrent_statuses(self, count: int, account: tuple[str, str]) -> list[int]:
+        """Return the statuses of concurrent calls."""
 
         async def ask_all() -> list[int]:
             async with httpx.AsyncClient(timeout=60) as client:
-                answers = await asyncio.gather(*(self.ask(client, number, account) for number in range(count)))
-                return [answer.status_code for answer in answers]
+                responses = await asyncio.gather(*(self.ask(client, number, account) for number in range(count)))
+                return [response.status_code for response in responses]
 
         return asyncio.run(ask_all())
 
-    def counts_together(self) -> bool:
-        """Whether Redis is asked by all: one that has just lost it comes back in its own time."""
+    def all_count_in_redis(self) -> bool:
+        """Return True if all gateways count in Redis again. Each reconnects at its own time after an outage."""
         before = [gateway.metric("hearth_local_quota_calls_total") for gateway in self.gateways]
-        assert self.ask_at_once(3, self.new_account()) == [200] * 3
+        assert self.concurrent_statuses(3, self.new_account()) == [200] * 3
         return before == [gateway.metric("hearth_local_quota_calls_total") for gateway in self.gateways]
 
 
 @pytest.fixture(scope="module")
-def three(new_site: Callable[..., Site]) -> Iterator[Three]:
+def three(new_site: Callable[..., Site]) -> Iterator[ThreeGateways]:
     site = new_site()
     site.add_node("n1")
     settings = {"HEARTH_RATE_LIMITS": f"account={LIMIT}/{WINDOW_S}", "HEARTH_QUOTA_TIMEOUT_S": "5"}
     gateways = [site.gateway(**settings).start() for _ in range(3)]
     wait_until_blocking(lambda: all(gateway.metric("hearth_gateways") == 3 for gateway in gateways))
-    yield Three(site, gateways)
+    yield ThreeGateways(site, gateways)
     for gateway in gateways:
         assert gateway.stop() == 0
 
 
-def test_quota_is_exact_at_the_window_boundary_with_a_correct_retry_after(three: Three):
-    """Six clients ask without a pause through three gateways, over the ends of several windows."""
-    assert any(all_are_let_in_in_time(three) for _ in range(3)), "who waits as long as was said is let in"
+def test_quota_is_exact_at_the_window_boundary_with_a_correct_retry_after(three: ThreeGateways):
+    """Six clients call without pause through three gateways, across the boundaries of several windows."""
+    assert any(is_window_exact(three) for _ in range(3)), "a window was not filled, or a retry-after was too short"
 
 
-def all_are_let_in_in_time(three: Three) -> bool:
-    """Whether what there is room for is let in, and when it was said: not where the machine stood still meanwhile."""
-    wait_until_blocking(three.counts_together, interval_s=0.1)
-    account = three.new_account(f"account={BRIEF_LIMIT}/{BRIEF_S}")
-    passed: list[tuple[float, float]] = []  # between when and when a call was let in
-    refused: list[tuple[float, float]] = []  # when it was told so, and how long to wait
+def is_window_exact(three: ThreeGateways) -> bool:
+    """Return True if every window admitted its whole limit and every `retry-after` was correct. A suspended machine
+    makes this False.
+    """
+    wait_until_blocking(three.all_count_in_redis, interval_s=0.1)
+    account = three.new_account(f"account={SHORT_LIMIT}/{SHORT_WINDOW_S}")
+    admitted: list[tuple[float, float]] = []  # start and end of each admitted call
+    refused: list[tuple[float, float]] = []  # time of each refusal, and its `retry-after`
 
-    async def client_of(number: int, until_s: float) -> None:
+    async def run_client(number: int, until_s: float) -> None:
         async with httpx.AsyncClient(timeout=60) as client:
             while time.monotonic() < until_s:
                 began_s = time.monotonic()
-                answer = await three.ask(client, number, account)
+                response = await three.ask(client, number, account)
                 now_s = time.monotonic()
-                if answer.status_code == 200:
-                    passed.append((began_s, now_s))
-                    left, reset_s = (int(part[2:]) for part in answer.headers["ratelimit"].split(";")[1:])
-                    assert (0 <= left < BRIEF_LIMIT, 1 <= reset_s <= BRIEF_S) == (True, True)
+                if response.status_code == 200:
+                    admitted.append((began_s, now_s))
+                    left, reset_s = (int(part[2:]) for part in response.headers["ratelimit"].split(";")[1:])
+                    assert (0 <= left < SHORT_LIMIT, 1 <= reset_s <= SHORT_WINDOW_S) == (True, True)
                 else:
-                    assert answer.status_code == 429
-                    refused.append((now_s, float(answer.headers["retry-after"])))
+                    assert response.status_code == 429
+                    refused.append((now_s, float(response.headers["retry-after"])))
                     await asyncio.sleep(0.02)
 
     async def run() -> None:
-        until_s = time.monotonic() + 3.5 * BRIEF_S
-        await asyncio.gather(*(client_of(number, until_s) for number in range(6)))
+        until_s = time.monotonic() + 3.5 * SHORT_WINDOW_S
+        await asyncio.gather(*(run_client(number, until_s) for number in range(6)))
 
     asyncio.run(run())
     assert refused
-    first_s = min(began_s for began_s, _ in passed)
-    took_s = max(ended_s for _, ended_s in passed) - first_s
-    num_windows = int(took_s / BRIEF_S) + 1
-    assert len(passed) <= BRIEF_LIMIT * num_windows, "never more than the limit for each window that fits"
-    return len(passed) >= BRIEF_LIMIT * (num_windows - 1) and all(
-        any(began_s <= told_s + wait_s + 1 and ended_s >= told_s for began_s, ended_s in passed)
-        or told_s + wait_s > first_s + 3.5 * BRIEF_S - 1
-        for told_s, wait_s in refused
+    first_s = min(began_s for began_s, _ in admitted)
+    took_s = max(ended_s for _, ended_s in admitted) - first_s
+    num_windows = int(took_s / SHORT_WINDOW_S) + 1
+    assert len(admitted) <= SHORT_LIMIT * num_windows, "more calls admitted than the limit of all windows"
+    return len(admitted) >= SHORT_LIMIT * (num_windows - 1) and all(
+        any(began_s <= refused_s + wait_s + 1 and ended_s >= refused_s for began_s, ended_s in admitted)
+        or refused_s + wait_s > first_s + 3.5 * SHORT_WINDOW_S - 1
+        for refused_s, wait_s in refused
     )
 
 
-def test_gateways_together_enforce_the_limit_during_and_after_a_redis_outage(three: Three):
+def test_gateways_together_enforce_the_limit_during_and_after_a_redis_outage(three: ThreeGateways):
     account = three.new_account()
-    assert three.ask_at_once(6, account) == [200] * 6
+    assert three.concurrent_statuses(6, account) == [200] * 6
     three.site.redis.stop()
     try:
-        statuses = three.ask_at_once(200, account)
+        statuses = three.concurrent_statuses(200, account)
     finally:
         three.site.redis.start()
         three.site.redis.wait_ready()
-    num_in = 6 + statuses.count(200)
+    num_admitted = 6 + statuses.count(200)
     assert set(statuses) == {200, 429}
-    assert LIMIT * 0.8 <= num_in <= LIMIT * 1.1
+    assert LIMIT * 0.8 <= num_admitted <= LIMIT * 1.1
     wait_until_blocking(lambda: all(gateway.is_ready() for gateway in three.gateways))
     after: list[int] = []
-    # They tell Redis what they let in alone: from then on the rest of the window is counted by all together.
+    # The gateways report locally admitted calls to Redis. From then on they share the rest of the window.
     wait_until_blocking(
-        lambda: after.extend(three.ask_at_once(12, account)) or after[-12:] == [429] * 12, interval_s=0.1
+        lambda: after.extend(three.concurrent_statuses(12, account)) or after[-12:] == [429] * 12, interval_s=0.1
     )
-    assert num_in + after.count(200) <= LIMIT * 1.1
-    told = f"Redis down: {num_in} of 206 calls through 3 gateways admitted, room for {LIMIT}"
-    figures.record("P8", told, f"pytest {Path(__file__).name}")
+    assert num_admitted + after.count(200) <= LIMIT * 1.1
+    figure = f"Redis down: {num_admitted} of 206 calls through 3 gateways admitted, room for {LIMIT}"
+    figures.record("P8", figure, f"pytest {Path(__file__).name}")

@@ -5,7 +5,6 @@ Each fixture closes its processes at the end of its package or module, because i
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,11 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from storage.migrate import migrate
 from tests.certificates import certificates
 from tests.fakes.receiver import Receiver, receiving
 from tests.gateway.site import Running, Site, making_sites
-from tests.postgres_server import PostgresServer, find_postgres
 from tests.waiting import wait_until_blocking
 
 
@@ -70,15 +67,3 @@ def relinks(running: Running) -> Iterator[Callable[[], None]]:
 def client(running: Running) -> Iterator[httpx.Client]:
     with httpx.Client(headers=running.headers(), timeout=60) as client:
         yield client
-
-
-@pytest.fixture
-def own_postgres() -> Iterator[PostgresServer]:
-    """Yield a PostgreSQL server that only this test uses and may kill."""
-    if find_postgres() is None:
-        pytest.skip("no Postgres: neither the pgserver wheel nor initdb on PATH")
-    server = PostgresServer()
-    server.start()
-    asyncio.run(migrate(server.url))
-    yield server
-    server.close()

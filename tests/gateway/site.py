@@ -28,6 +28,7 @@ from tenants import accounts, users
 from tenants.credentials import api_tokens
 from tests.fakes.node import FakeNode
 from tests.gateway.process import ALIAS, PARROT, PEPPER, GatewayProcess, cards, fake_node
+from tests.tenants.token_status import set_disabled
 from tests.waiting import wait_until_blocking
 
 READ, WRITE, ACCOUNT_READ = "Workers AI Read", "Workers AI Write", "Account Settings Read"
@@ -78,8 +79,8 @@ async def seed(database_url: str) -> Tenants:
         members = (tenants.account_id, tenants.other_account_id)
         tenants.secrets["global key"] = (await users.create(database, PEPPER, USER_EMAIL, members)).global_key
         await api_tokens.revoke(database, tenants.account_id, tenants.token_ids["revoked"])
-        await api_tokens.set_disabled(database, tenants.account_id, tenants.token_ids["disabled"], True)
-        await accounts.block(database, tenants.blocked_account_id)
+        await set_disabled(database, tenants.account_id, tenants.token_ids["disabled"], True)
+        await accounts.set_blocked(database, tenants.blocked_account_id, True)
         return tenants
     finally:
         await database.close()

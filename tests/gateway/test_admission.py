@@ -42,13 +42,13 @@ async def test_one_account_holds_at_most_two_thirds_of_the_slots():
     second = fill(admission, "b")
     assert len(second) == 20
     third = fill(admission, "c")
-    assert len(third) == 7, "and so on: somebody new always finds room"
-    for place in flood[:30]:
-        admission.release(place)
-        admission.release(place)  # releasing a slot twice has no further effect
-    assert len(fill(admission, "a")) == 12, "30 were left: with 12 of them it holds twice the 21 that are free"
-    for place in (*second, *third):
-        admission.release(place)
+    assert len(third) == 7, "another account always finds a free slot"
+    for slot in flood[:30]:
+        admission.release(slot)
+        admission.release(slot)  # releasing a slot twice has no further effect
+    assert len(fill(admission, "a")) == 12, "with 42 slots, the account holds twice the 21 free ones"
+    for slot in (*second, *third):
+        admission.release(slot)
     assert len(fill(admission, "a")) == 18
 
 
@@ -56,19 +56,19 @@ async def test_refusal_has_the_expected_wait_for_a_slot(monkeypatch: pytest.Monk
     now_s = 1000.0
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now_s)
     admission = Admission(3)
-    fill(admission, "a")
-    assert refused(admission, "a").retry_after_s == 1, "nothing is known yet"
+    held = fill(admission, "a")
+    assert refused(admission, "a").retry_after_s == 1, "no call has ended yet"
     for _ in range(50):
-        place = admission.enter("b")
+        slot = admission.enter("b")
         now_s += 20.0
-        admission.release(place)
-    held = fill(admission, "b")
+        admission.release(slot)
+    last_slot = fill(admission, "b")
     assert refused(admission, "b").reason is Reason.OUT_OF_CAPACITY
-    assert len(held) == 1
-    for place in list(admission._slots):
-        admission.release(place)
+    assert len(last_slot) == 1
+    for slot in (*held, *last_slot):
+        admission.release(slot)
     assert len(fill(admission, "b")) == 2
-    assert 9 <= (refused(admission, "b").retry_after_s or 0) <= 11, "two places of 20 s each"
+    assert 9 <= (refused(admission, "b").retry_after_s or 0) <= 11, "two slots of 20 s each"
 
 
 async def test_drain_refuses_new_calls_and_ends_with_the_last_call():

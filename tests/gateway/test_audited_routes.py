@@ -36,7 +36,9 @@ def test_every_changing_route_is_classified():
         for route in ROUTES
         if route.method != "GET" and not isinstance(route.endpoint, Endpoint)
     }  # fmt: skip
-    assert not any(route.access is Access.PUBLIC for route in ROUTES if route.method != "GET"), "nobody would be `who`"
+    assert not any(route.access is Access.PUBLIC for route in ROUTES if route.method != "GET"), (
+        "a public route would have no actor"
+    )
     assert sorted(changing) == sorted([*TELLS, *((method, path) for method, path, *_ in ACTS)])
 
 
@@ -94,7 +96,7 @@ def entries(running: Running) -> list[tuple[str, str]]:
     """Return actor and action of every audit entry, in chain order."""
     path = running.site.database_url.removeprefix("sqlite://")
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        return list(connection.execute("SELECT who, action FROM audit_entries ORDER BY sequence"))
+        return list(connection.execute("SELECT actor, action FROM audit_entries ORDER BY sequence"))
 
 
 def test_every_changing_route_writes_an_audit_entry_with_its_actor(running: Running):
@@ -118,7 +120,7 @@ def test_every_changing_route_writes_an_audit_entry_with_its_actor(running: Runn
             after = entries(running)
             new = after[len(before) :]
             assert [action for _, action in new] == actions, (method, path)
-            assert all(who and who != "cli" for who, _ in new), (method, path)
+            assert all(actor and actor != "cli" for actor, _ in new), (method, path)
             before = after
             if name:
                 told[name] = answered["id"]

@@ -30,7 +30,7 @@ SLOW = {"prompt": script(tokens=["x"] * 8, first_s=0.2, gap_s=0.05)}
 async def set_limits(site: Site, account_id: str, limits: str) -> None:
     database = Database.connect(site.database_url)
     try:
-        await accounts.set_terms(database, account_id, limits=limits, who="test")
+        await accounts.set_terms(database, account_id, limits=limits)
     finally:
         await database.close()
 

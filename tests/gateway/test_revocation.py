@@ -129,9 +129,9 @@ def test_blocked_account_is_rejected_by_every_gateway_within_five_seconds_until_
             wait_until_blocking(lambda: gateways.status(gateway, token.secret) == status, 5.0, 0.05)  # noqa: B023
         return time.monotonic() - began_s
 
-    asyncio.run(gateways.with_database(lambda database: accounts.block(database, account_id)))
+    asyncio.run(gateways.with_database(lambda database: accounts.set_blocked(database, account_id, True)))
     took_s = until(403)
-    asyncio.run(gateways.with_database(lambda database: accounts.unblock(database, account_id)))
+    asyncio.run(gateways.with_database(lambda database: accounts.set_blocked(database, account_id, False)))
     until(200)
     told = f"an account blocked in the database alone: refused by 3 gateways within {took_s:.1f} s"
     figures.record("T4", told, f"pytest {Path(__file__).name}")
@@ -139,7 +139,7 @@ def test_blocked_account_is_rejected_by_every_gateway_within_five_seconds_until_
 
 def test_revoked_token_is_rejected_within_thirty_five_seconds_by_a_gateway_without_redis(gateways: Gateways):
     token = gateways.new_token()
-    gateways.proxy.part()
+    gateways.proxy.partition()
     gateways.revoke_in_database(token)
     assert gateways.seconds_until_refused(token.secret, 35.0) <= 35.0
     gateways.proxy.heal()

@@ -212,7 +212,7 @@ async def credentials(database: Database, tenants: Tenants) -> list[Credential]:
         ids = tuple(group.group_id for name in groups if (group := find_group(name)) is not None)
         policy = Policy("p", "allow", ids, (f"com.cloudflare.api.account.{main}",))
         spec, holder = user_tokens.TokenSpec("x", (policy,), **fields), user_tokens.TokenOwner("user", main, user_id)
-        return bearer((await user_tokens.create(database, PEPPER, holder, spec, who="t")).secret)
+        return bearer((await user_tokens.create(database, PEPPER, holder, spec)).secret)
 
     async def member(role: Any) -> tuple[str, dict[str, str]]:
         made = await users.create(database, PEPPER, f"{role}@example.com")

@@ -33,7 +33,7 @@ async def _count(database: Database) -> int:
         return (await connection.execute(select(func.count()).select_from(accounts))).scalar_one()
 
 
-async def test_a_transaction_that_ends_is_kept_and_one_that_raises_is_not(database: Database) -> None:
+async def test_transaction_commits_at_its_end_and_rolls_back_if_it_raises(database: Database) -> None:
     async with database.transaction() as connection:
         await connection.execute(insert(accounts).values(_account("a" * 32)))
 
@@ -47,7 +47,7 @@ async def test_a_transaction_that_ends_is_kept_and_one_that_raises_is_not(databa
     assert await _count(database) == 1
 
 
-async def test_a_row_that_is_there_already_is_a_conflict_and_can_be_left_alone(database: Database) -> None:
+async def test_duplicate_row_raises_conflict_and_insert_new_skips_it(database: Database) -> None:
     async def add(statement: object) -> None:
         async with database.transaction() as connection:
             await connection.execute(statement)  # type: ignore[call-overload]
@@ -59,13 +59,13 @@ async def test_a_row_that_is_there_already_is_a_conflict_and_can_be_left_alone(d
     assert await _count(database) == 1
 
 
-async def test_a_mistake_in_a_statement_is_not_called_an_outage(database: Database) -> None:
+async def test_invalid_statement_is_not_reported_as_unavailable(database: Database) -> None:
     async with database.connection() as connection:
         with pytest.raises(Exception, match="no_such_table"):
             await connection.execute(text("SELECT 1 FROM no_such_table"))
 
 
-async def test_times_come_back_aware_and_exact_and_naive_ones_are_refused(database: Database) -> None:
+async def test_times_are_stored_exactly_and_naive_times_are_rejected(database: Database) -> None:
     in_tokyo = _NOON.astimezone(timezone(timedelta(hours=9)))
     async with database.transaction() as connection:
         await connection.execute(insert(accounts).values(_account(created_at=in_tokyo)))
@@ -78,7 +78,7 @@ async def test_times_come_back_aware_and_exact_and_naive_ones_are_refused(databa
             await connection.execute(select(accounts).where(accounts.c.created_at == datetime(2026, 1, 1)))
 
 
-async def test_a_day_is_a_utc_day_on_both_databases(database: Database) -> None:
+async def test_utc_day_is_the_same_on_both_databases(database: Database) -> None:
     late = datetime(2026, 11, 20, 23, 59, 59, 999999, tzinfo=UTC)
     async with database.transaction() as connection:
         await connection.execute(insert(accounts).values(_account("a" * 32, late)))
@@ -87,7 +87,7 @@ async def test_a_day_is_a_utc_day_on_both_databases(database: Database) -> None:
     assert days == ["2026-11-20", "2026-11-21"]
 
 
-async def test_concurrent_read_and_write_transactions_lose_no_update(database: Database) -> None:
+async def test_concurrent_transactions_lose_no_update(database: Database) -> None:
     async def raise_epoch() -> None:
         async with database.transaction() as connection:
             epoch = select(api_token_epoch.c.epoch).with_for_update()
@@ -99,7 +99,7 @@ async def test_concurrent_read_and_write_transactions_lose_no_update(database: D
         assert (await connection.execute(select(api_token_epoch.c.epoch))).scalar_one() == 40
 
 
-async def test_a_cancelled_transaction_leaves_nothing_and_harms_no_other(database: Database) -> None:
+async def test_cancelled_transaction_is_rolled_back_and_others_continue(database: Database) -> None:
     async def insert_slowly(number: int) -> None:
         async with database.transaction() as connection:
             await connection.execute(insert(accounts).values(_account(f"{number:032x}")))
@@ -118,7 +118,7 @@ async def test_a_cancelled_transaction_leaves_nothing_and_harms_no_other(databas
     assert await _count(database) == 1
 
 
-async def test_processes_that_write_one_sqlite_file_at_once_lose_no_update(
+async def test_concurrent_processes_lose_no_update_of_one_sqlite_file(
     sqlite_url: str, sqlite_database: Database
 ) -> None:
     program = (
@@ -141,7 +141,7 @@ async def test_processes_that_write_one_sqlite_file_at_once_lose_no_update(
         assert (await connection.execute(select(api_token_epoch.c.epoch))).scalar_one() == 150
 
 
-async def test_sqlite_keeps_what_was_committed_and_lets_readers_pass_a_writer(sqlite_database: Database) -> None:
+async def test_sqlite_readers_see_the_last_commit_while_a_writer_is_open(sqlite_database: Database) -> None:
     async with sqlite_database.connection() as connection:
         pragmas = [(await connection.execute(text(f"PRAGMA {name}"))).scalar_one() for name in _SQLITE_PRAGMAS]
     assert pragmas == list(_SQLITE_PRAGMAS.values())
@@ -154,7 +154,7 @@ async def test_sqlite_keeps_what_was_committed_and_lets_readers_pass_a_writer(sq
 _SQLITE_PRAGMAS = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1}
 
 
-async def test_a_new_sqlite_file_and_what_lies_beside_it_are_their_owner_s_alone(tmp_path: Path) -> None:
+async def test_new_sqlite_files_are_readable_by_their_owner_only(tmp_path: Path) -> None:
     database = Database.connect(f"sqlite://{tmp_path / 'new.db'}")
     async with database.transaction() as connection:
         await connection.execute(text("CREATE TABLE t (n INTEGER)"))
@@ -163,7 +163,7 @@ async def test_a_new_sqlite_file_and_what_lies_beside_it_are_their_owner_s_alone
     assert modes == {"new.db": 0o600, "new.db-wal": 0o600, "new.db-shm": 0o600}
 
 
-async def test_a_sqlite_file_that_stays_locked_is_unavailable_after_the_timeout(sqlite_url: str) -> None:
+async def test_locked_sqlite_file_is_unavailable_after_the_timeout(sqlite_url: str) -> None:
     holder, waiter = Database.connect(sqlite_url), Database.connect(sqlite_url, statement_timeout_s=0.1)
     async with holder.transaction():
         with pytest.raises(StoreUnavailable, match="locked"):
@@ -175,7 +175,7 @@ async def test_a_sqlite_file_that_stays_locked_is_unavailable_after_the_timeout(
     await waiter.close()
 
 
-async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None:
+async def test_file_that_is_not_a_database_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_bytes(b"this is not a database" * 100)
     for url in (f"sqlite://{tmp_path / 'x.db'}", f"sqlite://{tmp_path / 'no' / 'such' / 'folder.db'}"):
         database = Database.connect(url)
@@ -185,7 +185,7 @@ async def test_a_file_that_is_no_database_is_unavailable(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("url", ["mysql://x/y", "sqlite://relative.db", "sqlite://", "sqlite:///", "hello", ""])
-def test_a_url_of_another_kind_is_refused_in_one_line_without_its_password(url: str) -> None:
+def test_unsupported_url_is_rejected_without_showing_its_password(url: str) -> None:
     with pytest.raises(ValueError, match="expected sqlite") as caught:
         Database.connect(url)
     assert "\n" not in str(caught.value)
@@ -193,7 +193,7 @@ def test_a_url_of_another_kind_is_refused_in_one_line_without_its_password(url: 
 
 @pytest.fixture
 async def outage(postgres_server: PostgresServer) -> AsyncIterator[tuple[PostgresServer, Database]]:
-    """A Postgres of this test's own, and a database that has been used once."""
+    """Return a Postgres server of this test, and a client that has been used once."""
     server = PostgresServer()
     server.start()
     database = Database.connect(server.url, statement_timeout_s=0.5)
@@ -203,7 +203,7 @@ async def outage(postgres_server: PostgresServer) -> AsyncIterator[tuple[Postgre
     server.close()
 
 
-async def test_a_stopped_postgres_is_unavailable_and_found_again(outage: tuple[PostgresServer, Database]) -> None:
+async def test_stopped_postgres_is_unavailable_until_it_restarts(outage: tuple[PostgresServer, Database]) -> None:
     server, database = outage
 
     async def loses_its_server() -> None:
@@ -220,7 +220,7 @@ async def test_a_stopped_postgres_is_unavailable_and_found_again(outage: tuple[P
     await wait_until(lambda: _answers(database))
 
 
-async def test_a_frozen_postgres_is_unavailable_within_the_timeout(outage: tuple[PostgresServer, Database]) -> None:
+async def test_unresponsive_postgres_is_unavailable_within_the_timeout(outage: tuple[PostgresServer, Database]) -> None:
     server, database = outage
     server.freeze()
     with pytest.raises(StoreUnavailable):
@@ -238,7 +238,7 @@ async def _answers(database: Database) -> bool:
     return True
 
 
-async def test_a_read_on_postgres_begins_no_transaction(postgres_url: str) -> None:
+async def test_postgres_read_begins_no_transaction(postgres_url: str) -> None:
     database = Database.connect(postgres_url)
     try:
         for opened, is_one in (
@@ -253,7 +253,7 @@ async def test_a_read_on_postgres_begins_no_transaction(postgres_url: str) -> No
         await database.close()
 
 
-async def test_a_read_on_sqlite_is_one_visit_to_the_connection_s_thread(
+async def test_sqlite_read_is_one_call_to_the_connection_thread(
     sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await sqlite_database.ping()  # opens a connection
@@ -272,7 +272,7 @@ async def test_a_read_on_sqlite_is_one_visit_to_the_connection_s_thread(
     assert len(visits) == 3, "one to begin it, one to end it"
 
 
-async def test_when_every_connection_is_in_use_the_wait_is_bounded(postgres_url: str) -> None:
+async def test_wait_for_a_pooled_connection_times_out(postgres_url: str) -> None:
     small = Database.connect(postgres_url, pool_size=1, pool_timeout_s=0.05)
     async with small.connection(), small.connection():
         with pytest.raises(StoreUnavailable, match="in use"):
@@ -280,7 +280,7 @@ async def test_when_every_connection_is_in_use_the_wait_is_bounded(postgres_url:
     await small.close()
 
 
-def test_ids_are_unique_hex_and_ordered_by_time() -> None:
+def test_ids_are_unique_and_sort_by_time() -> None:
     assert len({new_id_hex() for _ in range(100)}) == 100
     assert all(len(id) == 32 and int(id, 16) >= 0 for id in (new_id_hex() for _ in range(10)))
     ids = [uuid7() for _ in range(1000)]

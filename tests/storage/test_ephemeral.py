@@ -1,4 +1,4 @@
-"""storage/ephemeral.py against a real redis-server."""
+"""storage/ephemeral.py with a real redis-server."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def ephemeral(redis_url: str) -> AsyncIterator[Ephemeral]:
     await store.close()
 
 
-async def test_a_value_is_kept_until_it_expires_or_is_deleted(ephemeral: Ephemeral) -> None:
+async def test_value_exists_until_it_expires_or_is_deleted(ephemeral: Ephemeral) -> None:
     await ephemeral.set("short", b"\x00\xff", ttl_s=0.05)
     await ephemeral.set("long", b"here", ttl_s=60)
     assert await ephemeral.get("long") == b"here"
@@ -41,7 +41,7 @@ async def _is_absent(ephemeral: Ephemeral, key: str) -> bool:
     return await ephemeral.get(key) is None
 
 
-async def test_only_those_who_announced_lately_are_present(ephemeral: Ephemeral) -> None:
+async def test_presence_expires(ephemeral: Ephemeral) -> None:
     await ephemeral.announce("nodes", "a", b"1", ttl_s=60)
     await ephemeral.announce("nodes", "b", b"2", ttl_s=0.05)
     await ephemeral.announce("gateways", "c", b"3", ttl_s=60)
@@ -57,7 +57,7 @@ def _real_s() -> float:
     return datetime.now(UTC).timestamp()
 
 
-async def test_an_announcer_whose_clock_is_wrong_takes_nobody_away(
+async def test_wrong_clock_of_one_process_does_not_remove_others(
     ephemeral: Ephemeral, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, wrong_by_s in (("a", 0.0), ("b", 7_300.0), ("c", -86_400.0), ("d", 0.0)):
@@ -70,7 +70,7 @@ async def test_an_announcer_whose_clock_is_wrong_takes_nobody_away(
     assert set(await ephemeral.present("nodes")) == {"a", "b", "c", "d"}
 
 
-async def test_the_newest_announcement_counts_and_a_withdrawal_is_immediate(ephemeral: Ephemeral) -> None:
+async def test_newest_announcement_replaces_earlier_ones_and_withdrawal_is_immediate(ephemeral: Ephemeral) -> None:
     await ephemeral.announce("nodes", "a", b"old", ttl_s=60)
     await ephemeral.announce("nodes", "a", b"new", ttl_s=60)
     assert await ephemeral.present("nodes") == {"a": b"new"}
@@ -78,7 +78,7 @@ async def test_the_newest_announcement_counts_and_a_withdrawal_is_immediate(ephe
     assert await ephemeral.present("nodes") == {}
 
 
-async def test_what_a_process_publishes_it_hears_at_once_whether_redis_is_there_or_not(
+async def test_local_subscriber_is_called_at_once_even_if_redis_is_unavailable(
     ephemeral: Ephemeral, tmp_path: Path
 ) -> None:
     away = Ephemeral.connect(f"unix://{tmp_path / 'nobody'}")
@@ -95,7 +95,7 @@ async def test_what_a_process_publishes_it_hears_at_once_whether_redis_is_there_
     await away.close()
 
 
-async def test_a_message_reaches_every_listener_once(ephemeral: Ephemeral) -> None:
+async def test_message_reaches_every_subscriber_once(ephemeral: Ephemeral) -> None:
     listeners = [ephemeral.subscribe("news"), ephemeral.subscribe("news")]
     assert [await anext(listener) for listener in listeners] == [b"", b""]
     await ephemeral.publish("news", b"hello")
@@ -107,7 +107,7 @@ async def test_a_message_reaches_every_listener_once(ephemeral: Ephemeral) -> No
 
 
 @pytest.mark.parametrize("num_steps", range(12))
-async def test_a_cancellation_is_never_lost_however_far_a_command_is(redis_url: str, num_steps: int) -> None:
+async def test_cancellation_is_never_lost_during_a_command(redis_url: str, num_steps: int) -> None:
     store = Ephemeral.connect(redis_url, timeout_s=30.0)
 
     async def ask_for_ever() -> None:
@@ -124,7 +124,7 @@ async def test_a_cancellation_is_never_lost_however_far_a_command_is(redis_url: 
     await store.close()
 
 
-async def test_a_frozen_redis_costs_no_more_than_the_timeout(short_tmp_path: Path) -> None:
+async def test_unresponsive_redis_fails_within_the_timeout(short_tmp_path: Path) -> None:
     server = EmbeddedRedis(short_tmp_path)
     server.start()
     server.wait_ready()
@@ -149,7 +149,7 @@ async def _answers(store: Ephemeral) -> bool:
     return True
 
 
-async def test_a_lost_redis_is_said_to_every_caller_and_found_again(short_tmp_path: Path) -> None:
+async def test_stopped_redis_is_unavailable_until_it_restarts(short_tmp_path: Path) -> None:
     server = EmbeddedRedis(short_tmp_path)
     server.start()
     server.wait_ready()
@@ -175,13 +175,13 @@ async def test_a_lost_redis_is_said_to_every_caller_and_found_again(short_tmp_pa
 
 
 @pytest.mark.parametrize("url", ["", "http://x", "/tmp/redis.sock"])
-def test_a_url_of_another_kind_is_refused(url: str) -> None:
+def test_unsupported_url_is_rejected(url: str) -> None:
     with pytest.raises(ValueError, match="scheme"):
         Ephemeral.connect(url)
 
 
-async def test_a_connection_that_was_just_reset_is_an_outage_and_a_mistake_of_ours_is_none() -> None:
-    """uvloop says RuntimeError for the first, and drivers pass it on."""
+async def test_reset_connection_is_unavailable_and_other_runtime_errors_propagate() -> None:
+    """uvloop raises RuntimeError for a reset connection, and drivers pass the error on."""
     lost = "unable to perform operation on <TCPTransport closed=True reading=False>; the handler is closed"
     for text, expected in ((lost, StoreUnavailable), ("something else", RuntimeError)):
         for translated in (ephemeral_module._translated, database_module._translated):

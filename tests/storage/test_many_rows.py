@@ -1,4 +1,4 @@
-"""Many whole rows in one statement, on SQLite and on Postgres."""
+"""storage/many_rows.py on SQLite and on Postgres."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def _found(database: Database) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, MAX_ROWS, MAX_ROWS + 1])
-async def test_each_row_is_there_once_whatever_their_number(database: Database, count: int) -> None:
+async def test_any_number_of_rows_is_inserted_once(database: Database, count: int) -> None:
     rows = [_row(entry(uuid7())) for _ in range(count)]
     assert await _insert(database, rows) == [row[0] for row in rows]
     assert await _insert(database, rows) == []
@@ -40,7 +40,7 @@ async def test_each_row_is_there_once_whatever_their_number(database: Database, 
     assert [tuple(found[row[0]][name] for name in _FIELDS) for row in rows] == rows
 
 
-async def test_of_rows_with_one_key_the_first_counts_and_those_there_are_left_alone(database: Database) -> None:
+async def test_first_of_rows_with_one_key_is_inserted_and_existing_rows_stay(database: Database) -> None:
     old, twice, new = (_row(entry(id, completion_tokens=1)) for id in ("old", "twice", "new"))
     await _insert(database, [old])
     others = [_row(entry(id, completion_tokens=2)) for id in ("old", "twice")]
@@ -48,7 +48,7 @@ async def test_of_rows_with_one_key_the_first_counts_and_those_there_are_left_al
     assert {row["completion_tokens"] for row in (await _found(database)).values()} == {1}
 
 
-async def test_times_are_told_as_any_other_statement_tells_them(database: Database) -> None:
+async def test_times_are_stored_as_by_other_statements(database: Database) -> None:
     at = datetime(2026, 11, 20, 1, 2, 3, 4, tzinfo=timezone(timedelta(hours=2)))
     await _insert(database, [_row(entry("x", started_at=at))])
     (row,) = (await _found(database)).values()
@@ -63,7 +63,7 @@ async def test_times_are_told_as_any_other_statement_tells_them(database: Databa
         datetime(2026, 1, 1, 0, 30, tzinfo=timezone(timedelta(hours=5, minutes=45))),
     ],
 )
-def test_a_time_is_the_text_that_its_column_makes_of_it(at: datetime) -> None:
+def test_sqlite_time_equals_the_column_type_s_text(at: datetime) -> None:
     dialect = sqlite.dialect()  # type: ignore[no-untyped-call]
     of_the_column = usage_entries.c.started_at.type.dialect_impl(dialect).bind_processor(dialect)
     assert of_the_column is not None
@@ -72,7 +72,7 @@ def test_a_time_is_the_text_that_its_column_makes_of_it(at: datetime) -> None:
         sqlite_time(at.replace(tzinfo=None))
 
 
-async def test_a_row_that_no_column_takes_is_refused_with_all_others(database: Database) -> None:
+async def test_invalid_row_rejects_the_whole_insert(database: Database) -> None:
     bad = [None if name == "status" else value for name, value in zip(_FIELDS, _row(entry("bad")), strict=True)]
     with pytest.raises((Conflict, DBAPIError)):
         await _insert(database, [_row(entry("good")), tuple(bad)])

@@ -1,4 +1,4 @@
-"""storage/migrate.py: the schema of this version, on both databases, under a lock."""
+"""storage/migrate.py on both databases."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _TABLES: tuple[ModuleType, ...] = (catalog.tables, tenants.tables)
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def new_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database without any table."""
+    """Return the URL of a database without tables."""
     if request.param == "sqlite":
         return f"sqlite://{tmp_path / 'folder' / 'hearth.db'}"
     url: str = request.getfixturevalue("new_postgres_url")
     return url
 
 
-async def test_migrating_twice_is_migrating_once(new_url: str) -> None:
+async def test_second_migration_has_no_effect(new_url: str) -> None:
     assert await current_revision(new_url) is None
     assert await migrate(new_url) == head_revision()
     assert await current_revision(new_url) == head_revision()
     assert await migrate(new_url) == head_revision()
 
 
-async def test_processes_that_migrate_at_once_all_succeed(new_url: str) -> None:
+async def test_concurrent_migrations_all_succeed(new_url: str) -> None:
     program = "import asyncio, sys; from storage.migrate import migrate; print(asyncio.run(migrate(sys.argv[1])))"
     command = [sys.executable, "-W", "error", "-c", program, new_url]
     processes = [
@@ -52,7 +52,7 @@ async def test_processes_that_migrate_at_once_all_succeed(new_url: str) -> None:
     assert [(out.decode().strip(), err.decode()) for out, err in outputs] == [(head_revision(), "")] * 3
 
 
-async def test_the_migrations_make_exactly_the_tables_that_the_code_declares(database: Database) -> None:
+async def test_migrations_create_exactly_the_declared_tables(database: Database) -> None:
     def differences(connection: Connection) -> list[object]:
         return list(compare_metadata(MigrationContext.configure(connection), metadata))
 
@@ -60,7 +60,7 @@ async def test_the_migrations_make_exactly_the_tables_that_the_code_declares(dat
         assert await connection.run_sync(differences) == []
 
 
-async def test_a_database_that_a_newer_version_migrated_is_left_alone(new_url: str) -> None:
+async def test_database_of_a_newer_version_is_left_unchanged(new_url: str) -> None:
     await migrate(new_url)
     database = Database.connect(new_url)
     async with database.transaction() as connection:
@@ -69,7 +69,7 @@ async def test_a_database_that_a_newer_version_migrated_is_left_alone(new_url: s
     assert await migrate(new_url) == "9999"
 
 
-def test_migrations_stand_in_one_numbered_line() -> None:
+def test_migrations_are_numbered_without_branches() -> None:
     for before, file in zip([None, *_VERSIONS], _VERSIONS, strict=False):
         number = file.name[:4]
         down = "None" if before is None else f'"{before.name[:4]}"'
@@ -78,7 +78,7 @@ def test_migrations_stand_in_one_numbered_line() -> None:
     assert head_revision() == _VERSIONS[-1].name[:4]
 
 
-async def test_a_migration_that_fails_leaves_nothing_half_done(tmp_path: Path) -> None:
+async def test_failed_migration_is_rolled_back(tmp_path: Path) -> None:
     path = tmp_path / "hearth.db"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE usage_entries (in_the_way INTEGER)")
@@ -92,14 +92,14 @@ async def test_a_migration_that_fails_leaves_nothing_half_done(tmp_path: Path) -
     assert tables == ["usage_entries"]
 
 
-async def test_a_database_that_cannot_be_reached_is_unavailable(tmp_path: Path) -> None:
+async def test_unreachable_database_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "x.db").write_bytes(b"this is not a database" * 100)
     for url in (f"sqlite://{tmp_path / 'x.db'}", f"postgresql://postgres@/x?host={tmp_path}"):
         with pytest.raises(StoreUnavailable):
             await migrate(url)
 
 
-def test_an_up_to_date_database_is_known_without_importing_alembic_or_sqlalchemy(sqlite_url: str) -> None:
+def test_current_revision_is_read_without_importing_alembic_or_sqlalchemy(sqlite_url: str) -> None:
     program = (
         "import asyncio, sys; from storage.migrate import migrate\n"
         "assert asyncio.run(migrate(sys.argv[1]))\n"
@@ -108,4 +108,4 @@ def test_an_up_to_date_database_is_known_without_importing_alembic_or_sqlalchemy
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", program, sqlite_url], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    assert after.ru_utime - before.ru_utime < 3.0  # seconds of CPU: others may hold the machine
+    assert after.ru_utime - before.ru_utime < 3.0  # CPU seconds, which do not depend on the load of the machine

@@ -1,4 +1,4 @@
-"""storage/objects.py on a folder and on an S3 server, and its downloads through a server that cuts."""
+"""storage/objects.py with a folder and an S3 server, and downloads from a backend that interrupts reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def source(tmp_path: Path) -> Path:
     return tmp_path / "source"
 
 
-async def test_what_was_put_is_got_whole_in_ranges_and_by_its_checksum(objects: Objects, source: Path) -> None:
+async def test_stored_object_is_read_whole_in_ranges_and_with_its_checksum(objects: Objects, source: Path) -> None:
     assert await objects.put_file("blobs/sha256/abc", source, sha256=_SHA256) == _SHA256
     assert await objects.stat("blobs/sha256/abc") == ObjectStat(len(_BYTES), _SHA256)
     assert await objects.get_bytes("blobs/sha256/abc") == _BYTES
@@ -43,7 +43,7 @@ async def test_what_was_put_is_got_whole_in_ranges_and_by_its_checksum(objects: 
         assert await objects.get_bytes("blobs/sha256/abc", start, end) == _BYTES[start:end]
 
 
-async def test_a_put_replaces_whole_and_a_delete_removes(objects: Objects) -> None:
+async def test_put_replaces_an_object_and_delete_removes_it(objects: Objects) -> None:
     await objects.put_bytes("models/pointer.json", b"old, and longer")
     assert await objects.put_bytes("models/pointer.json", b"new") == hashlib.sha256(b"new").hexdigest()
     assert await objects.get_bytes("models/pointer.json") == b"new"
@@ -60,7 +60,7 @@ async def test_a_put_replaces_whole_and_a_delete_removes(objects: Objects) -> No
             await absent
 
 
-async def test_keys_are_listed_by_prefix_in_order(objects: Objects) -> None:
+async def test_keys_are_listed_by_prefix_sorted(objects: Objects) -> None:
     assert await objects.list() == []
     for key in ("b/2", "b/1", "a", "bc"):
         await objects.put_bytes(key, b"x")
@@ -69,20 +69,20 @@ async def test_keys_are_listed_by_prefix_in_order(objects: Objects) -> None:
     assert await objects.list("nothing") == []
 
 
-async def test_a_file_that_is_not_what_it_was_said_to_be_is_not_stored(objects: Objects, source: Path) -> None:
+async def test_file_with_another_checksum_is_not_stored(objects: Objects, source: Path) -> None:
     with pytest.raises(Damaged):
         await objects.put_file("key", source, sha256="0" * 64)
     assert await objects.list() == []
 
 
 @pytest.mark.parametrize("key", ["", "/x", "x/", "../x", "a/../b", "a//b", ".hidden", "a b", "a\0b", "a\n", "x" * 901])
-async def test_a_key_that_could_leave_the_store_is_refused(objects: Objects, key: str) -> None:
+async def test_invalid_key_is_rejected(objects: Objects, key: str) -> None:
     for refused in (objects.put_bytes(key, b""), objects.get_bytes(key), objects.stat(key), objects.delete(key)):
         with pytest.raises(ValueError, match="key"):
             await refused
 
 
-async def test_a_download_is_checked_named_and_reported(objects: Objects, source: Path, tmp_path: Path) -> None:
+async def test_download_is_verified_and_reports_progress(objects: Objects, source: Path, tmp_path: Path) -> None:
     await objects.put_file("key", source)
     seen: list[tuple[int, int]] = []
     target = tmp_path / "folder" / "target"
@@ -95,14 +95,14 @@ async def test_a_download_is_checked_named_and_reported(objects: Objects, source
         await objects.download("absent", tmp_path / "absent")
 
 
-async def test_a_download_with_the_wrong_bytes_gets_no_name(objects: Objects, source: Path, tmp_path: Path) -> None:
+async def test_damaged_download_is_not_renamed_to_its_path(objects: Objects, source: Path, tmp_path: Path) -> None:
     await objects.put_file("key", source)
     with pytest.raises(Damaged):
         await objects.download("key", tmp_path / "target", sha256="0" * 64)
     assert sorted(os.listdir(tmp_path)) in (["source"], ["bucket", "source"])
 
 
-async def test_a_store_that_answers_says_so_and_one_that_does_not_too(
+async def test_ping_fails_if_the_store_is_unavailable(
     objects: Objects, s3_server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await objects.ping()
@@ -119,13 +119,13 @@ async def test_a_store_that_answers_says_so_and_one_that_does_not_too(
 
 
 @pytest.mark.parametrize("url", ["", "bucket", "file://relative", "s3://", "http://x/y", "/tmp/x"])
-def test_a_url_of_another_kind_is_refused(url: str) -> None:
-    with pytest.raises(ValueError, match="expected file:"):
+def test_unsupported_url_is_rejected(url: str) -> None:
+    with pytest.raises(ValueError, match="must be file:"):
         Objects.connect(url)
 
 
-class _Cutting:
-    """A store whose reads break after some bytes, as often as it is told; notes where each read began."""
+class _InterruptedBackend:
+    """A backend whose reads fail after some bytes a given number of times, and that records the start of each read."""
 
     def __init__(self, cuts: list[int | None], content: bytes = _BYTES) -> None:
         self.cuts = cuts
@@ -143,7 +143,7 @@ class _Cutting:
             raise StoreUnavailable("cut")
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is kept open."""
 
 
 @pytest.fixture(autouse=True)
@@ -151,7 +151,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("storage.objects._FIRST_PAUSE_S", 0.01)
 
 
-async def _download(backend: _Cutting, target: Path, *, resume: bool = True) -> None:
+async def _download(backend: _InterruptedBackend, target: Path, *, resume: bool = True) -> None:
     store = Objects(cast(Backend, backend))
     try:
         await store.download("key", target, resume=resume)
@@ -159,57 +159,57 @@ async def _download(backend: _Cutting, target: Path, *, resume: bool = True) -> 
         await store.close()
 
 
-async def test_a_cut_download_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    backend = _Cutting([1000, 0, 500])
+async def test_interrupted_download_resumes_at_its_offset(tmp_path: Path) -> None:
+    backend = _InterruptedBackend([1000, 0, 500])
     await _download(backend, tmp_path / "target")
     assert (tmp_path / "target").read_bytes() == _BYTES
     assert backend.starts == [0, 1000, 1000, 1500]
 
 
-async def test_a_store_that_stays_away_keeps_the_part_for_the_next_try(tmp_path: Path) -> None:
+async def test_partial_file_is_kept_while_the_store_is_unavailable(tmp_path: Path) -> None:
     with pytest.raises(StoreUnavailable):
-        await _download(_Cutting([1000, 0, 0, 0, 0]), tmp_path / "target")
+        await _download(_InterruptedBackend([1000, 0, 0, 0, 0]), tmp_path / "target")
     assert (tmp_path / "target.part").stat().st_size == 1000
-    second = _Cutting([])
+    second = _InterruptedBackend([])
     await _download(second, tmp_path / "target")
     assert second.starts == [1000]
     assert (tmp_path / "target").read_bytes() == _BYTES
     assert not (tmp_path / "target.part").exists()
 
 
-async def test_a_part_that_was_damaged_is_thrown_away_not_named(tmp_path: Path) -> None:
+async def test_damaged_partial_file_is_deleted(tmp_path: Path) -> None:
     (tmp_path / "target.part").write_bytes(b"not what the object begins with")
     with pytest.raises(Damaged):
-        await _download(_Cutting([]), tmp_path / "target")
+        await _download(_InterruptedBackend([]), tmp_path / "target")
     assert os.listdir(tmp_path) == []
-    await _download(_Cutting([]), tmp_path / "target")
+    await _download(_InterruptedBackend([]), tmp_path / "target")
 
 
 @pytest.mark.parametrize("resume", [True, False])
-async def test_a_part_that_cannot_be_taken_over_is_begun_anew(tmp_path: Path, resume: bool) -> None:
+async def test_unusable_partial_file_is_downloaded_again(tmp_path: Path, resume: bool) -> None:
     (tmp_path / "target.part").write_bytes(_BYTES + b"too long" if resume else b"unwanted")
-    backend = _Cutting([])
+    backend = _InterruptedBackend([])
     await _download(backend, tmp_path / "target", resume=resume)
     assert backend.starts == [0]
 
 
-async def test_a_file_that_is_there_and_right_is_not_fetched_again(tmp_path: Path) -> None:
+async def test_existing_file_with_the_right_checksum_is_not_downloaded(tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(_BYTES)
-    backend = _Cutting([])
+    backend = _InterruptedBackend([])
     await _download(backend, tmp_path / "target")
     assert backend.starts == []
     assert os.listdir(tmp_path) == ["target"]
 
 
-async def test_two_who_download_to_one_path_fetch_it_once(tmp_path: Path) -> None:
-    backend = _Cutting([])
+async def test_concurrent_downloads_to_one_path_fetch_the_object_once(tmp_path: Path) -> None:
+    backend = _InterruptedBackend([])
     await asyncio.gather(*(_download(backend, tmp_path / "target") for _ in range(3)))
     assert backend.starts == [0]
     assert (tmp_path / "target").read_bytes() == _BYTES
 
 
-async def test_a_cancelled_download_stops_and_keeps_its_part(tmp_path: Path) -> None:
-    backend = _Cutting([1000] + [0] * 100)
+async def test_cancelled_download_stops_and_keeps_its_partial_file(tmp_path: Path) -> None:
+    backend = _InterruptedBackend([1000] + [0] * 100)
     task = asyncio.create_task(_download(backend, tmp_path / "target"))
     await wait_until(lambda: backend.starts, interval_s=0.001)
     task.cancel()
@@ -218,7 +218,7 @@ async def test_a_cancelled_download_stops_and_keeps_its_part(tmp_path: Path) -> 
     assert not (tmp_path / "target").exists()
 
 
-def test_a_put_that_dies_half_way_leaves_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_put_stores_no_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(fd: int) -> None:
         raise OSError(28, "No space left on device")
 

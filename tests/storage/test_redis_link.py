@@ -1,4 +1,4 @@
-"""The one connection for commands that are waited for: answers whole and in order, and none that comes too late."""
+"""storage/redis_link.py: replies are matched to commands, and late or unexpected replies drop the connection."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from storage.redis_link import CommandRefused, RedisLink, ReplyReader, command
 from tests.fakes.virtual_loop import run_virtually
 from tests.waiting import wait_until
 
-ANSWERS = (
+REPLIES = (
     b"+OK\r\n:42\r\n$5\r\nhe\r\nl\r\n$-1\r\n*3\r\n:1\r\n*1\r\n$0\r\n\r\n$-1\r\n-NOSCRIPT no such\r\n*-1\r\n:-7\r\n"
 )
 
 
-def test_a_command_is_written_as_redis_reads_it():
+def test_command_is_encoded_in_resp():
     assert command("SET", b"k\r\n", 12) == b"*3\r\n$3\r\nSET\r\n$3\r\nk\r\n\r\n$2\r\n12\r\n"
 
 
-@given(st.lists(st.integers(0, len(ANSWERS)), max_size=8))
-def test_answers_are_the_same_however_they_are_cut(cuts: list[int]):
+@given(st.lists(st.integers(0, len(REPLIES)), max_size=8))
+def test_replies_are_parsed_from_any_fragments(cuts: list[int]):
     reader, found, at = ReplyReader(), [], 0
-    for cut in [*sorted(cuts), len(ANSWERS)]:
-        found += reader.feed(ANSWERS[at:cut])
+    for cut in [*sorted(cuts), len(REPLIES)]:
+        found += reader.feed(REPLIES[at:cut])
         at = cut
     refused = found.pop(5)
     assert isinstance(refused, CommandRefused)
@@ -41,12 +41,12 @@ def test_answers_are_the_same_however_they_are_cut(cuts: list[int]):
 
 
 @pytest.mark.parametrize("data", [b"HTTP/1.1 200 OK\r\n", b"+" + b"x" * 5000, b":x\r\n"])
-def test_what_is_no_answer_is_refused(data: bytes):
-    with pytest.raises(ValueError, match=r"answer|literal"):
+def test_bytes_that_are_not_resp_are_rejected(data: bytes):
+    with pytest.raises(ValueError, match=r"reply|literal"):
         ReplyReader().feed(data)
 
 
-async def test_many_at_once_get_their_own_answers(own_redis_server: EmbeddedRedis):
+async def test_concurrent_commands_get_their_own_replies(own_redis_server: EmbeddedRedis):
     link = RedisLink(own_redis_server.url, timeout_s=10)
     await link.open()
     answers = await asyncio.gather(*(link.send(command("ECHO", f"{i}" * 300)) for i in range(200)))
@@ -59,16 +59,16 @@ async def test_many_at_once_get_their_own_answers(own_redis_server: EmbeddedRedi
 
 
 @contextlib.asynccontextmanager
-async def server_that(answer: bytes | None, folder: Path) -> AsyncIterator[str]:
-    """Listens on a socket and says the same to whatever it hears, or nothing."""
+async def serve_reply(reply: bytes | None, folder: Path) -> AsyncIterator[str]:
+    """Listen on a socket and send `reply`, or nothing, for whatever is received."""
 
     serving = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving.add(writer)
         while await reader.read(1000):
-            if answer is not None:
-                writer.write(answer)
+            if reply is not None:
+                writer.write(reply)
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
@@ -83,8 +83,8 @@ async def server_that(answer: bytes | None, folder: Path) -> AsyncIterator[str]:
         await wait_until(lambda: not serving)
 
 
-async def test_a_late_answer_is_a_lost_connection_for_all_who_wait(tmp_path: Path):
-    async with server_that(None, tmp_path) as url:
+async def test_late_reply_drops_the_connection_for_all_waiters(tmp_path: Path):
+    async with serve_reply(None, tmp_path) as url:
         link = RedisLink(url, timeout_s=0.02)
         await link.open()
         waiting = [link.send(command("PING")) for _ in range(3)]
@@ -95,11 +95,11 @@ async def test_a_late_answer_is_a_lost_connection_for_all_who_wait(tmp_path: Pat
             link.send(command("PING"))
 
 
-def test_a_server_that_works_through_a_pile_is_waited_for():
-    async def num_answered(pause_s: float) -> int:
+def test_server_that_keeps_replying_is_waited_for():
+    async def num_replied(pause_s: float) -> int:
         loop = asyncio.get_running_loop()
 
-        async def answer_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def reply_slowly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError):
                 while await reader.readline():
                     await asyncio.sleep(pause_s)
@@ -107,7 +107,7 @@ def test_a_server_that_works_through_a_pile_is_waited_for():
 
         ours, theirs = socket.socketpair()
         reader, writer = await asyncio.open_unix_connection(sock=theirs)
-        serving = loop.create_task(answer_slowly(reader, writer))
+        serving = loop.create_task(reply_slowly(reader, writer))
         _, connection = await loop.create_unix_connection(lambda: redis_link._Connection(1.0), sock=ours)
         waiting = [connection.send(b"PING\n", 1) for _ in range(100)]
         answers = await asyncio.gather(*waiting, return_exceptions=True)
@@ -116,13 +116,13 @@ def test_a_server_that_works_through_a_pile_is_waited_for():
         writer.close()
         return sum(answer == b"OK" for answer in answers)
 
-    assert run_virtually(num_answered(0.1)) == 100, "the last comes after ten times the wait for one"
-    assert run_virtually(num_answered(0.6)) == 33, "but nobody waits for ever"
-    assert run_virtually(num_answered(1.5)) == 0
+    assert run_virtually(num_replied(0.1)) == 100, "the last comes after ten times the wait for one"
+    assert run_virtually(num_replied(0.6)) == 33, "but nobody waits for ever"
+    assert run_virtually(num_replied(1.5)) == 0
 
 
-async def test_an_answer_that_nobody_asked_for_is_not_taken_for_another_s(tmp_path: Path):
-    async with server_that(b"+A\r\n+B\r\n", tmp_path) as url:
+async def test_unexpected_reply_drops_the_connection(tmp_path: Path):
+    async with serve_reply(b"+A\r\n+B\r\n", tmp_path) as url:
         link = RedisLink(url, timeout_s=10)
         await link.open()
         assert await link.send(command("PING")) == b"A"
@@ -130,7 +130,7 @@ async def test_an_answer_that_nobody_asked_for_is_not_taken_for_another_s(tmp_pa
             await link.send(command("PING"))
 
 
-async def test_it_is_opened_again_once_the_server_is_back(own_redis_server: EmbeddedRedis):
+async def test_connection_is_reopened_when_the_server_recovers(own_redis_server: EmbeddedRedis):
     opened = []
 
     async def note(link: RedisLink) -> None:

@@ -1,4 +1,4 @@
-"""storage/spool.py: nothing acknowledged is lost, nothing is made up, whatever dies and wherever a file is cut."""
+"""storage/spool.py: no durable record is lost and none is invented, after any crash or damage."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _batches = st.lists(st.lists(_records, min_size=1, max_size=5), min_size=1, max_
 
 
 async def _fill(spool: Spool, batches: list[list[bytes]]) -> list[bytes]:
-    """Append each batch's records together; returns all of them, in order."""
+    """Append the records of each batch concurrently; return all records in order."""
     for batch in batches:
         await asyncio.gather(*(spool.append(record) for record in batch))
     return [record for batch in batches for record in batch]
 
 
 async def _drain(spool: Spool, max_records: int = 1000) -> list[bytes]:
-    """Read and acknowledge until nothing is left."""
+    """Read and acknowledge until the spool is empty."""
     records: list[bytes] = []
     while True:
         batch, position = await spool.read_batch(max_records)
@@ -53,7 +53,7 @@ async def _reopened(directory: Path, segment_bytes: int = 4 << 20) -> list[bytes
 
 
 @given(batches=_batches, max_records=st.integers(1, 7), segment_bytes=st.sampled_from([1024, 4 << 20]))
-def test_records_come_back_in_order_across_segments_and_batches(
+def test_records_are_read_in_order_across_segments_and_batches(
     batches: list[list[bytes]], max_records: int, segment_bytes: int
 ) -> None:
     async def check(directory: Path) -> None:
@@ -70,7 +70,7 @@ def test_records_come_back_in_order_across_segments_and_batches(
 
 
 @given(batches=_batches, num_acknowledged=st.integers(0, 30), segment_bytes=st.sampled_from([1024, 4 << 20]))
-def test_what_was_not_acknowledged_is_read_again_after_a_restart(
+def test_unacknowledged_records_are_read_again_after_a_restart(
     batches: list[list[bytes]], num_acknowledged: int, segment_bytes: int
 ) -> None:
     async def check(directory: Path) -> None:
@@ -87,10 +87,10 @@ def test_what_was_not_acknowledged_is_read_again_after_a_restart(
 
 
 @given(batches=_batches, unfinished=st.lists(_records, min_size=1, max_size=4), data=st.data())
-def test_a_crash_at_any_byte_of_a_write_loses_nothing_acknowledged_and_makes_nothing_up(
+def test_crash_at_any_byte_of_a_write_neither_loses_nor_invents_records(
     batches: list[list[bytes]], unfinished: list[bytes], data: st.DataObject
 ) -> None:
-    """The file after a crash: everything synced, then any part of the next write, each byte on the disk or not."""
+    """After a crash, the file has everything synced and any part of the next write."""
 
     async def check(directory: Path) -> None:
         spool = Spool(directory / "spool", segment_bytes=8192)
@@ -115,9 +115,7 @@ def test_a_crash_at_any_byte_of_a_write_loses_nothing_acknowledged_and_makes_not
 
 
 @given(batches=_batches, data=st.data())
-def test_a_file_cut_or_damaged_anywhere_yields_only_records_that_were_written(
-    batches: list[list[bytes]], data: st.DataObject
-) -> None:
+def test_damaged_segment_yields_only_written_records(batches: list[list[bytes]], data: st.DataObject) -> None:
     async def check(directory: Path) -> None:
         spool = Spool(directory, segment_bytes=8192)
         written = await _fill(spool, batches)
@@ -136,7 +134,7 @@ def test_a_file_cut_or_damaged_anywhere_yields_only_records_that_were_written(
 
 
 @pytest.mark.parametrize("cursor", [b"", b"short", b"\xff" * 20, None])
-async def test_a_torn_cursor_means_reading_again_not_losing(tmp_path: Path, cursor: bytes | None) -> None:
+async def test_damaged_cursor_repeats_records_and_loses_none(tmp_path: Path, cursor: bytes | None) -> None:
     spool = Spool(tmp_path)
     await _fill(spool, [[b"one", b"two"]])
     _, position = await spool.read_batch(1)
@@ -157,7 +155,7 @@ async def test_a_torn_cursor_means_reading_again_not_losing(tmp_path: Path, curs
     segment_bytes=st.sampled_from([1024, 4 << 20]),
     is_reopened=st.booleans(),
 )
-def test_what_was_acknowledged_lately_can_be_read_again_from_any_place(
+def test_recently_acknowledged_records_can_be_read_again_from_any_position(
     batches: list[list[bytes]], num_read: int, num_back: int, segment_bytes: int, is_reopened: bool
 ) -> None:
     async def check(directory: Path) -> None:
@@ -186,7 +184,7 @@ def test_what_was_acknowledged_lately_can_be_read_again_from_any_place(
         asyncio.run(check(Path(folder)))
 
 
-async def test_what_was_acknowledged_long_ago_is_gone_and_what_is_kept_takes_no_room_from_work(tmp_path: Path) -> None:
+async def test_kept_segments_expire_and_do_not_reduce_the_room_for_new_work(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=32_768, segment_bytes=2048, keep_s=600)
     for number in range(200):
         await spool.append(b"%0100d" % number)
@@ -207,7 +205,7 @@ async def test_what_was_acknowledged_long_ago_is_gone_and_what_is_kept_takes_no_
     await spool.close()
 
 
-async def test_a_place_that_is_not_in_the_spool_moves_nothing(tmp_path: Path) -> None:
+async def test_unknown_position_moves_nothing(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     await _fill(spool, [[b"one", b"two"]])
     assert await spool.move_to(7, 0) == 0
@@ -215,7 +213,7 @@ async def test_a_place_that_is_not_in_the_spool_moves_nothing(tmp_path: Path) ->
     await spool.close()
 
 
-async def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
+async def test_killed_process_loses_no_durable_record(tmp_path: Path) -> None:
     program = (
         "import asyncio, itertools, sys\n"
         "from pathlib import Path\n"
@@ -244,7 +242,7 @@ async def test_a_killed_process_loses_nothing_it_acknowledged(tmp_path: Path) ->
         assert found == [b"%d" % number for number in range(len(found))]
 
 
-async def test_many_appends_at_once_share_few_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_appends_share_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     num_syncs = itertools.count()
     real = os.fdatasync
     monkeypatch.setattr(os, "fdatasync", lambda fd: (next(num_syncs), real(fd)))
@@ -254,7 +252,7 @@ async def test_many_appends_at_once_share_few_syncs(tmp_path: Path, monkeypatch:
     await spool.close()
 
 
-async def test_a_sync_waits_for_more_records_after_many_at_once_and_never_for_a_lone_one(
+async def test_sync_waits_for_more_records_only_after_a_large_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits_s = []
@@ -273,7 +271,7 @@ async def test_a_sync_waits_for_more_records_after_many_at_once_and_never_for_a_
     await spool.close()
 
 
-async def test_a_slow_sync_keeps_no_one_else_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_sync_does_not_block_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, others_went_on = os.fdatasync, threading.Event()
 
     def slow(fd: int) -> None:
@@ -291,7 +289,7 @@ async def test_a_slow_sync_keeps_no_one_else_waiting(tmp_path: Path, monkeypatch
     await spool.close()
 
 
-async def test_a_cancelled_append_harms_no_other(tmp_path: Path) -> None:
+async def test_cancelled_append_does_not_affect_others(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     first, second = asyncio.create_task(spool.append(b"first")), asyncio.create_task(spool.append(b"second"))
     await asyncio.sleep(0)
@@ -301,7 +299,7 @@ async def test_a_cancelled_append_harms_no_other(tmp_path: Path) -> None:
     await spool.close()
 
 
-async def test_a_full_spool_refuses_and_takes_again_after_acknowledging(tmp_path: Path) -> None:
+async def test_full_spool_rejects_records_until_some_are_acknowledged(tmp_path: Path) -> None:
     spool = Spool(tmp_path, max_bytes=8192, segment_bytes=2048)
     assert spool.has_room
     while spool.has_room:
@@ -317,15 +315,15 @@ async def test_a_full_spool_refuses_and_takes_again_after_acknowledging(tmp_path
     await spool.close()
 
 
-async def test_a_record_that_cannot_fit_is_refused_at_once(tmp_path: Path) -> None:
+async def test_oversized_record_is_rejected(tmp_path: Path) -> None:
     spool = Spool(tmp_path, segment_bytes=4096)
     for record in (b"", b"x" * 4096):
-        with pytest.raises(ValueError, match="does not fit"):
+        with pytest.raises(ValueError, match="must have 1 to"):
             await spool.append(record)
     await spool.close()
 
 
-async def test_a_failed_sync_is_said_and_the_next_append_starts_afresh(
+async def test_failed_sync_is_reported_and_the_next_append_starts_a_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spool = Spool(tmp_path)
@@ -344,7 +342,7 @@ async def test_a_failed_sync_is_said_and_the_next_append_starts_afresh(
     await spool.close()
 
 
-async def test_without_space_for_a_spare_segment_there_is_no_room_for_new_work(
+async def test_spool_has_no_room_without_space_for_a_spare_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = os.posix_fallocate
@@ -356,7 +354,7 @@ async def test_without_space_for_a_spare_segment_there_is_no_room_for_new_work(
     await spool.append(b"x")
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr("storage.spool_segments._SPARE_RETRY_S", 0.0)
-    for number in range(60):  # into the spare segment, whose space was allocated before
+    for number in range(60):  # the spare segment, whose space is allocated in advance
         await spool.append(b"%0100d" % number)
     assert not spool.has_room
     monkeypatch.setattr(os, "posix_fallocate", real)
@@ -365,7 +363,7 @@ async def test_without_space_for_a_spare_segment_there_is_no_room_for_new_work(
     await spool.close()
 
 
-async def test_one_process_owns_a_folder(tmp_path: Path) -> None:
+async def test_only_one_process_opens_a_folder(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     with pytest.raises(Conflict, match="another process"):
         Spool(tmp_path)
@@ -373,7 +371,7 @@ async def test_one_process_owns_a_folder(tmp_path: Path) -> None:
     await Spool(tmp_path).close()
 
 
-async def test_acknowledged_segments_leave_the_disk(tmp_path: Path) -> None:
+async def test_acknowledged_segments_are_deleted(tmp_path: Path) -> None:
     spool = Spool(tmp_path, segment_bytes=4096)
     for number in range(200):
         await spool.append(b"%0100d" % number)
@@ -391,6 +389,6 @@ def _last_segment(directory: Path) -> Path:
     return _segments(directory)[-1]
 
 
-def test_the_spool_needs_neither_a_database_nor_a_network() -> None:
+def test_spool_imports_neither_database_nor_network_clients() -> None:
     program = "import sys; import storage.spool; assert not {'sqlalchemy', 'redis', 'boto3'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -1,7 +1,7 @@
-"""storage/spool.py as a machine: append, move, crash at any byte, replay, replay again, a store that forgets.
+"""storage/spool.py as a state machine: append, move, crash at any byte, replay, and a store that returns to an older
+copy.
 
-The set of rows is the set of acknowledged records, but for those that were being written when the process died: each of
-these is there or not, and nothing else ever is.
+The rows of the store are exactly the durable records. Records that were being written during a crash may be missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SEGMENT_BYTES = 1024
 
 
 class Spooled(RuleBasedStateMachine):
-    """One spool, and the set of rows that its records become."""
+    """One spool and the rows that its records become."""
 
     runner: asyncio.Runner
     numbers = itertools.count()
@@ -32,9 +32,9 @@ class Spooled(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="hearth-spool-"))
         self.durable: set[bytes] = set()
-        self.perhaps: set[bytes] = set()  # being written when the process died
+        self.maybe_durable: set[bytes] = set()  # records that were being written during a crash
         self.rows: set[bytes] = set()
-        self.places: list[tuple[Position, frozenset[bytes]]] = []  # confirmed by the store, and what it then held
+        self.places: list[tuple[Position, frozenset[bytes]]] = []  # confirmed positions and the rows at that time
         self.spool = self._opened()
 
     def teardown(self) -> None:
@@ -49,7 +49,7 @@ class Spooled(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 5), is_acknowledged=st.booleans())
     def move(self, count: int, is_acknowledged: bool) -> None:
-        """To the store, which takes each record once; perhaps it dies before the spool hears of it."""
+        """Write records to the store, possibly crashing before the spool is acknowledged."""
         records, position = self._run(self.spool.read_batch(count))
         self.rows |= set(records)
         if is_acknowledged:
@@ -58,7 +58,7 @@ class Spooled(RuleBasedStateMachine):
 
     @rule(size=st.integers(1, 150), count=st.integers(1, 3), share=st.floats(0, 1))
     def crash_while_writing(self, size: int, count: int, share: float) -> None:
-        """The last write is on the disk up to some byte; zeros follow."""
+        """Crash while writing: the file has the last write up to some byte, then zeros."""
         records = [b"%d " % next(self.numbers) + bytes(size) for _ in range(count)]
         before = {path: path.read_bytes() for path in self.folder.glob("*.log")}
         self._run(self._append(records))
@@ -71,7 +71,7 @@ class Spooled(RuleBasedStateMachine):
             cut = start + round((end - start) * share)
             if old != now:
                 path.write_bytes(now[:cut] + old[cut:].ljust(len(now) - cut, b"\0")[: len(now) - cut])
-        self.perhaps |= set(records)
+        self.maybe_durable |= set(records)
         self.spool = self._opened()
 
     @rule(is_cursor_lost=st.booleans())
@@ -83,7 +83,7 @@ class Spooled(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def store_forgets(self, data: st.DataObject) -> None:
-        """An older copy of the store takes over, as of some confirmation."""
+        """Replace the store by an older copy, as of an earlier confirmation."""
         if self.places:
             number = data.draw(st.integers(0, len(self.places) - 1))
             position, rows = self.places[number]
@@ -96,11 +96,11 @@ class Spooled(RuleBasedStateMachine):
         for _ in range(2):
             self._run(self.spool.move_to(0, 0))
             self._drain()
-        assert self.durable <= self.rows <= self.durable | self.perhaps
+        assert self.durable <= self.rows <= self.durable | self.maybe_durable
 
     @invariant()
     def rows_are_what_was_appended(self) -> None:
-        assert self.rows <= self.durable | self.perhaps
+        assert self.rows <= self.durable | self.maybe_durable
 
     @rule()
     def drain(self) -> None:
@@ -129,7 +129,7 @@ class Spooled(RuleBasedStateMachine):
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_examples", [12, pytest.param(300, marks=pytest.mark.full)])
-def test_no_order_of_events_loses_or_makes_up_a_record(num_examples: int) -> None:
+def test_no_order_of_events_loses_or_invents_a_record(num_examples: int) -> None:
     with asyncio.Runner() as runner:
         Spooled.runner = runner
         found = settings(max_examples=num_examples, stateful_step_count=15, deadline=None)

@@ -1,4 +1,4 @@
-"""A child ends with its parent, by the signal that was asked for; a parent hears how its child ended."""
+"""telemetry/child_process.py: a child exits with its parent, and the parent learns how the child exited."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ time.sleep(60)
 
 
 @pytest.mark.parametrize(("number", "last_words"), [(signal.SIGTERM, "asked\n"), (signal.SIGKILL, "")])
-def test_a_child_ends_with_its_parent_by_the_signal_it_chose(number: signal.Signals, last_words: str):
+def test_child_gets_its_chosen_signal_when_the_parent_exits(number: signal.Signals, last_words: str):
     command = [sys.executable, "-c", _PARENT, str(number.value)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
@@ -40,13 +40,13 @@ def test_a_child_ends_with_its_parent_by_the_signal_it_chose(number: signal.Sign
         wait_until_blocking(lambda: not is_running(child))
 
 
-def test_a_parent_that_is_gone_already_ends_the_child_at_once():
-    arm = partial(die_with_parent, os.getpid() + 1, signal.SIGKILL)  # as if ours had died and another had taken over
+def test_child_exits_at_once_if_the_parent_has_already_exited():
+    arm = partial(die_with_parent, os.getpid() + 1, signal.SIGKILL)  # another process id, as if the parent had exited
     with subprocess.Popen(["sleep", "60"], preexec_fn=arm, stderr=subprocess.DEVNULL) as child:
         assert child.wait(10) == -signal.SIGKILL
 
 
-def test_what_ps_shows_is_cut_to_what_the_kernel_keeps():
+def test_process_name_is_truncated_to_15_bytes():
     lines = (
         "import telemetry.child_process as c",
         "c.set_process_name('hearth ranks of a model')",
@@ -56,16 +56,16 @@ def test_what_ps_shows_is_cut_to_what_the_kernel_keeps():
     assert shown.stdout.strip() == "hearth ranks of"
 
 
-def test_an_end_in_words():
+def test_exit_code_is_described():
     assert describe_exit(-9) == "was killed by signal 9"
     assert describe_exit(3) == "ended with exit code 3"
 
 
-async def test_a_child_that_does_not_leave_is_killed():
+async def test_child_that_does_not_exit_in_time_is_killed():
     process = await asyncio.create_subprocess_exec("sleep", "60")
     ours, theirs = socket.socketpair()
     with ours, theirs:
         exited = asyncio.ensure_future(process.wait())
         child = Child(process.pid, ours, exited)
         assert await child.end(0.05) == -signal.SIGKILL
-        child.kill()  # long gone: nothing happens
+        child.kill()  # no effect after the exit

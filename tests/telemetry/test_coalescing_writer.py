@@ -8,7 +8,7 @@ import socket
 from telemetry.coalescing_writer import CoalescingWriter
 
 
-async def test_writes_of_one_turn_arrive_together():
+async def test_writes_of_one_event_loop_turn_are_sent_together():
     ours, theirs = socket.socketpair()
     transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, sock=ours)
     num_written = 0

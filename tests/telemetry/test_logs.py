@@ -11,7 +11,7 @@ from telemetry.logs import configure_logs, redact
 
 @pytest.fixture
 def stream() -> Iterator[io.StringIO]:
-    """Where the root logger writes during a test; its handlers and level are put back."""
+    """Return the stream of the root logger during a test, and restore its handlers and level afterwards."""
     root = logging.getLogger()
     handlers, level = root.handlers[:], root.level
     written = io.StringIO()
@@ -25,7 +25,7 @@ def lines(stream: io.StringIO) -> list[dict[str, object]]:
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 
-def test_every_record_is_one_json_line_with_its_extra_fields(stream: io.StringIO):
+def test_record_is_one_json_line_with_its_extra_fields(stream: io.StringIO):
     logging.getLogger("gateway.app").info("call %s ended", "r1", extra={"duration_ms": 12, "model": "m"})
     (line,) = lines(stream)
     assert line["process"] == "gateway"
@@ -39,7 +39,7 @@ def test_control_characters_cannot_start_a_new_line(stream: io.StringIO):
     assert stream.getvalue().isascii()
 
 
-def test_credentials_are_redacted_wherever_they_stand(stream: io.StringIO):
+def test_credentials_are_redacted_in_messages_fields_and_exceptions(stream: io.StringIO):
     secret = "cfut_" + "a1B2" * 11
     log = logging.getLogger("x")
     log.info("no answer from redis://:hunter2@store:6379/0 or postgresql://ann:hunter2@db/x")

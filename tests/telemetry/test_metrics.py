@@ -5,7 +5,7 @@ from telemetry import metrics
 FORBIDDEN_LABELS = {"account", "account_id", "api_token", "api_token_id", "request_id", "user", "prompt"}
 
 
-def test_every_metric_is_named_helped_and_labelled_within_bounds():
+def test_metrics_have_valid_names_help_and_bounded_labels():
     table = metrics.all_metrics()
     assert len(table) >= 20
     for name, (help_text, labels) in table.items():
@@ -14,7 +14,7 @@ def test_every_metric_is_named_helped_and_labelled_within_bounds():
         assert not FORBIDDEN_LABELS & set(labels), f"{name} has an unbounded label"
 
 
-def test_what_is_counted_is_rendered_in_the_text_format():
+def test_counts_are_rendered_in_the_text_format():
     metrics.CALLS.labels("@cf/test/metrics", "finished").inc(3)
     lines = metrics.render().decode().splitlines()
     assert 'hearth_calls_total{model="@cf/test/metrics",outcome="finished"} 3.0' in lines
@@ -30,6 +30,6 @@ def test_buffered_counter_is_flushed_when_metrics_are_rendered():
             counter.add(2)
 
 
-def test_only_this_project_s_metrics_are_exported():
+def test_only_hearth_metrics_are_exported():
     families = {line.split()[2] for line in metrics.render().decode().splitlines() if line.startswith("# TYPE")}
     assert all(family.startswith("hearth_") for family in families)

@@ -1,4 +1,4 @@
-"""telemetry/process_settings.py: gateways and nodes say the same of what both are told."""
+"""telemetry/process_settings.py: settings that gateways and nodes have in common."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from telemetry.process_settings import ProcessSettings
 from telemetry.settings import SettingError, describe, parse_environment, read_settings
 
 
-def test_a_variable_that_both_read_is_of_one_kind_with_one_default():
+def test_settings_of_gateways_and_nodes_have_the_same_type_and_default():
     gateway, node = ({info.env: info for info in describe(cls)} for cls in (GatewaySettings, NodeSettings))
     both = gateway.keys() & node.keys()
     assert len(both) > 8
@@ -19,7 +19,7 @@ def test_a_variable_that_both_read_is_of_one_kind_with_one_default():
         assert gateway[env].help == node[env].help or env == "OBJECTS_URL"
 
 
-def test_a_place_that_no_node_could_have_is_refused_by_gateways_too():
+def test_gateways_and_nodes_reject_the_same_pop_names():
     for cls in (GatewaySettings, NodeSettings):
         with pytest.raises(SettingError, match="HEARTH_POP='a b': must be 1 to 64"):
             parse_environment(cls, {"HEARTH_POP": "a b"})

@@ -33,12 +33,12 @@ class Strict:
     limit: str = setting("EX_LIMIT", "what is let in", default="", check=parsed_by(int, prefix="must be a number: "))
 
 
-def test_values_are_parsed_by_their_annotation_and_defaults_fill_the_rest():
+def test_values_are_parsed_by_type_and_others_use_defaults():
     found = read_settings(Example, {"EX_URL": "x://", "EX_KEY": "00ff", "EX_PORT": "8080", "EX_ON": "yes"})
     assert found == Example("x://", b"\x00\xff", 8080, 1.5, True, None)
 
 
-def test_an_empty_variable_counts_as_not_set():
+def test_empty_variable_counts_as_unset():
     assert read_settings(Example, {"EX_URL": "x://", "EX_PORT": ""}).port == 80
 
 
@@ -55,44 +55,44 @@ def test_an_empty_variable_counts_as_not_set():
         ({"EX_URL": "x", "EX_ON": "perhaps"}, "EX_ON='perhaps': expected true or false"),
     ],
 )
-def test_what_cannot_be_read_is_one_line_that_names_key_and_value(environ: dict[str, str], line: str):
+def test_invalid_value_is_reported_in_one_line_with_its_variable(environ: dict[str, str], line: str):
     with pytest.raises(SettingError) as caught:
         read_settings(Example, environ)
     assert str(caught.value) == line
 
 
-def test_a_url_that_cannot_work_is_shown_without_its_password():
+def test_invalid_url_is_shown_without_its_password():
     with pytest.raises(SettingError) as caught:
         read_settings(Strict, {"EX_STORE": "postgres://ann:hunter2@db/hearth"})
     assert str(caught.value) == "EX_STORE='postgres://ann:********@db/hearth': must start with postgresql://"
 
 
-def test_what_a_parser_refuses_is_refused_in_its_words_and_an_empty_variable_is_not_shown_to_it():
+def test_parser_error_is_reported_and_empty_variable_is_not_parsed():
     with pytest.raises(SettingError, match=r"^EX_LIMIT='ten': must be a number: invalid literal .*'ten'$"):
         read_settings(Strict, {"EX_STORE": "postgresql://db", "EX_LIMIT": "ten"})
     for limit in ("10", ""):
         assert read_settings(Strict, {"EX_STORE": "postgresql://db", "EX_LIMIT": limit}).limit == limit
 
 
-def test_an_unreadable_secret_is_named_but_never_shown():
+def test_invalid_secret_is_named_but_not_shown():
     with pytest.raises(SettingError) as caught:
         read_settings(Example, {"EX_URL": "x", "EX_KEY": "hunter2"})
     assert str(caught.value) == "EX_KEY: expected hexadecimal bytes"
 
 
-def test_secrets_and_passwords_inside_urls_print_masked():
+def test_secrets_and_url_passwords_are_masked():
     shown = masked(Example("postgresql://ann:hunter2@db/hearth", b"\x01"))
     assert shown["EX_KEY"] == "********"
     assert shown["EX_URL"] == "postgresql://ann:********@db/hearth"
     assert "hunter2" not in str(shown)
 
 
-def test_settings_cannot_be_edited():
+def test_settings_are_immutable():
     with pytest.raises(AttributeError):
         read_settings(Example, {"EX_URL": "x"}).port = 1  # type: ignore[misc]
 
 
-def test_describe_tells_what_the_documentation_needs():
+def test_describe_returns_every_setting():
     infos = {info.env: info for info in describe(Example)}
     assert infos["EX_URL"].is_required
     assert not infos["EX_PORT"].is_required
@@ -118,7 +118,7 @@ class Whole:
     port: int = setting("EX_PORT", "where to listen", default=80)
 
 
-def test_the_settings_of_a_part_are_read_described_and_masked_where_it_stands():
+def test_group_of_settings_is_read_described_and_masked():
     assert [info.env for info in describe(Whole)] == ["EX_URL", "EX_SIZE", "EX_PART_KEY", "EX_PORT"]
     found = read_settings(Whole, {"EX_URL": "x", "EX_SIZE": "7", "EX_PART_KEY": "00ff", "EX_PORT": "1"})
     assert found == Whole("x", Part(7, b"\x00\xff"), 1)

@@ -1,4 +1,4 @@
-"""Time that does not follow a clock which jumps."""
+"""telemetry/steady_clock.py: jumps of the wall clock are ignored for 15 minutes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.tenants.hand_clock import HandClock
 
 
 @pytest.mark.parametrize("jump_s", [3600, -3600, 86_400, -86_400, 61, -61])
-def test_a_jump_is_not_followed_and_setting_it_right_neither(jump_s: float):
+def test_clock_jump_and_its_correction_are_ignored(jump_s: float):
     clock = HandClock()
     steady, true = SteadyClock(clock), clock.now()
     clock.jump_wall(jump_s)
@@ -23,7 +23,7 @@ def test_a_jump_is_not_followed_and_setting_it_right_neither(jump_s: float):
     assert steady.now() == true
 
 
-def test_a_jump_that_lasts_is_believed():
+def test_lasting_clock_jump_is_adopted():
     clock = HandClock()
     steady = SteadyClock(clock)
     clock.jump_wall(86_400)
@@ -32,7 +32,7 @@ def test_a_jump_that_lasts_is_believed():
     assert steady.now() == clock.now()
 
 
-def test_a_clock_that_drifts_is_followed():
+def test_drifting_clock_is_followed():
     clock = HandClock()
     steady = SteadyClock(clock)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""An account, its tokens, and time moved by hand."""
+"""Fixtures: an account, its tokens, and a clock that is advanced by hand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def clock() -> HandClock:
 
 @pytest.fixture
 def switchable(database: Database) -> SwitchableDatabase:
-    """The database of this test, which can be taken away."""
+    """Return the database of this test, which can be made unavailable."""
     return SwitchableDatabase(database)
 
 

@@ -1,4 +1,4 @@
-"""A clock that a test moves by hand; its wall may jump without its monotonic time moving."""
+"""A clock that a test advances by hand. Its wall time can jump without its monotonic time."""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""Kills a process that records usage at every step from the spool's write to its truncation, and cuts the power too.
+"""Kill a process that records usage at every step from the spool's write to its truncation, and simulate power
+failures.
 
     python -m tests.tenants.kill_points TEMPLATE FOLDER --points 220 --seed 1 [--without fsync|conflict]
 
-A life records calls and moves them to the ledger until it reaches the step it is to die at. What it had not synced is
-then lost, torn or kept, as the seed has it. After some lives a survivor moves what is left; every call that was
-acknowledged must be one row, and no row anything else. Prints how often each step was hit; ends with status 1 for a row
-lost, doubled or made up, and for a step never hit. `--without` takes away what should make it hold, to see it fail.
+Each process records calls and moves them to the ledger until it reaches the step at which it is killed. Unsynced data
+is then lost, partly written or kept, depending on the seed. After some processes, a survivor moves the remaining
+entries: every acknowledged call must have exactly one row, and there must be no other rows. Prints how often each step
+was reached, and exits with status 1 if a row is lost, doubled or invented, or if a step was never reached. `--without`
+removes a safeguard, to verify that the campaign detects its absence.
 """
 
 from __future__ import annotations
@@ -39,16 +41,16 @@ from tenants.usage.ledger import UsageLedger
 from tests.tenants.usage.made_entries import entry
 
 STEPS = (
-    "opened",  # a former life's segments are read
-    "compared",  # with how far the ledger is
+    "opened",  # segments of an earlier process are read
+    "compared",  # with the ledger's position
     "spare allocated",
-    "segment begun",  # the spare one has its name
+    "segment begun",  # the spare segment is renamed
     "segment's name synced",
     "before the write",
     "half written",
     "written",
     "synced",
-    "acknowledged",  # the call's answer may end
+    "acknowledged",  # the call's response may end
     "batch read",
     "place noted",  # in the ledger's transaction
     "entries inserted",
@@ -67,8 +69,9 @@ LIFE_S = 20
 
 
 class Disk:
-    """What of the spool's folder a power cut may undo: a journal, written as things are done and read by whoever is
-    left. Data that is not synced goes back byte by byte, names whose folder is not synced go back whole."""
+    """What a power failure may undo in the spool's folder: a journal of operations. Unsynced data is undone byte by
+    byte, unsynced names of a folder as a whole.
+    """
 
     def __init__(self, folder: Path, journal: Path, reach: Callable[[str], None]) -> None:
         self.folder = folder
@@ -79,7 +82,7 @@ class Disk:
         os.write(self._fd, (json.dumps(what) + "\n").encode())
 
     def install(self, *, syncs: bool) -> None:
-        """Takes the place of what `spool_segments` calls, in this process."""
+        """Replace the system calls of `spool_segments` in this process."""
         real_pwrite, real_sync, real_fsync, real_allocate = os.pwrite, os.fdatasync, os.fsync, os.posix_fallocate
         real_rename, real_unlink = Path.rename, Path.unlink
 
@@ -133,7 +136,7 @@ class Disk:
 
 
 def cut_power(folder: Path, journal: Path, choose: random.Random) -> None:
-    """Undo what was not synced: each thing wholly, in part, or not at all."""
+    """Undo unsynced operations: completely, partly, or not at all."""
     notes = [json.loads(line) for line in journal.read_text().splitlines()]
     names: dict[str, str] = {}
     unsynced: list[tuple[int, str, int, bytes]] = []
@@ -177,7 +180,7 @@ def _older_cursor(path: Path, before: str | None, choose: random.Random) -> None
 
 
 class WithoutConflictClause(ManyRows):
-    """Refuses a row that is there already."""
+    """An insert that rejects existing rows."""
 
     @property
     def _tail(self) -> str:
@@ -187,10 +190,10 @@ class WithoutConflictClause(ManyRows):
 async def live(
     url: str, folder: Path, life: str, reach: Callable[[str], None], *, keep_s: float, forgets: bool
 ) -> None:
-    """Record calls, four at a time, and move them; say which are acknowledged in `acknowledged`."""
+    """Record calls, four at a time, and move them; write the ids of acknowledged calls to `acknowledged`."""
     database = Database.connect(url)
     if forgets:
-        async with database.transaction() as connection:  # as a ledger that never heard of the spool: all comes again
+        async with database.transaction() as connection:  # a ledger that does not know the spool gets all entries again
             await connection.execute(delete(usage_spools))
     spool = Spool(folder / "spool", segment_bytes=SEGMENT_BYTES, keep_s=keep_s)
     reach("opened")
@@ -214,9 +217,9 @@ async def live(
 
 
 def _announce_steps(spool: Spool, ledger: UsageLedger, reach: Callable[[str], None]) -> None:
-    """Wrap what the mover does."""
+    """Wrap the steps of the ledger."""
     real_compare, real_read = ledger._compare, spool.read_batch
-    real_place, real_add, real_write = usage._move_place, usage_sums.add, ledger_module.write
+    real_place, real_add, real_write = usage._store_position, usage_sums.add, ledger_module.write
 
     async def compare() -> None:
         await real_compare()
@@ -243,13 +246,13 @@ def _announce_steps(spool: Spool, ledger: UsageLedger, reach: Callable[[str], No
         return found
 
     ledger._compare, spool.read_batch = compare, read_batch  # type: ignore[method-assign]
-    usage._move_place, usage_sums.add, ledger_module.write = place, add, write  # type: ignore[assignment]
+    usage._store_position, usage_sums.add, ledger_module.write = place, add, write  # type: ignore[assignment]
 
 
 def run_life(
     url: str, folder: Path, life: str, target: tuple[str, int] | None, without: str, forgets: bool, keep_s: float
 ) -> Counter[str]:
-    """In a process of its own, forked; returns what it hit until it died, or ended."""
+    """Run one life in a forked process; return the steps that it reached."""
     hits_path, journal = folder / "hits", folder / "journal"
     child = os.fork()
     if child:
@@ -280,7 +283,7 @@ def run_life(
 
 
 async def survive(url: str, folder: Path) -> list[str]:
-    """Move what is left; what is wrong with the ledger then."""
+    """Move the remaining entries; return the problems found in the ledger."""
     database = Database.connect(url)
     ledger = UsageLedger(Spool(folder / "spool", segment_bytes=SEGMENT_BYTES), database)
     problems = ["a life could not go on from what it found"] if (folder / "failed").exists() else []
@@ -310,7 +313,7 @@ async def survive(url: str, folder: Path) -> list[str]:
 def campaign(
     make_url: Callable[[Path], str], folder: Path, num_points: int, seed: int, without: str = ""
 ) -> tuple[Counter[str], list[str]]:
-    """Kill `num_points` lives; returns how often each step was hit, and what went wrong."""
+    """Kill `num_points` processes; return how often each step was reached, and the problems."""
     choose = random.Random(seed)
     hits: Counter[str] = Counter()
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""A real database that a test can take away and give back, and that counts how often it was asked."""
+"""A real database that a test can make unavailable, and that counts its queries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from storage.errors import StoreUnavailable
 
 
 class SwitchableDatabase(Database):
-    """`is_away` makes every use fail as an outage does."""
+    """With `is_away`, every use fails as in an outage."""
 
     def __init__(self, real: Database) -> None:
         super().__init__(real._engine)

@@ -1,4 +1,4 @@
-"""tenants/cache_namespace.py: two who should not share never do, and nobody can make what is not theirs."""
+"""tenants/cache_namespace.py: namespaces of different accounts differ and cannot be forged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _parts = st.tuples(st.binary(min_size=16, max_size=40), _names, _names)
 
 
 @given(one=_parts, other=_parts)
-def test_a_namespace_is_the_same_only_for_the_same_secret_account_and_sub_namespace(
+def test_namespace_depends_on_secret_account_and_sub_namespace(
     one: tuple[bytes, str, str], other: tuple[bytes, str, str]
 ) -> None:
     assert (cache_namespace(*one) == cache_namespace(*other)) == (one == other)
@@ -20,12 +20,12 @@ def test_a_namespace_is_the_same_only_for_the_same_secret_account_and_sub_namesp
 
 
 @given(account=_names, name=_names)
-def test_moving_a_boundary_between_the_parts_makes_another_namespace(account: str, name: str) -> None:
+def test_parts_with_another_boundary_give_another_namespace(account: str, name: str) -> None:
     if name:
         assert cache_namespace(b"k" * 32, account, name) != cache_namespace(b"k" * 32, account + name[0], name[1:])
 
 
-def test_a_fairness_number_is_stable_keyed_and_positive() -> None:
+def test_fairness_id_is_stable_keyed_and_positive() -> None:
     numbers = {fairness_id(b"k" * 32, f"{number:032x}") for number in range(1000)}
     assert len(numbers) == 1000
     assert all(0 <= number < 1 << 63 for number in numbers)

@@ -1,4 +1,6 @@
-"""Usage is exactly once wherever the process that records it dies, and whatever a power cut leaves (promise P6)."""
+"""Usage is recorded exactly once wherever the recording process is killed and whatever a power failure undoes (promise
+P6).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ def run(template: str, folder: Path, *options: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr[-2000:]
 
 
-def test_killed_at_every_step_nothing_is_lost_doubled_or_made_up(migrated_sqlite_file: Path, tmp_path: Path) -> None:
+def test_kill_at_every_step_loses_doubles_and_invents_no_row(migrated_sqlite_file: Path, tmp_path: Path) -> None:
     status, told = run(str(migrated_sqlite_file), tmp_path, "--points", "220")
     assert status == 0, told
     hits = {line[5:]: int(line[:4]) for line in told.splitlines()[: len(STEPS)]}
@@ -27,15 +29,13 @@ def test_killed_at_every_step_nothing_is_lost_doubled_or_made_up(migrated_sqlite
     assert sum(hits.values()) >= 220
 
 
-def test_it_holds_on_postgres_too(migrated_postgres_url: str, tmp_path: Path) -> None:
+def test_kill_at_every_step_on_postgres(migrated_postgres_url: str, tmp_path: Path) -> None:
     status, told = run(migrated_postgres_url, tmp_path, "--points", "48", "--seed", "2")
     assert status == 0, told
 
 
 @pytest.mark.parametrize(("what", "says"), [("fsync", "have no row"), ("conflict", "refused")])
-def test_without_what_makes_it_hold_it_is_seen_not_to(
-    migrated_sqlite_file: Path, tmp_path: Path, what: str, says: str
-) -> None:
+def test_campaign_detects_missing_safeguards(migrated_sqlite_file: Path, tmp_path: Path, what: str, says: str) -> None:
     status, told = run(str(migrated_sqlite_file), tmp_path, "--points", "48", "--without", what)
     assert status == 1
     assert says in told

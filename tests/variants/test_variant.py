@@ -1,4 +1,4 @@
-"""A variant is the same model in other numbers: close to it, made the same way every time, or refused by name."""
+"""variants/: quantized models are close to their base, reproducible, or rejected with the matrix or option."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHANGES: dict[str, dict[str, Any]] = {"gemma2": {"head_dim": 16}, "deepseek v2":
 SPARK = Path(__file__).parents[2] / "catalog/builtin/spark"
 
 
-def made(base: Path, folder: Path, recipe: Recipe) -> Written:
+def make_variant(base: Path, folder: Path, recipe: Recipe) -> Written:
     folder.mkdir()
     return write_variant(base, plan_variant(base, recipe), folder)
 
@@ -45,12 +45,10 @@ def digests(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize(
     "kind", ["tied, with biases", "mistral", "gemma2", "cohere2", "mixtral", "deepseek v2", "phi3", "olmo2"]
 )
-def test_every_kind_of_family_stays_itself_and_is_computed_with_as_it_is_stored(
-    kind: str, recipe: Recipe, tmp_path: Path
-) -> None:
+def test_variant_of_each_family_computes_nearly_the_same_logits(kind: str, recipe: Recipe, tmp_path: Path) -> None:
     base, folder = tmp_path / "base", tmp_path / "variant"
     save_random(kind, base, **(WIDTHS | CHANGES.get(kind, {})))
-    written = made(base, folder, recipe)
+    written = make_variant(base, folder, recipe)
     assert written.variant_bytes == sum(each.nbytes for each in load_file(folder / "model.safetensors").values())
     prompt = np.random.default_rng(3).integers(3, 190, 24).tolist()
     ours = Pusher(runner_of(folder, dtype="bfloat16")).push(prompt)
@@ -61,11 +59,12 @@ def test_every_kind_of_family_stays_itself_and_is_computed_with_as_it_is_stored(
 
 
 @pytest.mark.parametrize("recipe", [INT8, INT4], ids=lambda recipe: recipe.format)
-def test_the_same_folder_and_recipe_give_the_same_bytes_and_little_is_lost(recipe: Recipe, tmp_path: Path) -> None:
-    written = made(SPARK, tmp_path / "first", recipe)
-    made(SPARK, tmp_path / "second", recipe)
+def test_same_recipe_gives_the_same_bytes_and_little_quality_is_lost(recipe: Recipe, tmp_path: Path) -> None:
+    written = make_variant(SPARK, tmp_path / "first", recipe)
+    make_variant(SPARK, tmp_path / "second", recipe)
     assert digests(tmp_path / "first") == digests(tmp_path / "second")
-    assert written.variant_bytes < 0.75 * written.base_bytes  # a quarter of spark is its embedding
+    # three quarters, because a quarter of spark is its embedding
+    assert written.variant_bytes < 0.75 * written.base_bytes
     text = "What is the capital of France? Tell me a short story about a small dog who finds a red ball. " * 6
     quality = Pair(SPARK, tmp_path / "first").compare(read_tokens(SPARK, text))
     assert quality.num_tokens > 64
@@ -78,8 +77,8 @@ def test_the_same_folder_and_recipe_give_the_same_bytes_and_little_is_lost(recip
     assert quality.variant_perplexity == expected
 
 
-def test_what_is_not_rounded_is_copied_byte_by_byte_and_a_tied_head_becomes_its_own(tmp_path: Path) -> None:
-    written = made(SPARK, tmp_path / "variant", INT4)
+def test_other_tensors_are_copied_unchanged_and_a_tied_head_is_separated(tmp_path: Path) -> None:
+    written = make_variant(SPARK, tmp_path / "variant", INT4)
     base, variant_ = load_file(SPARK / "model.safetensors"), load_file(tmp_path / "variant" / "model.safetensors")
     assert written.kept == tuple(f"model.layers.{index}.mlp.down_proj.weight" for index in range(6))  # 688 inputs
     for name in base.keys() & variant_.keys():
@@ -90,9 +89,9 @@ def test_what_is_not_rounded_is_copied_byte_by_byte_and_a_tied_head_becomes_its_
     assert (tmp_path / "variant" / "tokenizer.json").read_bytes() == (SPARK / "tokenizer.json").read_bytes()
 
 
-def test_wide_matrices_that_stay_become_bfloat16_and_the_config_says_so(tmp_path: Path) -> None:
+def test_copied_float32_matrices_become_bfloat16(tmp_path: Path) -> None:
     save_random("mistral", tmp_path / "base", **WIDTHS)  # float32
-    made(tmp_path / "base", tmp_path / "variant", INT4)
+    make_variant(tmp_path / "base", tmp_path / "variant", INT4)
     tensors = load_file(tmp_path / "variant" / "model.safetensors")
     assert tensors["model.embed_tokens.weight"].dtype == torch.bfloat16
     assert tensors["model.norm.weight"].dtype == torch.float32
@@ -101,7 +100,7 @@ def test_wide_matrices_that_stay_become_bfloat16_and_the_config_says_so(tmp_path
     assert runner_of(tmp_path / "variant", dtype="auto").dtype == torch.bfloat16
 
 
-def test_levels_are_the_nearest_ones() -> None:
+def test_rounding_selects_the_nearest_levels() -> None:
     weight = torch.randn(8, 64, generator=torch.Generator().manual_seed(4))
     weight[3], weight[5, :32] = 0, 0
     levels, scales = round_by_output(weight)
@@ -109,13 +108,15 @@ def test_levels_are_the_nearest_ones() -> None:
     nibbles, group_scales = round_by_group(weight, 32)
     assert nibbles.max() <= 15
     back = ((nibbles.float() - 8).view(8, 2, 32) * group_scales.float().unsqueeze(-1)).view(8, 64)
-    plain = weight.view(8, 2, 32).abs().amax(-1, keepdim=True) / 7  # the plain way: ± 7 levels of the largest
-    plain_error = (torch.round(weight.view(8, 2, 32) / plain.clamp(min=1e-9)) * plain - weight.view(8, 2, 32)).square()
-    assert (back - weight).square().sum() < 0.9 * plain_error.sum()
+    simple = weight.view(8, 2, 32).abs().amax(-1, keepdim=True) / 7  # scales that map the largest weight to ± 7
+    simple_error = (
+        torch.round(weight.view(8, 2, 32) / simple.clamp(min=1e-9)) * simple - weight.view(8, 2, 32)
+    ).square()
+    assert (back - weight).square().sum() < 0.9 * simple_error.sum()
     assert (back[3] == 0).all()
 
 
-def test_recipes_are_refused_by_field() -> None:
+def test_invalid_recipe_is_rejected_with_the_option() -> None:
     for number_format, group_size, message in (
         ("int5", None, "--format: 'int5' is not known; int8 and int4 are"),
         ("int8", 32, "--group-size is for int4"),
@@ -125,12 +126,12 @@ def test_recipes_are_refused_by_field() -> None:
             make_recipe(number_format, group_size)
 
 
-def test_a_group_size_that_does_not_divide_names_the_matrix() -> None:
+def test_group_size_that_does_not_divide_is_rejected_with_the_matrix() -> None:
     with pytest.raises(RecipeError, match=r"--group-size: 64 does not divide the 688 inputs of .*down_proj"):
         plan_variant(SPARK, make_recipe("int4", 64))
 
 
-def test_a_model_that_nothing_fits_or_that_is_quantized_already_is_refused(tmp_path: Path) -> None:
+def test_model_without_suitable_matrices_or_already_quantized_is_rejected(tmp_path: Path) -> None:
     save_random("llama 2", tmp_path / "narrow")  # 48 channels
     with pytest.raises(RecipeError, match="no matrix fits int4, which needs a multiple of 16 outputs and 32 inputs"):
         plan_variant(tmp_path / "narrow", INT4)
@@ -139,26 +140,24 @@ def test_a_model_that_nothing_fits_or_that_is_quantized_already_is_refused(tmp_p
         plan_variant(tmp_path / "gptq", INT8)
 
 
-def test_a_disk_without_room_is_told_of_before_anything_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_full_disk_is_reported_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=1000))
     with pytest.raises(RecipeError, match=r"the variant has \d+ bytes, and 1000 are free"):
-        made(SPARK, tmp_path / "variant", INT8)
+        make_variant(SPARK, tmp_path / "variant", INT8)
     assert list((tmp_path / "variant").iterdir()) == []
 
 
-def test_a_weight_that_is_no_number_is_found(tmp_path: Path) -> None:
+def test_nan_in_weights_is_rejected(tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(SPARK, base)
     tensors = load_file(base / "model.safetensors")
     tensors["model.layers.2.mlp.up_proj.weight"][5, 5] = float("nan")
     save_file(tensors, base / "model.safetensors")
     with pytest.raises(weights.WeightsError, match=r"up_proj\.weight holds NaN"):
-        made(base, tmp_path / "variant", INT8)
+        make_variant(base, tmp_path / "variant", INT8)
 
 
-def test_windows_are_spread_over_the_text_and_too_little_text_is_refused() -> None:
+def test_windows_are_spread_over_the_text_and_a_short_text_is_rejected() -> None:
     windows = windows_of(np.arange(100_000), 256)
     assert (len(windows), windows[0][0], windows[-1][-1]) == (16, 0, 99_999)
     assert [len(window) for window in windows_of(np.arange(100), 256)] == [100]

@@ -1,4 +1,4 @@
-"""What an adapter's files may say, and how each that cannot be served is refused: by the field's or tensor's name."""
+"""weight_files/adapter_files.py: supported adapters, and rejection of others with the field's or tensor's name."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def write(folder: Path, config: bytes | None = None, weights: bytes | None = Non
     return folder
 
 
-def refusal(folder: Path, config: bytes | None = None, weights: bytes | None = None) -> str:
+def error_of(folder: Path, config: bytes | None = None, weights: bytes | None = None) -> str:
     with pytest.raises(AdapterError) as caught:
         read_adapter(write(folder, config, weights), max_rank=32)
     return str(caught.value)
 
 
-def test_an_adapter_says_what_it_changes_and_by_how_much(tmp_path: Path):
+def test_adapter_lists_its_modules_with_ranks_and_scales(tmp_path: Path):
     form = read_adapter(write(tmp_path))
     assert {module: (each.num_in, each.num_out) for module, each in form.changes.items()} == MODULES
     assert {(each.rank, each.scale) for each in form.changes.values()} == {(4, 2.0)}
@@ -57,7 +57,7 @@ def test_an_adapter_says_what_it_changes_and_by_how_much(tmp_path: Path):
         ({"lora_alpha": 1.5, "init_lora_weights": True, "modules_to_save": [], "lora_dropout": 0.1}, {0.375}),
     ],
 )
-def test_scales_and_patterns_are_pefts(changes: dict[str, Any], scales: set[float], tmp_path: Path):
+def test_scales_and_patterns_equal_those_of_peft(changes: dict[str, Any], scales: set[float], tmp_path: Path):
     form = read_adapter(write(tmp_path, config_bytes(**changes)))
     assert {each.scale for each in form.changes.values()} == scales
 
@@ -87,47 +87,53 @@ def test_scales_and_patterns_are_pefts(changes: dict[str, Any], scales: set[floa
         ({"model_type": "a b"}, "'model_type'"), ({"x": "y" * 70_000}, "65536"),
     ],
 )  # fmt: skip
-def test_a_config_is_refused_by_its_field(changes: dict[str, Any], field: str, tmp_path: Path):
-    text = refusal(tmp_path, config_bytes(**changes))
+def test_unsupported_config_is_rejected_with_the_field(changes: dict[str, Any], field: str, tmp_path: Path):
+    text = error_of(tmp_path, config_bytes(**changes))
     assert field in text
     assert "adapter_" in text
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{", b'{"r": 4, "r": 4}', b"\xff\xfe", b"[" * 50_000, b'{"r":' * 9000])
-def test_a_config_that_is_no_object_is_refused(text: bytes, tmp_path: Path):
-    assert "adapter_config.json" in refusal(tmp_path, text)
+def test_config_that_is_not_a_json_object_is_rejected(text: bytes, tmp_path: Path):
+    assert "adapter_config.json" in error_of(tmp_path, text)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({f"{Q}.lora_B.weight": None}, "no matrix lora_B"),
-        ({f"{Q}.lora_A.weight": np.zeros((3, 16), np.float32)}, "no product"),
+        ({f"{Q}.lora_A.weight": np.zeros((3, 16), np.float32)}, "cannot be multiplied"),
         ({f"{Q}.lora_A.weight": np.zeros((4, 16), np.float64)}, "type F64"),
         ({f"{Q}.lora_A.weight": np.zeros((4, 16), np.int8)}, "type I8"),
-        ({f"{Q}.lora_A.weight": np.zeros((4, 16, 1), np.float32)}, "no product"),
-        ({f"{Q}.lora_magnitude_vector": np.zeros(4, np.float32)}, "is no LoRA matrix"),
-        ({"base_model.model.lm_head.lora_A.weight": np.zeros((4, 16), np.float32)}, "is no LoRA matrix"),
-        ({"base_model.model.model.embed_tokens.lora_embedding_A": np.zeros((4, 16), np.float32)}, "is no LoRA matrix"),
+        ({f"{Q}.lora_A.weight": np.zeros((4, 16, 1), np.float32)}, "cannot be multiplied"),
+        ({f"{Q}.lora_magnitude_vector": np.zeros(4, np.float32)}, "is not a LoRA matrix"),
+        ({"base_model.model.lm_head.lora_A.weight": np.zeros((4, 16), np.float32)}, "is not a LoRA matrix"),
+        (
+            {"base_model.model.model.embed_tokens.lora_embedding_A": np.zeros((4, 16), np.float32)},
+            "is not a LoRA matrix",
+        ),
         ({"base_model.model.lm_head.weight": np.zeros((4, 16), np.float32)}, "save_embedding_layers=False"),
         ({"base_model.model.model.embed_tokens.weight": np.zeros((4, 16), np.float32)}, "save_embedding_layers=False"),
         ({"model.layers.0.self_attn.q_proj.lora_A.weight": np.zeros((4, 16), np.float32)}, "two matrices lora_A"),
-        ({f"{Q.replace('layers.0', 'layers.00')}.lora_A.weight": np.zeros((4, 16), np.float32)}, "is no LoRA matrix"),
+        (
+            {f"{Q.replace('layers.0', 'layers.00')}.lora_A.weight": np.zeros((4, 16), np.float32)},
+            "is not a LoRA matrix",
+        ),
     ],
 )
-def test_weights_are_refused_by_the_tensors_name(changes: dict[str, Any], says: str, tmp_path: Path):
-    assert says in refusal(tmp_path, weights=weights_bytes(**changes))
+def test_unsupported_weights_are_rejected_with_the_tensor(changes: dict[str, Any], message: str, tmp_path: Path):
+    assert message in error_of(tmp_path, weights=weights_bytes(**changes))
 
 
-def test_ranks_beyond_the_limit_and_empty_files_are_refused(tmp_path: Path):
-    assert "at most 32" in refusal(tmp_path, config_bytes(r=32), weights_bytes(rank=40))
-    assert "pickled data is never loaded" in refusal(tmp_path, weights=b"PK\x03\x04" + bytes(100))
-    assert "has no matrix" in refusal(tmp_path, weights=b"\x02\0\0\0\0\0\0\0{}")
-    with pytest.raises(AdapterError, match=r"adapter_config\.json is not there"):
+def test_ranks_above_the_limit_and_empty_files_are_rejected(tmp_path: Path):
+    assert "at most 32" in error_of(tmp_path, config_bytes(r=32), weights_bytes(rank=40))
+    assert "pickled data is never loaded" in error_of(tmp_path, weights=b"PK\x03\x04" + bytes(100))
+    assert "contains no matrix" in error_of(tmp_path, weights=b"\x02\0\0\0\0\0\0\0{}")
+    with pytest.raises(AdapterError, match=r"adapter_config\.json is missing"):
         read_adapter(tmp_path / "nothing")
 
 
-def test_an_adapter_of_another_base_is_refused(tmp_path: Path):
+def test_adapter_for_other_shapes_is_rejected(tmp_path: Path):
     form = read_adapter(write(tmp_path))
     with pytest.raises(AdapterError, match="maps 16 to 8, the model's maps 16 to 9"):
         check_fit(form, MODULES | {"layers.1.self_attn.v_proj": (16, 9)})
@@ -136,7 +142,7 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    ("said", "architecture", "is_of_it"),
+    ("model_type", "architecture", "is_same_family"),
     [
         ("llama", "LlamaForCausalLM", True),
         ("mistral", "LlamaForCausalLM", False),
@@ -151,40 +157,40 @@ def test_an_adapter_of_another_base_is_refused(tmp_path: Path):
         ("mistral", "", True),
     ],
 )
-def test_an_adapter_of_another_family_is_refused_though_its_matrices_fit(
-    said: str | None, architecture: str, is_of_it: bool, tmp_path: Path
+def test_adapter_for_another_family_is_rejected_even_if_its_shapes_fit(
+    model_type: str | None, architecture: str, is_same_family: bool, tmp_path: Path
 ):
-    form = read_adapter(write(tmp_path, config_bytes(model_type=said)))
-    if is_of_it:
+    form = read_adapter(write(tmp_path, config_bytes(model_type=model_type)))
+    if is_same_family:
         check_fit(form, MODULES, architecture)
         return
-    with pytest.raises(AdapterError, match=f"adapter_config.json: 'model_type' is '{said}'.*{architecture}"):
+    with pytest.raises(AdapterError, match=f"adapter_config.json: 'model_type' is '{model_type}'.*{architecture}"):
         check_fit(form, MODULES, architecture)
 
 
 @given(st.binary(max_size=300), st.integers(0, 1200), st.integers(0, 255))
-def test_hostile_bytes_are_refused_and_raise_nothing_else(garbage: bytes, place: int, value: int):
+def test_damaged_files_raise_only_adapter_errors(garbage: bytes, position: int, value: int):
     damaged = bytearray(weights_bytes())
-    damaged[place % len(damaged)] = value
+    damaged[position % len(damaged)] = value
     with tempfile.TemporaryDirectory() as name:
         for config, weights in ((garbage, None), (None, garbage), (None, bytes(damaged))):
             try:
                 read_adapter(write(Path(name), config, weights))
             except AdapterError as error:
-                said = str(error)
+                message = str(error)
             else:
-                said = "adapter_"
-            assert "adapter_" in said
+                message = "adapter_"
+            assert "adapter_" in message
 
 
 @pytest.mark.parametrize("value", [None, 1, [], {}, "x", True, 1e9, -1])
-def test_any_value_in_any_field_is_read_or_refused(value: Any):
+def test_any_value_in_any_field_is_accepted_or_rejected_with_the_field(value: Any):
     for field in ("r", "lora_alpha", "target_modules", "use_rslora", "rank_pattern", "alpha_pattern", "model_type",
                   "use_dora", "bias", "modules_to_save", "init_lora_weights", "peft_type", "task_type"):  # fmt: skip
         try:
             parse_settings(config_bytes(**{field: value}))
         except AdapterError as error:
-            said = str(error)
+            message = str(error)
         else:
-            said = field
-        assert field in said
+            message = field
+        assert field in message

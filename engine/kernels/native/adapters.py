@@ -19,10 +19,6 @@ _LANES = 16  # outputs of a block, as in adapters.cpp
 _UNIT_BYTES = 4  # bytes of the inputs processed in one instruction
 
 
-def find_low_rank(library: ctypes.CDLL, shape: LowRankShape, dtype: torch.dtype) -> NativeLowRank | None:
-    return NativeLowRank(library, shape, dtype) if dtype in _FUNCTIONS else None
-
-
 class NativeLowRank:
     """See `engine.kernels.interface.LowRank`. With units of U inputs: A as [C / U, P r, U], C filled up to whole units,
     then each part's B in blocks of 16 outputs, [r / U, 16, U]; its last block may have fewer."""

@@ -30,7 +30,7 @@ from engine.kernels.interface import (
     RotaryTables,
     Rotate,
 )
-from engine.kernels.native.adapters import find_low_rank
+from engine.kernels.native.adapters import NativeLowRank
 from engine.kernels.native.grouped import bind_grouped, supports_grouped
 from engine.kernels.native.library import AttentionCall, find_library, load
 from engine.kernels.native.packed import bind_by_output, supports_by_output
@@ -148,8 +148,8 @@ class NativeKernels(CpuKernels):
 
         return add
 
-    def low_rank(self, shape: LowRankShape, dtype: torch.dtype) -> LowRank | None:
-        return find_low_rank(self._library, shape, dtype)
+    def low_rank(self, shape: LowRankShape, dtype: torch.dtype) -> LowRank:
+        return NativeLowRank(self._library, shape, dtype)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         return NativeAttention(self._library, pool, shape, sinks)
@@ -227,7 +227,6 @@ def _small_model(kernels: Kernels, stream: torch.Tensor, weight: torch.Tensor) -
     normalized = kernels.rms_norm(weight[0], 1e-6, dtype)(stream)
     product = kernels.linear(weight, None)(normalized)
     low_rank = kernels.low_rank(LowRankShape(len(weight[0]), 8, ((0, len(weight)),)), dtype)
-    assert low_rank is not None
     adapters = torch.zeros(1, low_rank.size, dtype=dtype)
     low_rank.write(adapters[0], 0, weight[:8], weight[:, :8] * 0.1)
     tokens = LowRankTokens(torch.zeros(len(stream), dtype=torch.int32), torch.arange(len(stream)))

@@ -12,7 +12,7 @@ from msgspec import Struct
 from engine.protocol.events import Result
 from engine.protocol.fields import BadInput, texts
 from engine.protocol.outcome import Outcome
-from engine.protocol.rendering import WholeOnly, encode
+from engine.protocol.rendering import Renderer, encode
 from engine.protocol.tasks.task import CHARACTERS_PER_TOKEN, ModelLimits, Task
 
 MAX_TEXTS = 3000
@@ -75,7 +75,7 @@ class Embeddings(Struct, frozen=True):
         return [flat[row * dimensions : (row + 1) * dimensions] for row in range(num_texts)]
 
 
-class NativeEmbeddings(WholeOnly):
+class NativeEmbeddings(Renderer):
     """The native response: `{shape, data, pooling}`."""
 
     def whole(self, outcome: Outcome) -> bytes:

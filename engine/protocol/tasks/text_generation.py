@@ -10,12 +10,12 @@ from typing import Any, ClassVar, Self
 import msgspec
 from msgspec import Struct, field
 
-from engine.protocol.events import ChoiceEnded, Finished, Started, TokenLogprob, ToolCallDelta
+from engine.protocol.events import Finished, TokenLogprob, ToolCallDelta
 from engine.protocol.fields import BadInput, boolean
 from engine.protocol.messages import ChatMessage, read_messages
 from engine.protocol.outcome import Outcome
 from engine.protocol.output_format import Constraint, read_constraint
-from engine.protocol.rendering import DONE, OutputNotJson, encode, tool_call_delta_object, usage_object
+from engine.protocol.rendering import DONE, OutputNotJson, Renderer, encode, tool_call_delta_object, usage_object
 from engine.protocol.sampling import Sampling, read_sampling
 from engine.protocol.tasks.task import CHARACTERS_PER_TOKEN, ModelLimits, Task
 from engine.protocol.tools import Tool, ToolCall, ToolChoice, read_tool_options
@@ -137,7 +137,7 @@ class TextGeneration(Task, frozen=True, tag="text-generation", omit_defaults=Tru
         return NativeText(has_tools=bool(self.tools), is_json=is_json)
 
 
-class NativeText:
+class NativeText(Renderer):
     """The native response: `response`, `tool_calls` if the request had tools, and `usage`.
 
     With `is_json` the `response` of an unstreamed call is the JSON value itself. Frames carry random padding, so that
@@ -165,9 +165,6 @@ class NativeText:
             raise OutputNotJson
         return value
 
-    def begin(self, _started: Started) -> bytes:
-        return b""
-
     def text(self, text: str, _logprobs: Sequence[TokenLogprob], _choice: int = 0) -> bytes:
         return b'data: {"response":' + encode(text) + _padded_end()
 
@@ -188,9 +185,6 @@ class NativeText:
 
     def _call_frame(self, entry: dict[str, Any]) -> bytes:
         return b'data: {"response":"","tool_calls":[' + encode(entry) + b"]" + _padded_end()
-
-    def choice_end(self, _ended: ChoiceEnded) -> bytes:
-        raise AssertionError("native responses have one choice")
 
     def end(self, finished: Finished) -> bytes:
         usage = encode(usage_object(finished.usage))

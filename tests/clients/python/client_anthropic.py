@@ -3,9 +3,9 @@
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
-from asked import CITY, GREETING, NO_MODEL, QUESTION, RESULT
+from client_inputs import CITY, GREETING, NO_MODEL, QUESTION, RESULT
 
-GREEDY = {"temperature": 0}  # this client has no name for it any more
+GREEDY = {"temperature": 0}  # the client has no parameter for it
 TOOLS = [{"name": "get_weather", "description": "Get the weather in a city", "input_schema": CITY}]
 
 
@@ -25,7 +25,7 @@ def text_of(message):
     return "".join(block.text for block in message.content if block.type == "text")
 
 
-def test_whole_and_streamed_say_the_same(hearth, client):
+def test_complete_and_streamed_message_are_equal(hearth, client):
     asked = {"model": hearth.chat_model, "messages": GREETING, "max_tokens": 64, "extra_body": GREEDY}
     whole = client.messages.create(**asked)
     assert whole.stop_reason == "end_turn"
@@ -34,7 +34,7 @@ def test_whole_and_streamed_say_the_same(hearth, client):
         assert stream.get_final_message().usage.output_tokens == whole.usage.output_tokens
 
 
-async def test_async_streamed(hearth, async_client):
+async def test_async_stream(hearth, async_client):
     asked = {"model": hearth.chat_model, "messages": GREETING, "max_tokens": 64}
     async with async_client.messages.stream(**asked) as stream:
         assert "".join([text async for text in stream.text_stream])
@@ -52,7 +52,7 @@ def test_tools_in_two_steps(hearth, client):
     assert "12" in text_of(second)
 
 
-def test_tokens_are_counted_before_they_are_paid_for(hearth, client):
+def test_token_count_equals_the_charged_prompt_tokens(hearth, client):
     asked = {"model": hearth.chat_model, "messages": GREETING}
     counted = client.messages.count_tokens(**asked)
     usage = client.messages.create(**asked, max_tokens=1).usage
@@ -60,7 +60,7 @@ def test_tokens_are_counted_before_they_are_paid_for(hearth, client):
     assert client.messages.count_tokens(**asked, tools=TOOLS).input_tokens > counted.input_tokens
 
 
-def test_errors_are_of_the_kinds_that_people_catch(hearth, client):
+def test_errors_raise_the_sdk_exceptions(hearth, client):
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.messages.create(model=NO_MODEL, messages=GREETING, max_tokens=8)
     assert caught.value.body["error"]["type"] == "invalid_request_error"

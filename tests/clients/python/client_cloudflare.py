@@ -1,10 +1,10 @@
-"""The official `cloudflare` SDK, sync, async and over aiohttp; answers are checked against its own types."""
+"""The official `cloudflare` SDK, sync, async and over aiohttp. Responses are validated against the SDK's types."""
 
 import json
 
 import cloudflare
 import pytest
-from asked import (
+from client_inputs import (
     ABOUT_ANNA,
     GREETING,
     LISTED_MODEL,
@@ -36,13 +36,13 @@ async def async_client(hearth, request):
 
 
 def events_in(lines):
-    """The events of a native stream, which ends with `[DONE]`."""
+    """Return the events of a native stream, which must end with `[DONE]`."""
     data = [line.removeprefix("data: ") for line in lines if line]
     assert data[-1] == "[DONE]"
     return [json.loads(event) for event in data[:-1]]
 
 
-def test_run_whole_and_streamed_say_the_same(hearth, client):
+def test_complete_and_streamed_run_are_equal(hearth, client):
     asked = {"account_id": hearth.account_id, "messages": GREETING, "temperature": 0}
     whole = client.ai.run(hearth.chat_model, **asked)
     with client.ai.with_streaming_response.run(hearth.chat_model, **asked, stream=True) as response:
@@ -69,7 +69,7 @@ def test_tools_in_two_steps(hearth, client):
     assert "12" in second["response"]
 
 
-def test_a_schema_holds_and_is_an_object(hearth, client):
+def test_response_satisfies_the_schema(hearth, client):
     wanted = {"type": "json_schema", "json_schema": PERSON}
     answer = client.ai.run(hearth.chat_model, account_id=hearth.account_id, messages=ABOUT_ANNA, response_format=wanted)
     assert is_person(answer["response"])
@@ -86,7 +86,7 @@ async def test_async_embeddings(hearth, async_client):
     assert is_sensible(answer["data"])
 
 
-async def test_async_lists_end(hearth, async_client):
+async def test_async_lists_terminate(hearth, async_client):
     names = [row["name"] async for row in async_client.ai.models.list(account_id=hearth.account_id, per_page=40)]
     assert hearth.chat_model in names
     assert len(names) == len(set(names))

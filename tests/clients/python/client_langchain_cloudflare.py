@@ -1,10 +1,10 @@
-"""`langchain-cloudflare`: its chat model at both of its endpoints, its embeddings, structured output."""
+"""`langchain-cloudflare`: its chat model at both endpoints, embeddings, structured output."""
 
 import json
 
 import httpx
 import pytest
-from asked import ABOUT_ANNA, PERSON, QUESTION, RESULT, TEXTS, WEATHER, is_person, is_sensible
+from client_inputs import ABOUT_ANNA, PERSON, QUESTION, RESULT, TEXTS, WEATHER, is_person, is_sensible
 from langchain_cloudflare import ChatCloudflareWorkersAI, CloudflareWorkersAIEmbeddings
 from langchain_core.messages import HumanMessage, ToolMessage
 from pydantic import BaseModel
@@ -37,7 +37,7 @@ def chat(hearth, request):
     )
 
 
-def test_chat_whole_and_streamed_say_the_same(chat):
+def test_complete_and_streamed_chat_are_equal(chat):
     whole = chat.invoke("Hello")
     assert whole.content.strip()
     assert whole.usage_metadata["output_tokens"] > 0
@@ -60,18 +60,18 @@ def test_tools_in_two_steps(chat):
 
 
 def test_structured_output(chat):
-    asked = chat.with_structured_output(GetWeather)  # this client leaves the model free to call or not
+    asked = chat.with_structured_output(GetWeather)  # the client sends tool_choice "auto"
     assert asked.invoke(QUESTION["content"]) == GetWeather(city="Paris")
 
 
-def test_a_tool_that_must_be_called_is_called_by_its_schema(chat):
+def test_required_tool_call_satisfies_its_schema(chat):
     answer = chat.bind_tools([Person], tool_choice="any").invoke("Anna is 31 years old.")
     (call,) = answer.tool_calls
     assert call["name"] == "Person"
     assert is_person(call["args"])
 
 
-def test_a_schema_holds(chat):
+def test_response_satisfies_the_schema(chat):
     wanted = {"type": "json_schema", "json_schema": PERSON}
     answer = chat.bind(response_format=wanted).invoke(ABOUT_ANNA[0]["content"])
     assert is_person(json.loads(answer.content))
@@ -88,7 +88,7 @@ def test_embeddings(hearth):
     assert embeddings.embed_query(TEXTS[0]) == pytest.approx(embeddings.embed_documents(TEXTS)[0], abs=1e-5)
 
 
-def test_errors_have_the_words_of_the_api(hearth):
+def test_errors_have_the_message_of_the_api(hearth):
     chat = ChatCloudflareWorkersAI(
         model=hearth.chat_model, cloudflare_api_token="cfut_" + "a" * 46, cloudflare_account_id=hearth.account_id,
         cloudflare_api_base=hearth.base_url,

@@ -1,10 +1,10 @@
-"""`litellm`, through each of its ways to such an API: OpenAI's, Cloudflare's own, Anthropic's."""
+"""`litellm` with its OpenAI, Cloudflare and Anthropic providers."""
 
 import json
 
 import litellm
 import pytest
-from asked import ABOUT_ANNA, GREETING, NO_MODEL, PERSON, QUESTION, RESULT, TEXTS, TOOLS, is_person, is_sensible
+from client_inputs import ABOUT_ANNA, GREETING, NO_MODEL, PERSON, QUESTION, RESULT, TEXTS, TOOLS, is_person, is_sensible
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def anthropic_way(hearth):
 
 
 @pytest.mark.parametrize("way", ["openai_way", "cloudflare_way", "anthropic_way"])
-def test_chat_whole_and_streamed(way, request):
+def test_complete_and_streamed_chat(way, request):
     asked = {**request.getfixturevalue(way), "messages": GREETING}
     assert litellm.completion(**asked).choices[0].message.content.strip()
     chunks = list(litellm.completion(**asked, stream=True))
@@ -55,7 +55,7 @@ def test_tools_in_two_steps(way, request):
     assert "12" in second.choices[0].message.content
 
 
-def test_a_schema_holds(openai_way):
+def test_response_satisfies_the_schema(openai_way):
     wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
     answer = litellm.completion(**openai_way, messages=ABOUT_ANNA, response_format=wanted)
     assert is_person(json.loads(answer.choices[0].message.content))
@@ -71,7 +71,7 @@ def test_responses(openai_way):
     assert answer.output[0].content[0].text.strip()
 
 
-def test_errors_are_of_the_kinds_that_people_catch(openai_way):
+def test_errors_raise_the_client_exceptions(openai_way):
     with pytest.raises(litellm.BadRequestError, match="No such model"):
         litellm.completion(**openai_way | {"model": f"openai/{NO_MODEL}"}, messages=GREETING)
     with pytest.raises(litellm.AuthenticationError):

@@ -4,7 +4,7 @@ import json
 
 import openai
 import pytest
-from asked import (
+from client_inputs import (
     ABOUT_ANNA,
     GREETING,
     LISTED_MODEL,
@@ -35,7 +35,7 @@ async def async_client(hearth):
         yield client
 
 
-def test_chat_whole_and_streamed_say_the_same(hearth, client):
+def test_complete_and_streamed_chat_are_equal(hearth, client):
     asked = {"model": hearth.chat_model, "messages": GREETING, "temperature": 0}
     whole = client.chat.completions.create(**asked)
     chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
@@ -44,7 +44,7 @@ def test_chat_whole_and_streamed_say_the_same(hearth, client):
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens > 0
 
 
-async def test_async_chat_whole_and_streamed_say_the_same(hearth, async_client):
+async def test_async_complete_and_streamed_chat_are_equal(hearth, async_client):
     asked = {"model": hearth.chat_model, "messages": GREETING, "temperature": 0}
     whole = await async_client.chat.completions.create(**asked)
     stream = await async_client.chat.completions.create(**asked, stream=True)
@@ -53,7 +53,7 @@ async def test_async_chat_whole_and_streamed_say_the_same(hearth, async_client):
 
 
 def turns_after(message):
-    """The question, the calls in `message`, and a result for each of them."""
+    """Return the question, the calls in `message`, and a result for each call."""
     results = [{"role": "tool", "tool_call_id": call.id, "content": RESULT} for call in message.tool_calls]
     return [QUESTION, message, *results]
 
@@ -78,14 +78,14 @@ async def test_async_tools_in_two_steps_streamed(hearth, async_client):
     assert second.choices[0].message.content
 
 
-def test_a_schema_holds(hearth, client):
+def test_response_satisfies_the_schema(hearth, client):
     wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
     answer = client.chat.completions.create(model=hearth.chat_model, messages=ABOUT_ANNA, response_format=wanted)
     assert is_person(json.loads(answer.choices[0].message.content))
 
 
 def test_embeddings_as_base64_and_as_floats(hearth, client):
-    packed = client.embeddings.create(model=hearth.embed_model, input=TEXTS)  # base64 is what this client asks for
+    packed = client.embeddings.create(model=hearth.embed_model, input=TEXTS)  # the client requests base64
     plain = client.embeddings.create(model=hearth.embed_model, input=TEXTS, encoding_format="float")
     assert is_sensible([row.embedding for row in packed.data])
     for one, other in zip(packed.data, plain.data, strict=True):
@@ -97,7 +97,7 @@ async def test_async_embeddings(hearth, async_client):
     assert is_sensible([row.embedding for row in answer.data])
 
 
-def test_responses_go_on_from_each_other(hearth, client):
+def test_response_continues_a_previous_response(hearth, client):
     first = client.responses.create(model=hearth.chat_model, input="My name is Anna.", temperature=0)
     assert (first.status, bool(first.output_text)) == ("completed", True)
     with client.responses.stream(
@@ -118,7 +118,7 @@ async def test_async_responses_call_tools_in_two_steps(hearth, async_client):
     assert "12" in second.output_text
 
 
-def test_a_response_is_retrieved_and_deleted(hearth, client):
+def test_stored_response_is_retrieved_and_deleted(hearth, client):
     made = client.responses.create(model=hearth.chat_model, input="Hello", temperature=0)
     found = client.responses.retrieve(made.id)
     assert (found.id, found.output_text) == (made.id, made.output_text)
@@ -129,7 +129,7 @@ def test_a_response_is_retrieved_and_deleted(hearth, client):
         client.responses.retrieve(made.id)
 
 
-def test_a_response_runs_in_the_background_and_its_stream_is_taken_up(hearth, client):
+def test_background_response_stream_is_resumed(hearth, client):
     made = client.responses.create(model=hearth.chat_model, input="Hello", temperature=0, background=True)
     assert made.status in ("queued", "in_progress")
     events = list(client.responses.retrieve(made.id, stream=True))
@@ -141,13 +141,13 @@ def test_a_response_runs_in_the_background_and_its_stream_is_taken_up(hearth, cl
     assert [event.type for event in asked][-1] == "response.completed"
 
 
-def test_tokens_are_counted_before_they_are_paid_for(hearth, client):
+def test_token_count_equals_the_charged_prompt_tokens(hearth, client):
     counted = client.responses.input_tokens.count(model=hearth.chat_model, input="Hello")
     usage = client.responses.create(model=hearth.chat_model, input="Hello", store=False).usage
     assert counted.input_tokens == usage.input_tokens > 0
 
 
-def test_answers_are_parsed_into_models_of_the_caller_s(hearth, client):
+def test_responses_are_parsed_into_pydantic_models(hearth, client):
     class Person(BaseModel):
         name: str
         age: int
@@ -174,7 +174,7 @@ def test_models(hearth, client):
     assert client.models.retrieve(hearth.chat_model).id == hearth.chat_model
 
 
-def test_errors_are_of_the_kinds_that_people_catch(hearth, client):
+def test_errors_raise_the_sdk_exceptions(hearth, client):
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model=hearth.chat_model, messages=GREETING, temperature=9)
     assert str(caught.value.code) == "5006"

@@ -1,4 +1,4 @@
-"""Where the live Hearth is, and what every client asks of it. Nothing of ours is imported here."""
+"""Address and token of the platform. No module of the project is imported here."""
 
 import os
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import pytest
 
 @dataclass(frozen=True)
 class Hearth:
-    """A platform and a token of one of its accounts."""
+    """A platform, and an API token for one of its accounts."""
 
     base_url: str = os.environ.get("HEARTH_BASE_URL", "")
     account_id: str = os.environ.get("HEARTH_ACCOUNT_ID", "")

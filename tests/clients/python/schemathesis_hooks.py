@@ -1,6 +1,6 @@
-"""What schemathesis looks at beside its own checks: every refusal has the envelope, and that of its family.
+"""Additional schemathesis checks: every error has the envelope of its API format.
 
-Loaded by the run of `test_schemathesis.py`. A body's model is one that is there, most of the time.
+Loaded by `test_schemathesis.py`. Most generated bodies name an existing model.
 """
 
 import os

@@ -1,6 +1,7 @@
-"""A pytest plugin beside the Cloudflare SDK's own test files (`tests/clients/sdk_suite.py`): the account that they
-delete many times over is there before each time, and the name of the finetune that they make is free. Runs in the
-clients' environment, which has nothing of ours."""
+"""A pytest plugin for the Cloudflare SDK's own test suite (`tests/clients/sdk_suite.py`): before each test that needs
+it, restores the account that the suite deletes and frees the name of the finetune that it creates. Runs in the
+clients' environment, which has no module of the project.
+"""
 
 import os
 import urllib.request

@@ -13,9 +13,6 @@ from safetensors.torch import load_file, save_file
 from engine.adapters import queue
 from engine.adapters.cache import AdapterCache
 from engine.adapters.local_adapter import LocalAdapter
-from engine.adapters.slot_pool import SlotPool
-from engine.kernels.cpu import CpuKernels
-from engine.kernels.reference import Kernels
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
 from engine.runner import Runner
 from tests.engine.adapters.made import Matrices, named, random_matrices, save_adapter
@@ -23,8 +20,6 @@ from tests.engine.driver import OTHER_NAMESPACE, Driver
 from tests.engine.made_checkpoints import runner_of, save_random
 
 PROMPT = list(range(3, 40))
-# Tables of torch's operators, and one piece of memory for each adapter.
-BY_KERNELS = pytest.mark.parametrize("kernels", [CpuKernels(), Kernels()], ids=["tables", "packed"])
 GREEDY = {"max_tokens": 6, "temperature": 0.0}
 
 
@@ -48,11 +43,11 @@ def matrices_of(
     return random_matrices(named(runner.adapters.sites, targets), rank, seed)
 
 
-def cache_for(runner: Runner, num_adapters: int, kernels: Kernels | None = None) -> AdapterCache:
+def cache_for(runner: Runner, num_adapters: int) -> AdapterCache:
     """Return a cache for `num_adapters` of rank 4 (padded to 8) on queries and values."""
     sites = named(runner.adapters.sites, ["q_proj", "v_proj"])
     size_bytes = sum(8 * (num_in + num_out) * 4 for num_in, num_out in sites.values())
-    cache = AdapterCache(runner._model, torch.float32, num_adapters * size_bytes, kernels)
+    cache = AdapterCache(runner._model, torch.float32, num_adapters * size_bytes)
     runner.adapters = cache
     return cache
 
@@ -122,30 +117,21 @@ def test_load_without_placing_returns_the_needed_size(runner: Runner, tmp_path: 
     assert cache.evictions_for(sizes[1:]) == {one.digest, two.digest}
 
 
-@BY_KERNELS
-def test_reused_slot_contains_nothing_of_the_previous_adapter(kernels: Kernels, runner: Runner, tmp_path: Path):
-    cache = cache_for(runner, 1, kernels)
+def test_reused_slot_contains_nothing_of_the_previous_adapter(runner: Runner, tmp_path: Path):
+    cache = cache_for(runner, 1)
     before = save_adapter(tmp_path / "a", matrices_of(runner, 1, rank=8))
     take(cache, before)
     cache.release(before.digest)
     small = save_adapter(tmp_path / "b", matrices_of(runner, 2, rank=3))
     handle, _ = take(cache, small)
-    fresh = cache_for(runner, 1, kernels)
+    fresh = cache_for(runner, 1)
     fresh_handle, _ = take(fresh, small)
     pool, slot = cache._step.adapter_slots[handle]
-    seen = [numbers_of(*each._step.adapter_slots[number]) for each, number in ((cache, handle), (fresh, fresh_handle))]
-    assert all(torch.equal(one, two) for one, two in zip(*seen, strict=True))
-    assert sum(int(each.count_nonzero()) for each in seen[0]) == 3 * pool.slot_bytes // pool.itemsize // 8
+    fresh_pool, fresh_slot = fresh._step.adapter_slots[fresh_handle]
+    assert torch.equal(pool.read(slot), fresh_pool.read(fresh_slot))
+    assert int(pool.read(slot).count_nonzero()) == 3 * pool.slot_bytes // torch.float32.itemsize // 8
     pool.free(slot)
-    assert not any(each.count_nonzero() for each in numbers_of(pool, slot))
-
-
-def numbers_of(pool: SlotPool, slot: int) -> list[torch.Tensor]:
-    """Return all values that a pool stores for one slot."""
-    if pool.packed:
-        return [pool._memory.slot(slot)]
-    tables = [each for site in pool.tables.values() for each in (site.inputs, *(run.table for run in site.runs))]
-    return [table.slot(slot) for table in tables]
+    assert not pool.read(slot).count_nonzero()
 
 
 def test_adapter_larger_than_the_budget_is_rejected(runner: Runner, tmp_path: Path):

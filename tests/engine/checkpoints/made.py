@@ -1,4 +1,4 @@
-"""Checkpoints made by hand from each format's definition, in plain NumPy, and the numbers they stand for."""
+"""Checkpoints written in NumPy from the definition of each format, and the values that they encode."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from engine.checkpoints import weights
 
-AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which of eight outputs lies where in a word
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # order in which AWQ stores eight outputs in a word
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "sym": True}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
@@ -54,7 +54,7 @@ def random_levels(
 
 
 def nearest_levels(weight: NDArray[np.float32], group_size: int, bits: int) -> Levels:
-    """Round [out, in] to levels with a zero for each group, well enough for a model to stay itself."""
+    """Round [out, in] to levels with a zero per group, accurately enough for a model to give similar tokens."""
     num_out, num_in = weight.shape
     grouped = weight.reshape(num_out, -1, group_size)
     low, high = grouped.min(-1), grouped.max(-1)
@@ -68,7 +68,9 @@ def nearest_levels(weight: NDArray[np.float32], group_size: int, bits: int) -> L
 
 
 def words(values: NDArray[np.int64], bits: int) -> torch.Tensor:
-    """[rows, n × 32 / bits] -> int32 [rows, n], the first value in the lowest bits; short rows are filled with 0."""
+    """Pack [rows, n × 32 / bits] into int32 [rows, n], the first value in the lowest bits; short rows are padded with
+    0.
+    """
     per_word = 32 // bits
     padded = np.pad(values, ((0, 0), (0, -values.shape[1] % per_word))).astype(np.uint64)
     packed = np.zeros((len(values), padded.shape[1] // per_word), np.uint64)
@@ -78,7 +80,7 @@ def words(values: NDArray[np.int64], bits: int) -> torch.Tensor:
 
 
 def less_one(zeros: torch.Tensor, bits: int) -> torch.Tensor:
-    """Words of zeros as tools make version 1 of version 2: one subtraction a word, with borrows."""
+    """Convert words of zeros of version 2 to version 1 as tools do: one subtraction per word, with borrows."""
     ones = np.uint32(sum(1 << place for place in range(0, 32, bits)))
     return torch.from_numpy((zeros.numpy().view(np.uint32) - ones).view(np.int32))
 
@@ -131,7 +133,7 @@ def save(folder: Path, tensors: dict[str, torch.Tensor], said: dict[str, Any] | 
 
 
 def read(checkpoint: weights.Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """One parameter, through the door and into the middle of something larger."""
+    """Load one parameter into the middle of a larger tensor."""
     room = torch.full((shape[0] + 2, *shape[1:]), 77.0, dtype=dtype)
     weights.load(checkpoint, {name: room[1:-1]})
     assert (room[0] == 77).all()

@@ -1,4 +1,4 @@
-"""Room for weights lies in its cache lines as the file's bytes do, and is memory like any other."""
+"""engine/checkpoints/alignment.py: weights begin at the same offset in a cache line as in the file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.checkpoints.alignment import LINE_BYTES, AlignedAllocation
 
 @pytest.mark.parametrize("place", [0, 8, 40, 63])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_large_tensors_begin_where_they_are_told_if_their_numbers_can(place: int, dtype: torch.dtype) -> None:
+def test_large_tensors_begin_at_the_requested_offset_if_their_type_allows(place: int, dtype: torch.dtype) -> None:
     with AlignedAllocation(place):
         large, small = torch.empty(700, 300, dtype=dtype), torch.empty(7, 3, dtype=dtype)
         nothing = torch.empty(700, 300, dtype=dtype, device="meta")
@@ -27,7 +27,7 @@ def test_large_tensors_begin_where_they_are_told_if_their_numbers_can(place: int
     assert large.sum(dtype=torch.float32) == 700 * 300
 
 
-def test_the_place_is_that_of_most_bytes_in_the_file_and_loads_meet_it(tmp_path: Path) -> None:
+def test_offset_is_the_most_common_one_of_the_file(tmp_path: Path) -> None:
     written = {"odd": torch.ones(3), "weight": torch.randn(600, 500).bfloat16()}
     save_file(written, tmp_path / "model.safetensors")
     checkpoint = weights.open_checkpoint(tmp_path)

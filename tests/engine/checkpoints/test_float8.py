@@ -1,4 +1,4 @@
-"""8-bit floats and MXFP4: every number is its code's, by the format's definition, times its scale."""
+"""8-bit floats and MXFP4: values equal the format's definition times the scale."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def float8(codes: NDArray[np.uint8], exponent_bits: int, mantissa_bits: int) -> NDArray[np.float32]:
-    """Sign, exponent, mantissa; the smallest exponent has no leading 1."""
+    """Return the value of a code from sign, exponent and mantissa. The smallest exponent has no leading 1."""
     bias = (1 << (exponent_bits - 1)) - 1
     sign = np.where(codes & 0x80, -1.0, 1.0)
     exponent = (codes >> mantissa_bits).astype(int) & ((1 << exponent_bits) - 1)
@@ -47,7 +47,7 @@ def float8(codes: NDArray[np.uint8], exponent_bits: int, mantissa_bits: int) -> 
 
 def random_codes(rng: np.random.Generator, dtype: torch.dtype) -> NDArray[np.uint8]:
     codes = rng.integers(0, 256, (OUT, IN)).astype(np.uint8)
-    largest = 0x7E if dtype == torch.float8_e4m3fn else 0x7B  # above are NaN and infinity
+    largest = 0x7E if dtype == torch.float8_e4m3fn else 0x7B  # codes above are NaN and infinity
     return np.where((codes & 0x7F) > largest, 0, codes).astype(np.uint8)
 
 
@@ -72,7 +72,7 @@ SCALES = {
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
 @pytest.mark.parametrize("kind", SCALES)
-def test_float8_with_its_scales(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_float8_weights_are_multiplied_by_their_scales(kind: str, dtype: torch.dtype, tmp_path: Path) -> None:
     shape, ending, said, to_all = SCALES[kind]
     rng = np.random.default_rng(0)
     codes, scales = random_codes(rng, dtype), rng.uniform(0.5, 2.0, shape).astype(np.float32)
@@ -85,7 +85,7 @@ def test_float8_with_its_scales(kind: str, dtype: torch.dtype, tmp_path: Path) -
     assert torch.equal(read(checkpoint, "x.weight", (OUT, IN), torch.bfloat16), expected.bfloat16())
 
 
-def test_float8_that_is_simply_a_type_needs_no_scale(tmp_path: Path) -> None:
+def test_float8_weights_without_scales_are_loaded(tmp_path: Path) -> None:
     codes = random_codes(np.random.default_rng(0), torch.float8_e4m3fn)
     checkpoint = save(tmp_path, {"x.weight": torch.from_numpy(codes).view(torch.float8_e4m3fn)}, None)
     assert torch.equal(read(checkpoint, "x.weight", (OUT, IN), torch.float32), torch.from_numpy(float8(codes, 4, 3)))
@@ -102,14 +102,14 @@ def test_float8_that_is_simply_a_type_needs_no_scale(tmp_path: Path) -> None:
         (torch.ones(1, dtype=torch.int32), "weight_scale has type I32"),
     ],
 )
-def test_scales_that_do_not_fit_are_refused_by_name(scale: Any, message: str, tmp_path: Path) -> None:
+def test_scales_of_a_wrong_shape_are_rejected_by_name(scale: Any, message: str, tmp_path: Path) -> None:
     tensors = {"x.weight": torch.ones(OUT, IN).to(torch.float8_e4m3fn)}
     tensors |= {} if scale is None else {"x.weight_scale": scale}
     with pytest.raises(WeightsError, match=message):
         read(save(tmp_path, tensors, FP8), "x.weight", (OUT, IN), torch.float32)
 
 
-def test_codes_that_are_not_numbers_are_refused(tmp_path: Path) -> None:
+def test_nan_codes_are_rejected(tmp_path: Path) -> None:
     codes = torch.zeros(OUT, IN, dtype=torch.uint8)
     codes[200, 7] = 0x7F
     tensors = {"x.weight": codes.view(torch.float8_e4m3fn), "x.weight_scale": torch.ones(())}
@@ -124,7 +124,7 @@ EXPERTS, MX_OUT, GROUPS = 3, 70, 4
 
 
 def mxfp4_tensors() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-    """Blocks and scales, and the [experts, in, out] that they are."""
+    """Return blocks, scales and the values [experts, in, out] that they encode."""
     rng = np.random.default_rng(0)
     blocks = rng.integers(0, 256, (EXPERTS, MX_OUT, GROUPS, 16)).astype(np.uint8)
     scales = rng.integers(110, 140, (EXPERTS, MX_OUT, GROUPS)).astype(np.uint8)
@@ -137,7 +137,7 @@ def mxfp4_tensors() -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     return tensors, torch.from_numpy(weight).transpose(1, 2)
 
 
-def test_mxfp4(tmp_path: Path) -> None:
+def test_mxfp4_blocks_are_decoded_by_definition(tmp_path: Path) -> None:
     tensors, expected = mxfp4_tensors()
     checkpoint = save(tmp_path, tensors, {"quant_method": "mxfp4"})
     assert torch.equal(read(checkpoint, "x", tuple(expected.shape), torch.float32), expected)
@@ -146,7 +146,7 @@ def test_mxfp4(tmp_path: Path) -> None:
     assert torch.equal(read(checkpoint, "x", tuple(read_into.shape), torch.bfloat16), expected.bfloat16())
 
 
-def test_mxfp4_is_what_transformers_makes_of_it() -> None:
+def test_mxfp4_weights_equal_those_of_transformers() -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     tensors, expected = mxfp4_tensors()
@@ -165,7 +165,7 @@ def test_mxfp4_is_what_transformers_makes_of_it() -> None:
         lambda t: t | {"x_scales": torch.full_like(t["x_scales"], 255)},
     ],
 )
-def test_blocks_and_scales_that_do_not_fit_are_refused(change: Any, tmp_path: Path) -> None:
+def test_mxfp4_blocks_and_scales_of_wrong_shapes_are_rejected(change: Any, tmp_path: Path) -> None:
     tensors, expected = mxfp4_tensors()
     with pytest.raises(WeightsError, match=r"x_scales|not MXFP4"):
         read(save(tmp_path, change(tensors), {"quant_method": "mxfp4"}), "x", tuple(expected.shape), torch.float32)

@@ -118,7 +118,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_malformed_header_is_refused_by_name_of_the_file(name: str, tmp_path: Path) -> None:
+def test_malformed_header_is_rejected_with_the_file(name: str, tmp_path: Path) -> None:
     with pytest.raises(GgufError, match=r"^model\.gguf"):
         read_gguf(at(tmp_path, BAD[name]))
 

@@ -1,4 +1,4 @@
-"""What is read of a part of a parameter is that part of the whole, whatever it is stored as; and nothing else is."""
+"""engine/checkpoints/shard_slice.py: slices of parameters in every format."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ def whole(checkpoint: Checkpoint, name: str, shape: tuple[int, ...]) -> torch.Te
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dim", [0, 1])
-def test_a_part_is_that_part_of_the_whole(kind: str, dim: int, tmp_path: Path) -> None:
+def test_narrowed_source_equals_the_slice_of_the_parameter(kind: str, dim: int, tmp_path: Path) -> None:
     checkpoint = KINDS[kind](tmp_path)
     source = checkpoint.find(NAME)
     assert source is not None
     size = source.shape[dim]
-    spans = ((1, size // 3), (size // 2, size))  # no multiples of a group, a word or a block
+    spans = ((1, size // 3), (size // 2, size))  # not multiples of a group, a word or a block
     indices = torch.cat([torch.arange(*span) for span in spans])
     expected = whole(checkpoint, NAME, source.shape).index_select(dim, indices)
     part = ShardDestination(torch.zeros_like(expected), ShardSlice(dim, spans, size))
@@ -76,7 +76,7 @@ def test_a_part_is_that_part_of_the_whole(kind: str, dim: int, tmp_path: Path) -
     assert torch.equal(part.tensor, expected)
 
 
-def test_experts_are_parts_of_mxfp4(tmp_path: Path) -> None:
+def test_mxfp4_can_be_narrowed_to_some_experts(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     tensors = {
         "x_blocks": torch.from_numpy(rng.integers(0, 256, (5, 6, 2, 16)).astype(np.uint8)),
@@ -100,7 +100,9 @@ def _source(checkpoint: Checkpoint, name: str) -> Any:
 
 
 @pytest.mark.parametrize(("dim", "num_bytes"), [(0, 4 * 9000), (1, 9 * 2 * 4500)])
-def test_only_its_own_bytes_are_read(dim: int, num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrowed_source_reads_only_its_own_bytes(
+    dim: int, num_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     checkpoint = KINDS["wide rows"](tmp_path)
     read: list[int] = []
     read_into = Files.read_into
@@ -110,7 +112,8 @@ def test_only_its_own_bytes_are_read(dim: int, num_bytes: int, tmp_path: Path, m
         read_into(files, tensor, first, buffer)
 
     monkeypatch.setattr(Files, "read_into", counted)
-    monkeypatch.setattr("engine.checkpoints.stored.find_library", lambda: None)  # its reads are not seen from here
+    # the compiled reader cannot be observed
+    monkeypatch.setattr("engine.checkpoints.stored.find_library", lambda: None)
     shape = (2, 9000) if dim == 0 else (9, 4500)
     last = shape[dim]
     weights.load(
@@ -121,13 +124,13 @@ def test_only_its_own_bytes_are_read(dim: int, num_bytes: int, tmp_path: Path, m
     assert sum(read) == num_bytes
 
 
-def test_a_part_of_another_shape_is_refused(tmp_path: Path) -> None:
+def test_slice_of_a_wrong_shape_is_rejected(tmp_path: Path) -> None:
     part = ShardDestination(torch.zeros(10, IN), ShardSlice(0, ((0, 10),), OUT + 1))
     with pytest.raises(weights.WeightsError, match=r"x\.weight has shape \[64, 96\], the config says \[65, 96\]"):
         weights.load(plain(tmp_path), {NAME: part}, is_whole=False)
 
 
-def test_narrowing_reads_nothing_and_says_its_shape(tmp_path: Path) -> None:
+def test_narrowing_reads_nothing_and_has_the_shape_of_the_slice(tmp_path: Path) -> None:
     for number, (kind, make) in enumerate(KINDS.items()):
         folder = tmp_path / str(number)
         folder.mkdir()
@@ -148,7 +151,7 @@ def test_narrowing_reads_nothing_and_says_its_shape(tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("group_size", [32, 128])
-def test_a_part_of_a_packed_matrix_is_that_part_of_its_numbers(bits: int, cut: ShardSlice, group_size: int) -> None:
+def test_slice_of_a_packed_matrix_equals_the_slice_of_its_values(bits: int, cut: ShardSlice, group_size: int) -> None:
     generator = torch.Generator().manual_seed(0)
     levels = torch.randint(0, 1 << bits, (6, 128), generator=generator, dtype=torch.uint8)
     scales = torch.rand(6, 128 // group_size, generator=generator)

@@ -1,4 +1,4 @@
-"""A whole model stored in each format gives the tokens that transformers draws from the same numbers, dequantized."""
+"""Models stored in each format give the tokens that transformers computes from the dequantized weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.engine.made_checkpoints import Pusher, runner_of, save_random
 PROMPT_LEN, NUM_GREEDY = 45, 32
 WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
 
-Stored = tuple[dict[str, torch.Tensor], torch.Tensor]  # what is in the file, and the weight it stands for
+Stored = tuple[dict[str, torch.Tensor], torch.Tensor]  # tensors in the file, and the weight that they encode
 
 
 def in_levels(pack: Callable[..., dict[str, Any]], bits: int = 4, **options: Any) -> Callable[[str, Any], Stored]:
@@ -43,7 +43,7 @@ def in_levels(pack: Callable[..., dict[str, Any]], bits: int = 4, **options: Any
 
 
 def in_float8(base: str, weight: torch.Tensor) -> Stored:
-    """One scale for each 32 × 32 block, as DeepSeek's and Qwen's 8-bit checkpoints have for 128 × 128."""
+    """Store one scale per 32 × 32 block; DeepSeek's and Qwen's 8-bit checkpoints have one per 128 × 128."""
     blocks = weight.unflatten(0, (-1, 32)).unflatten(2, (-1, 32))  # [a, 32, b, 32]
     scales = blocks.abs().amax((1, 3)) / 448
     codes = (blocks / scales[:, None, :, None]).to(torch.float8_e4m3fn)
@@ -63,7 +63,7 @@ FORMATS: dict[str, tuple[dict[str, Any], Callable[[str, Any], Stored]]] = {
 
 
 class Model:
-    """A random model whose layers' matrices are stored as `store` does, and transformers' model of the same numbers."""
+    """A random model whose matrices are stored by `store`, and transformers' model of the same values."""
 
     def __init__(self, folder: Path, said: dict[str, Any], store: Callable[[str, Any], Stored]) -> None:
         self.folder = folder
@@ -93,7 +93,7 @@ def write(folder: Path, tensors: dict[str, torch.Tensor], said: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_llama_in_each_format(name: str, tmp_path: Path) -> None:
+def test_llama_in_each_format_gives_the_tokens_of_its_dequantized_weights(name: str, tmp_path: Path) -> None:
     said, store = FORMATS[name]
     model = Model(tmp_path, said, store)
     prompt = np.random.default_rng(7).integers(0, 199, PROMPT_LEN).tolist()
@@ -103,7 +103,7 @@ def test_a_llama_in_each_format(name: str, tmp_path: Path) -> None:
     assert driver.tokens[sequence_id] == model.greedy(prompt)
 
 
-def test_gpt_oss_with_experts_in_mxfp4(tmp_path: Path) -> None:
+def test_gpt_oss_with_mxfp4_experts_gives_the_tokens_of_its_dequantized_weights(tmp_path: Path) -> None:
     from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
     hf = save_random("gpt-oss", tmp_path, **WIDTHS | {"intermediate_size": 64})
@@ -133,13 +133,13 @@ def test_gpt_oss_with_experts_in_mxfp4(tmp_path: Path) -> None:
         ({"x.weight": torch.ones(9, 9), "y.weight": torch.ones(19, 9).half()}, torch.float16),
     ],
 )
-def test_what_most_bytes_are_says_how_the_model_is_best_run(
+def test_type_of_most_bytes_decides_the_type_of_the_model(
     tensors: dict[str, torch.Tensor], dtype: torch.dtype, tmp_path: Path
 ) -> None:
     assert save(tmp_path, tensors, GPTQ).dtype == dtype
 
 
-def test_a_config_that_forgets_to_say_so_is_told_of_what_is_there(tmp_path: Path) -> None:
+def test_missing_quantization_config_is_reported_with_a_stored_tensor(tmp_path: Path) -> None:
     model = Model(tmp_path, *FORMATS["gptq int4"])
     config = json.loads((model.folder / "config.json").read_text())
     del config["quantization_config"]

@@ -1,4 +1,4 @@
-"""The safetensors reader: what is sound is loaded exactly, what is damaged is refused with one clear line."""
+"""engine/checkpoints/weights.py: valid files are loaded exactly, damaged ones are rejected with one clear line."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def tensors() -> dict[str, torch.Tensor]:
     }
 
 
-# ── what is sound ──
+# ── valid files ──
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_every_tensor_arrives_as_written_or_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_every_tensor_is_loaded_exactly_or_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
     written = tensors()
     save_file(written, tmp_path / "model.safetensors", metadata={"format": "pt"})
     destinations = {name: torch.zeros(tensor.shape, dtype=dtype) for name, tensor in written.items()}
@@ -53,7 +53,7 @@ def test_every_tensor_arrives_as_written_or_rounded_once(dtype: torch.dtype, tmp
         assert torch.equal(destinations[name], tensor.to(dtype))
 
 
-def test_tensors_land_in_slices_of_a_fused_matrix_and_nowhere_else(tmp_path: Path) -> None:
+def test_tensors_are_loaded_into_slices_of_a_fused_matrix(tmp_path: Path) -> None:
     parts = {"q": torch.ones(4, 6), "k": torch.full((2, 6), 2.0), "v": torch.full((2, 6), 3.0)}
     save_file(parts, tmp_path / "model.safetensors")
     fused = torch.full((10, 6), -1.0)
@@ -64,7 +64,7 @@ def test_tensors_land_in_slices_of_a_fused_matrix_and_nowhere_else(tmp_path: Pat
     assert columns.sum(0).tolist() == [0.0] * 6 + [4.0] * 6
 
 
-def test_shards_are_found_by_the_index_and_large_tensors_are_read_in_pieces(tmp_path: Path, monkeypatch) -> None:
+def test_shards_of_the_index_are_loaded_in_pieces(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(dense, "PIECE_BYTES", 16)
     first, second = {"a": torch.randn(9, 3)}, {"b": torch.randn(50).bfloat16(), "c": torch.randn(2, 1)}
     save_file(first, tmp_path / "model-1.safetensors")
@@ -78,7 +78,7 @@ def test_shards_are_found_by_the_index_and_large_tensors_are_read_in_pieces(tmp_
     assert checkpoint.dtype == torch.float32
 
 
-# ── what is not ──
+# ── damaged files ──
 
 BAD_HEADERS: dict[str, tuple[Any, bytes]] = {
     "not JSON": (b"{", b""),
@@ -107,7 +107,7 @@ BAD_HEADERS: dict[str, tuple[Any, bytes]] = {
 
 
 @pytest.mark.parametrize("name", BAD_HEADERS)
-def test_a_malformed_header_is_refused_by_name_of_the_file(name: str, tmp_path: Path) -> None:
+def test_malformed_header_is_rejected_with_the_file(name: str, tmp_path: Path) -> None:
     header, data = BAD_HEADERS[name]
     write(tmp_path / "model.safetensors", header, data)
     with pytest.raises(WeightsError, match=r"model\.safetensors"):
@@ -115,14 +115,14 @@ def test_a_malformed_header_is_refused_by_name_of_the_file(name: str, tmp_path: 
 
 
 @pytest.mark.parametrize("size", [0, 3, 1 << 30, (1 << 64) - 1])
-def test_a_header_length_that_the_file_cannot_hold_is_refused_unread(size: int, tmp_path: Path) -> None:
+def test_header_longer_than_the_file_is_rejected_without_reading_it(size: int, tmp_path: Path) -> None:
     write(tmp_path / "model.safetensors", {"a": F32_2X2}, bytes(16), header_bytes=size)
     with pytest.raises(WeightsError):
         weights.open_checkpoint(tmp_path)
 
 
 @given(at=st.integers(0, 10_000), bit=st.integers(0, 7))
-def test_a_flipped_bit_in_the_header_never_does_more_than_raise(at: int, bit: int, tmp_path_factory) -> None:
+def test_changed_bit_in_the_header_is_rejected_or_harmless(at: int, bit: int, tmp_path_factory) -> None:
     folder = tmp_path_factory.getbasetemp() / "flips"
     folder.mkdir(exist_ok=True)
     path = folder / "model.safetensors"
@@ -132,14 +132,14 @@ def test_a_flipped_bit_in_the_header_never_does_more_than_raise(at: int, bit: in
     content[at % header_bytes] ^= 1 << bit
     path.write_bytes(content)
     destinations = {name: torch.zeros_like(tensor) for name, tensor in tensors().items()}
-    try:  # a flip may leave a sound header: the same sizes under another type. Checksums are the model store's affair
+    try:  # a changed bit may give a valid header, which the model store's checksums detect
         weights.load(weights.open_checkpoint(folder), destinations)
     except WeightsError:
         assert all(not destination.any() for destination in destinations.values())
 
 
 @pytest.mark.parametrize("length", [0, 1, 7, 8, 20, 200, 300])
-def test_a_file_cut_short_is_refused_before_anything_is_loaded(length: int, tmp_path: Path) -> None:
+def test_shortened_file_is_rejected_before_loading(length: int, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file(tensors(), path)
     os.truncate(path, length)
@@ -147,7 +147,7 @@ def test_a_file_cut_short_is_refused_before_anything_is_loaded(length: int, tmp_
         weights.open_checkpoint(tmp_path)
 
 
-def test_a_shard_that_shrinks_after_its_header_was_read_is_noticed(tmp_path: Path) -> None:
+def test_shard_that_shrinks_during_a_load_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"a": torch.randn(100)}, path)
     checkpoint = weights.open_checkpoint(tmp_path)
@@ -162,14 +162,14 @@ def test_a_shard_that_shrinks_after_its_header_was_read_is_noticed(tmp_path: Pat
      {"a": "missing.safetensors"}, {"z": "model-1.safetensors"}, {"a": "model-1\0.safetensors"},
      {"a": "..\\model-1.safetensors"}, {"a": ".safetensors"}, {"a": ["model-1.safetensors"]}],
 )  # fmt: skip
-def test_an_index_that_points_outside_or_to_nothing_is_refused(weight_map: Any, tmp_path: Path) -> None:
+def test_index_with_invalid_or_missing_shards_is_rejected(weight_map: Any, tmp_path: Path) -> None:
     save_file({"a": torch.randn(2)}, tmp_path / "model-1.safetensors")
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
     with pytest.raises(WeightsError):
         weights.open_checkpoint(tmp_path)
 
 
-def test_an_index_cannot_reach_a_sound_file_outside_its_folder(tmp_path: Path) -> None:
+def test_index_cannot_name_a_file_outside_its_folder(tmp_path: Path) -> None:
     inside, outside = tmp_path / "model", tmp_path / "outside.safetensors"
     (inside / "deeper").mkdir(parents=True)
     for path in (outside, inside / "deeper" / "one.safetensors"):
@@ -181,26 +181,26 @@ def test_an_index_cannot_reach_a_sound_file_outside_its_folder(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
-def test_a_pickle_is_refused_by_name_and_never_opened(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).symlink_to("/nowhere")  # opening it would fail otherwise
+def test_pickle_is_rejected_by_name_without_opening_it(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).symlink_to("/nowhere")  # opening the link would fail with another error
     with pytest.raises(WeightsError, match=f"{name} is a pickle.*convert the weights to safetensors or GGUF"):
         weights.open_checkpoint(tmp_path)
 
 
-def test_no_other_format_is_ever_read(tmp_path: Path) -> None:
+def test_other_formats_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"x")
     for path in (tmp_path, tmp_path / "absent", tmp_path / "model.onnx"):
         with pytest.raises(WeightsError, match=r"no other format is supported|neither a folder"):
             weights.open_checkpoint(path)
 
 
-def test_a_pipe_in_place_of_a_file_does_not_hold_up_the_load(tmp_path: Path) -> None:
+def test_pipe_in_place_of_a_file_is_rejected_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match="is no file"):
+    with pytest.raises(WeightsError, match="missing or not a file"):
         weights.open_checkpoint(tmp_path)
 
 
-def test_a_lone_file_of_another_name_is_the_model_and_of_two_none_is(tmp_path: Path) -> None:
+def test_single_file_of_any_name_is_loaded_and_two_are_rejected(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "gptq_model-4bit-128g.safetensors")
     save_file({"a": torch.zeros(2)}, tmp_path / "consolidated.safetensors")
     destination = torch.zeros(2)
@@ -213,7 +213,7 @@ def test_a_lone_file_of_another_name_is_the_model_and_of_two_none_is(tmp_path: P
 
 @pytest.fixture(params=["compiled", "python"])
 def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both readers of numbers; the compiled one where there is a compiler."""
+    """Run a test with the reader in Python and with the compiled one, if there is a compiler."""
     if request.param == "python":
         monkeypatch.setattr(stored, "find_library", lambda: None)
     elif stored.find_library() is None:
@@ -233,10 +233,8 @@ BAD_BITS = {
 
 @pytest.mark.usefixtures("reader")
 @pytest.mark.parametrize("dtype", BAD_BITS)
-def test_weights_that_are_not_numbers_are_refused_by_name_and_all_others_kept(
-    dtype: torch.dtype, tmp_path: Path
-) -> None:
-    """Infinity and NaN of either sign; all numbers below them, the largest and zeros of both signs among them."""
+def test_nan_and_infinity_are_rejected_by_name(dtype: torch.dtype, tmp_path: Path) -> None:
+    """Infinity and NaN of both signs are rejected; the largest finite numbers and zeros of both signs are accepted."""
     unsigned = np.dtype(f"u{dtype.itemsize}")
     largest = np.array(BAD_BITS[dtype][:2], unsigned) - 1
     random = np.random.default_rng(0).integers(0, 1 << 8 * dtype.itemsize, 2000, dtype=unsigned, endpoint=False)
@@ -262,8 +260,8 @@ def test_weights_that_are_not_numbers_are_refused_by_name_and_all_others_kept(
 
 
 @pytest.mark.usefixtures("reader")
-def test_a_bad_number_is_found_wherever_it_lies_in_a_piece(tmp_path: Path) -> None:
-    """The first and last of blocks, and of tensors whose lengths are no multiple of anything."""
+def test_nan_is_found_at_any_position_of_a_piece(tmp_path: Path) -> None:
+    """The positions are the first and last of blocks, and of tensors of odd lengths."""
     num_rows, num_columns = 1207, 1001  # more than one block of each reader
     weight = torch.ones(num_rows, num_columns, dtype=torch.bfloat16)
     places = [0, 1, (128 << 10) - 1, 128 << 10, (512 << 10) - 1, 512 << 10, weight.numel() - 2, weight.numel() - 1]
@@ -276,7 +274,7 @@ def test_a_bad_number_is_found_wherever_it_lies_in_a_piece(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("reader")
-def test_a_file_that_ends_early_or_cannot_be_read_is_told_of(tmp_path: Path) -> None:
+def test_unreadable_or_shortened_file_is_an_error_naming_it(tmp_path: Path) -> None:
     save_file({"w": torch.ones(300_000)}, tmp_path / "model.safetensors")
     checkpoint, room = weights.open_checkpoint(tmp_path), torch.zeros(300_000)
     os.truncate(tmp_path / "model.safetensors", 700_000)
@@ -288,7 +286,7 @@ def test_a_file_that_ends_early_or_cannot_be_read_is_told_of(tmp_path: Path) -> 
         weights.load(checkpoint, {"w": room})
 
 
-def test_large_weights_are_not_mistaken_for_infinite_ones(tmp_path: Path) -> None:
+def test_large_finite_weights_are_accepted(tmp_path: Path) -> None:
     large = {"a": torch.full((2, 3), 3e38), "b": torch.full((4000,), 60000.0, dtype=torch.float16)}
     save_file(large, tmp_path / "model.safetensors")
     destinations = {name: torch.zeros_like(tensor) for name, tensor in large.items()}
@@ -296,7 +294,7 @@ def test_large_weights_are_not_mistaken_for_infinite_ones(tmp_path: Path) -> Non
     assert torch.equal(destinations["a"], large["a"])
 
 
-def test_progress_counts_every_byte_and_a_cancelled_load_ends(tmp_path: Path, monkeypatch) -> None:
+def test_progress_counts_every_byte_and_cancelling_ends_the_load(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(dense, "PIECE_BYTES", 64)
     written = {"a": torch.ones(100, 4), "b": torch.ones(7)}
     save_file(written, tmp_path / "model.safetensors")
@@ -312,7 +310,7 @@ def test_progress_counts_every_byte_and_a_cancelled_load_ends(tmp_path: Path, mo
     assert cancelled.done_bytes == 0
 
 
-def test_a_load_can_be_ended_from_another_thread_while_it_reads(tmp_path: Path, monkeypatch) -> None:
+def test_load_can_be_cancelled_from_another_thread(tmp_path: Path, monkeypatch) -> None:
     save_file({f"t{index}": torch.ones(1000) for index in range(40)}, tmp_path / "model.safetensors")
     progress, read = Progress(), weights.Files.read_finite
 
@@ -328,7 +326,7 @@ def test_a_load_can_be_ended_from_another_thread_while_it_reads(tmp_path: Path, 
     assert 20_000 < progress.done_bytes < 60_000
 
 
-def test_threads_that_come_after_a_load_use_as_many_cores_as_before(tmp_path: Path) -> None:
+def test_load_does_not_change_the_thread_count_of_later_threads(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
     told, found = torch.get_num_threads(), []
     torch.set_num_threads(2)
@@ -342,7 +340,7 @@ def test_threads_that_come_after_a_load_use_as_many_cores_as_before(tmp_path: Pa
     assert found == [2]
 
 
-def test_an_interrupted_load_leaves_no_thread_behind(tmp_path: Path, monkeypatch) -> None:
+def test_interrupted_load_leaves_no_thread(tmp_path: Path, monkeypatch) -> None:
     save_file({f"t{index}": torch.ones(1000) for index in range(40)}, tmp_path / "model.safetensors")
     start, num_started = threading.Thread.start, iter(range(10))
 
@@ -358,15 +356,15 @@ def test_an_interrupted_load_leaves_no_thread_behind(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_load_takes_little_memory_besides_its_destination(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_load_needs_little_memory_besides_its_destination(dtype: torch.dtype, tmp_path: Path) -> None:
     written = {f"t{index}": torch.ones(4 << 20, dtype=torch.bfloat16).view(2048, -1) for index in range(12)}
     save_file(written, tmp_path / "model.safetensors")
     destinations = {name: torch.ones(tensor.shape, dtype=dtype) for name, tensor in written.items()}
     del written
-    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = memory_mb("VmRSS")
     weights.load(weights.open_checkpoint(tmp_path), destinations)
-    assert memory_mb("VmHWM") - before < 48  # of 96 that are read
+    assert memory_mb("VmHWM") - before < 48  # MB, half of the bytes read
 
 
 def memory_mb(key: str) -> int:
@@ -374,7 +372,7 @@ def memory_mb(key: str) -> int:
     return int(next(line for line in lines if line.startswith(key)).split()[1]) >> 10
 
 
-def test_one_failed_piece_ends_the_load_and_leaves_the_threads_of_others_as_they_were(tmp_path: Path) -> None:
+def test_failed_piece_ends_the_load_and_restores_the_thread_count(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({f"t{index}": torch.ones(1000) for index in range(50)}, path)
     checkpoint = weights.open_checkpoint(tmp_path)
@@ -387,7 +385,7 @@ def test_one_failed_piece_ends_the_load_and_leaves_the_threads_of_others_as_they
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("weights")]
 
 
-def test_a_head_may_stay_unread_where_it_is_tied_and_its_bias_not_where_it_is_read(tmp_path: Path) -> None:
+def test_tied_head_is_ignored_but_not_its_bias(tmp_path: Path) -> None:
     stored = {"lm_head.weight": torch.ones(2, 2), "lm_head.bias": torch.ones(2), "e": torch.ones(2, 2)}
     save_file(stored, tmp_path / "model.safetensors")
     checkpoint, room = weights.open_checkpoint(tmp_path), torch.zeros(2, 2)
@@ -396,7 +394,7 @@ def test_a_head_may_stay_unread_where_it_is_tied_and_its_bias_not_where_it_is_re
         weights.check(checkpoint, {"e": room, "lm_head.weight": room})
 
 
-def test_missing_and_surplus_tensors_are_named_and_counted(tmp_path: Path) -> None:
+def test_missing_and_unused_tensors_are_named_and_counted(tmp_path: Path) -> None:
     save_file({f"x{index}": torch.zeros(1) for index in range(8)}, tmp_path / "model.safetensors")
     checkpoint = weights.open_checkpoint(tmp_path)
     wanted = {f"y{index}": torch.zeros(1) for index in range(9)}
@@ -408,7 +406,7 @@ def test_missing_and_surplus_tensors_are_named_and_counted(tmp_path: Path) -> No
     assert set(weights.check(ignoring, {"x0": torch.zeros(1)})) == {"x0"}
 
 
-def test_tensors_that_do_not_match_the_architecture_are_refused(tmp_path: Path) -> None:
+def test_tensors_of_another_shape_are_rejected(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2, 3), "i": torch.zeros(2, dtype=torch.int64)}, tmp_path / "model.safetensors")
     checkpoint = weights.open_checkpoint(tmp_path)
     whole = {"a": torch.zeros(2, 3), "i": torch.zeros(2)}
@@ -422,7 +420,7 @@ def test_tensors_that_do_not_match_the_architecture_are_refused(tmp_path: Path) 
             weights.load(checkpoint, destinations)
 
 
-def test_what_a_tied_head_or_old_checkpoints_carry_besides_is_ignored(tmp_path: Path) -> None:
+def test_tied_heads_and_rotary_tables_in_checkpoints_are_ignored(tmp_path: Path) -> None:
     extra = {"lm_head.weight": torch.ones(2), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
     save_file({"a": torch.ones(2), **extra}, tmp_path / "model.safetensors")
     destination = torch.zeros(2)

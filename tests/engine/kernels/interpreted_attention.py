@@ -1,6 +1,8 @@
-"""Run with TRITON_INTERPRET=1: the Triton kernel against its slow twin, over steps of every kind. Takes names of shapes
-and prints for each the largest difference, as JSON. A process of its own, since Triton reads that variable as it is
-imported."""
+"""Compare the Triton kernel with its reference for steps of every kind: run with TRITON_INTERPRET=1.
+
+Takes names of shapes and prints the largest difference of each as JSON. Runs in a process of its own, because Triton
+reads the variable when it is imported.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The CPU kernels against their reference twins: one law, two bodies, whatever order of steps they see."""
+"""engine/kernels/cpu*.py: equal to the reference operators for any order of steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ class Step:
 
 
 class Life:
-    """Sequences of random length that start, take turns, are dropped and start over; blocks in random order."""
+    """Sequences of random lengths that start, take part in some steps, end and are replaced, with blocks in random
+    order.
+    """
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -66,7 +68,7 @@ class Life:
         self.next_id = 0
 
     def step(self) -> Step:
-        """The next step: most rows decode, some are chunks, some sequences come and go."""
+        """Return the next step: most rows decode, some are chunks, some sequences start or end."""
         for sequence_id in list(self.lengths):
             if self.rng.random() < 0.05 or self.lengths[sequence_id] > 60:
                 self.free += self.tables.pop(sequence_id)
@@ -81,12 +83,12 @@ class Life:
         return self.step_of(sorted(rows, key=lambda row: chunks[row] > 1), chunks)
 
     def draft_step(self) -> Step:
-        """Some rows with their next token and guesses after it. What becomes of them is for `forget_drafts`."""
+        """Return a step of rows with their next token and draft tokens. `forget_drafts` rejects some of them."""
         rows = [row for row in self.lengths if self.lengths[row] > 0 and self.rng.random() < 0.8][:3]
         chunks = {row: int(self.rng.choice([1, 1, 2, 5, 9])) for row in rows}
         step = self.step_of(sorted(rows, key=lambda row: chunks[row] > 1), chunks)
         for row in rows:
-            self.lengths[row] -= int(self.rng.integers(0, chunks[row]))  # these were wrong
+            self.lengths[row] -= int(self.rng.integers(0, chunks[row]))  # rejected draft tokens
         return step
 
     def step_of(self, rows: list[int], chunks: dict[int, int]) -> Step:
@@ -111,7 +113,7 @@ class Life:
 
 
 def pool_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> KvPool:
-    """A pool full of NaN: whoever reads what nobody wrote will show it."""
+    """Return a pool filled with NaN, so that a read of unwritten memory shows in the result."""
     return KvPool(torch.full((NUM_LAYERS, NUM_BLOCKS * BLOCK, shape.kv_width), float("nan"), dtype=dtype), BLOCK)
 
 
@@ -130,23 +132,23 @@ def assert_twins_agree(name: str, seed: int, dtype: torch.dtype, tolerance: floa
             qkv = torch.randn(len(step.slot_mapping), shape.query_width + shape.kv_width, generator=generator).to(dtype)
             expected, found = (twin.attend(layer, qkv.clone()) for twin in twins)
             torch.testing.assert_close(found, expected, atol=tolerance, rtol=tolerance)
-    assert torch.equal(*(pool.data.nan_to_num(-7.0) for pool in pools))  # both stored the same, and nothing else
+    assert torch.equal(*(pool.data.nan_to_num(-7.0) for pool in pools))  # equal and complete contents
 
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("seed", range(2))
-def test_attention_equals_its_reference_through_joins_departures_chunks_and_reordering(name: str, seed: int) -> None:
+def test_attention_equals_its_reference_for_any_order_of_steps(name: str, seed: int) -> None:
     assert_twins_agree(name, seed, torch.float32, 1e-5)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("seed", range(2))
-def test_guesses_that_come_to_nothing_leave_no_trace(name: str, seed: int) -> None:
+def test_rejected_draft_tokens_do_not_change_attention(name: str, seed: int) -> None:
     assert_twins_agree(name, seed, torch.float32, 1e-5, draft_fraction=0.7)
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_attention_in_bfloat16_equals_its_reference_within_bfloat16(name: str) -> None:
+def test_bfloat16_attention_is_close_to_its_reference(name: str) -> None:
     assert_twins_agree(name, 11, torch.bfloat16, 0.03)
 
 
@@ -163,11 +165,11 @@ def test_prefill_in_small_tiles_equals_prefill_in_one(monkeypatch) -> None:
     torch.testing.assert_close(attention.attend(0, qkv.clone()), twin.attend(0, qkv), atol=0.03, rtol=0.03)
 
 
-def test_a_row_that_is_not_finite_leaves_its_batch_mates_alone_also_after_it_left() -> None:
+def test_row_with_nan_does_not_affect_other_rows_of_the_batch() -> None:
     shape = SHAPES["grouped"]
     life, attention = Life(0), CpuAttention(pool_of(shape), shape)
     life.lengths, life.tables = dict.fromkeys(range(4), 0), {row: [] for row in range(4)}
-    batches = [[0, 1, 2]] * 3 + [[0, 2]] * 2 + [[0, 3, 2]] * 3  # 1 is sick and leaves, 3 gets its place
+    batches = [[0, 1, 2]] * 3 + [[0, 2]] * 2 + [[0, 3, 2]] * 3  # row 1 has NaN and leaves; row 3 reuses its blocks
     for batch in batches:
         step = life.step_of(batch, dict.fromkeys(batch, 1))
         attention.begin(step)
@@ -180,38 +182,38 @@ def test_a_row_that_is_not_finite_leaves_its_batch_mates_alone_also_after_it_lef
             assert torch.equal(~mixed.isfinite().all(1), is_sick)
 
 
-def test_a_window_shows_a_token_itself_and_those_just_before() -> None:
+def test_sliding_window_contains_the_last_positions() -> None:
     assert mean_position_seen(AttentionWindow(size=3)) == 4.0
     assert mean_position_seen(FULL_ATTENTION) == 2.5
 
 
-def test_a_chunk_shows_a_token_itself_and_those_before_it_in_the_same_chunk() -> None:
-    assert mean_position_seen(AttentionWindow(chunk=4)) == 4.5  # of the six positions, the last two
+def test_chunked_window_contains_earlier_positions_of_the_chunk() -> None:
+    assert mean_position_seen(AttentionWindow(chunk=4)) == 4.5  # the mean of positions 4 and 5 of six
     assert mean_position_seen(AttentionWindow(chunk=5)) == 5.0
 
 
 def mean_position_seen(window: AttentionWindow) -> float:
-    """By the last of six tokens."""
-    query, keys = torch.zeros(1, 1, 2), torch.zeros(6, 1, 2)  # equal scores: the mean of what is seen
+    """Return the mean of the positions that the last of six tokens attends to."""
+    query, keys = torch.zeros(1, 1, 2), torch.zeros(6, 1, 2)  # equal scores for all keys
     values = torch.arange(6.0).view(6, 1, 1).expand(6, 1, 2)
     return float(attend_one(query, keys, values, AttentionShape(1, 1, 2), window)[0, 0])
 
 
-def test_a_sink_takes_its_share_and_gives_nothing() -> None:
+def test_sink_takes_part_in_the_softmax_without_a_value() -> None:
     query, keys, values = torch.zeros(1, 2, 2), torch.zeros(3, 1, 2), torch.ones(3, 1, 2)
-    sinks = torch.tensor([0.0, float("-inf")])  # a fourth of one head's weight, nothing of the other's
+    sinks = torch.tensor([0.0, float("-inf")])  # a quarter of the weights of the first head, none of the second
     mixed = attend_one(query, keys, values, AttentionShape(2, 1, 2), FULL_ATTENTION, sinks)
     torch.testing.assert_close(mixed, torch.tensor([[0.75, 0.75, 1.0, 1.0]]))
 
 
 @pytest.mark.parametrize("window", [FULL_ATTENTION, AttentionWindow(size=5), AttentionWindow(chunk=5)])
-def test_what_a_reach_counts_is_what_the_bias_shows(window: AttentionWindow) -> None:
+def test_number_of_visible_positions_equals_the_bias(window: AttentionWindow) -> None:
     lengths = np.arange(1, 17, dtype=np.int32)
     counted = [int((causal_bias(1, int(length), window) == 0).sum()) for length in lengths]
     assert window.num_visible(lengths).tolist() == counted
 
 
-# ── the small ones ──
+# ── other operators ──
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -221,7 +223,7 @@ def test_norm_rotation_and_gate_equal_their_references(dtype: torch.dtype) -> No
     tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 0.02, "rtol": 0.02}
     for num_tokens in (1, 5):
         x, weight = torch.randn(num_tokens, 24, generator=generator), torch.randn(24, generator=generator).to(dtype)
-        for scale in (1.0, 1e-4):  # small enough for eps to matter
+        for scale in (1.0, 1e-4):  # inputs small enough for eps to matter
             expected, found = (twin.rms_norm(weight, 1e-5, dtype)(x * scale) for twin in twins)
             assert found.dtype == dtype
             torch.testing.assert_close(found, expected, **tolerance)
@@ -232,7 +234,7 @@ def test_norm_rotation_and_gate_equal_their_references(dtype: torch.dtype) -> No
         for twin, copy in zip(twins, rotated, strict=True):
             twin.rotation(3)(copy, (angles.cos().to(dtype), sin))
         torch.testing.assert_close(rotated[1], rotated[0], **tolerance)
-        assert torch.equal(rotated[1][:, 24:], qkv[:, 24:])  # values carry no position
+        assert torch.equal(rotated[1][:, 24:], qkv[:, 24:])  # values are not rotated
         heads = qkv.clone(), qkv.clone()
         head_weight = torch.randn(3, 8, generator=generator)
         for twin, copy in zip(twins, heads, strict=True):
@@ -279,13 +281,13 @@ def test_activations_equal_their_references(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("is_packable", [False, True])
-def test_a_linear_map_is_the_same_with_and_without_the_prepacked_operator(
+def test_linear_operators_give_equal_results(
     dtype: torch.dtype, has_bias: bool, is_packable: bool, monkeypatch
 ) -> None:
     if not is_packable:
         monkeypatch.setattr(cpu_linear, "has_prepacked_linear", lambda dtype: False)
     generator = torch.Generator().manual_seed(0)
-    for num_out, num_in in ((40, 24), (400, 300)):  # below and above what is worth packing in float32
+    for num_out, num_in in ((40, 24), (400, 300)):  # below and above the size that is prepacked in float32
         weight = torch.randn(num_out, num_in, generator=generator).to(dtype)
         bias = torch.randn(num_out, generator=generator).to(dtype) if has_bias else None
         for num_tokens in (1, 7):
@@ -296,7 +298,7 @@ def test_a_linear_map_is_the_same_with_and_without_the_prepacked_operator(
             torch.testing.assert_close(found, expected, atol=tolerance, rtol=0.02)
 
 
-def test_a_prepacked_operator_that_is_missing_or_wrong_is_not_used(monkeypatch) -> None:
+def test_missing_or_wrong_prepacked_operator_is_not_used(monkeypatch) -> None:
     def missing(weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         raise RuntimeError("no such operator")
 
@@ -311,5 +313,5 @@ def test_a_prepacked_operator_that_is_missing_or_wrong_is_not_used(monkeypatch) 
     cpu_linear.has_prepacked_linear.cache_clear()
 
 
-def test_the_precision_probe_is_quick_and_ends_with_one_of_two() -> None:
+def test_fastest_dtype_is_measured_quickly() -> None:
     assert cpu_linear.fastest_dtype([(64, 32), (512, 256)], budget_s=0.02) in (torch.float32, torch.bfloat16)

@@ -1,5 +1,5 @@
-"""What runs on a GPU, as far as that can be told without one: its operators and its attention equal their references
-wherever torch runs, the Triton kernel does so interpreted, and every step of every family keeps to its device."""
+"""The GPU code path without a GPU: operators and attention equal their references in torch, the Triton kernel does so
+in the interpreter, and every step of every family stays on its device."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ QUICK = ("deepseek v3", "gpt-oss", "olmo2")
 
 
 def each_kind(*quick: str) -> list[Any]:
-    """All kinds, but for these only with the full tests."""
+    """Parametrize over all kinds of checkpoints. Kinds other than these run only with the full tests."""
     return [pytest.param(kind, marks=[] if kind in quick else pytest.mark.full) for kind in KINDS]
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_attention_by_blocks_equals_its_reference_whatever_steps_come(name: str) -> None:
+def test_block_attention_equals_its_reference_for_any_steps(name: str) -> None:
     shape, sinks = SHAPES[name], sinks_of(name)
     life, pools = Life(3), (pool_of(shape), pool_of(shape))
     twins = ReferenceAttention(pools[0], shape, sinks), PagedAttention(pools[1], shape, sinks)
@@ -66,7 +66,7 @@ def test_attention_by_blocks_equals_its_reference_whatever_steps_come(name: str)
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
 
 
-def test_blocks_cover_every_token_once_and_none_has_two_rows() -> None:
+def test_blocks_cover_every_token_once_and_have_one_row() -> None:
     starts = np.array([0, 1, 2, 19, 24], np.int32)
     plan = plan_blocks(starts, np.array([7, 1, 40, 5], np.int32), 4)
     tokens = [(row, first + i, position + i) for row, first, n, position in plan.tolist() for i in range(n)]
@@ -76,7 +76,7 @@ def test_blocks_cover_every_token_once_and_none_has_two_rows() -> None:
 
 
 @pytest.mark.parametrize("kind", each_kind(*QUICK))
-def test_a_model_through_the_device_s_operators_gives_the_same_logits(kind: str, tmp_path: Path) -> None:
+def test_device_operators_give_the_same_logits(kind: str, tmp_path: Path) -> None:
     transformers.logging.disable_progress_bar()
     save_random(kind, tmp_path)
     one, other = (Pusher(runner_of(tmp_path, kernels=kernels)) for kernels in (None, DeviceKernels()))
@@ -86,7 +86,7 @@ def test_a_model_through_the_device_s_operators_gives_the_same_logits(kind: str,
 
 
 @pytest.mark.full
-def test_the_triton_kernel_interpreted_equals_its_slow_twin() -> None:
+def test_interpreted_triton_kernel_equals_its_reference() -> None:
     paths = [each for each in sys.path if each] + [str(TRITON)]
     if importlib.util.find_spec("triton") is None and not (TRITON / "triton").is_dir():
         pytest.skip("no Triton here: sh scripts/triton.sh brings it")
@@ -98,12 +98,14 @@ def test_the_triton_kernel_interpreted_equals_its_slow_twin() -> None:
     assert max(differences.values()) < 1e-5
 
 
-# ── a device that is not there: torch's own rules of what may meet what, and what may not be read back ──
+# ── a simulated device with torch's rules for mixing devices and for reading back ──
 
 
 class _Pretence(TorchFunctionMode):
-    """Python's brackets by operators: torch's own look for the device itself, which a build without it has not got.
-    Arrays of what is on the host; nothing that is on the device may be asked for."""
+    """Runs Python's index and conversion operators on tensors of a device that this build of torch does not support.
+
+    Tensors on the host can be read; reading a tensor on the device raises.
+    """
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if function is torch.Tensor.__getitem__:
@@ -111,7 +113,7 @@ class _Pretence(TorchFunctionMode):
         if function is torch.Tensor.__setitem__:
             target = _indexed(args[0], args[1])
             return None if isinstance(args[2], torch.Tensor) else target.fill_(args[2])
-        if function is torch.Tensor.copy_:  # between any two devices
+        if function is torch.Tensor.copy_:  # copies between any two devices are allowed
             assert args[1].expand_as(args[0]).shape == args[0].shape
             return args[0]
         if function is torch.Tensor.contiguous:
@@ -138,7 +140,7 @@ def _indexed(x: torch.Tensor, index: Any) -> torch.Tensor:
 
 
 class _Ranks:
-    """What another rank would add is nothing; what it would send, the same."""
+    """Collectives of a rank whose peers contribute zeros to sums and equal values to gathers."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         assert x.device == GPU
@@ -151,8 +153,9 @@ class _Ranks:
 
 @contextmanager
 def pretended_gpu(monkeypatch: pytest.MonkeyPatch, num_tensors: list[int]) -> Iterator[None]:
-    """Tensors that have a device and no numbers: an operator whose operands are of two devices raises, and so does
-    whatever would wait for the device."""
+    """Simulate tensors that have a device and no values. An operator raises if its operands are on two devices or if
+    the host would have to wait for the device.
+    """
 
     def load(_checkpoint: Any, destinations: dict[str, Any], **_more: Any) -> None:
         tensors = [getattr(each, "tensor", each) for each in destinations.values()]
@@ -183,7 +186,7 @@ def pretended_gpu(monkeypatch: pytest.MonkeyPatch, num_tensors: list[int]) -> It
     "shard", [Shard(0, 2, _Ranks()), pytest.param(WHOLE, marks=pytest.mark.full)], ids=["one of two", "alone"]
 )
 @pytest.mark.parametrize("kind", each_kind(*QUICK))
-def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(
+def test_step_on_a_gpu_mixes_no_devices_and_never_synchronizes(
     kind: str, shard: Shard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     transformers.logging.disable_progress_bar()
@@ -200,7 +203,7 @@ def test_a_step_on_a_gpu_mixes_no_devices_and_waits_for_nothing(
 
 
 def mixed_step() -> StepInputs:
-    """A decode row and a chunk of a prompt."""
+    """Return a step with a decode row and a chunk of a prompt."""
     return StepInputs(
         token_ids=torch.from_numpy(np.arange(6)),
         positions=torch.from_numpy(np.array([17, 0, 1, 2, 3, 4])),
@@ -215,10 +218,10 @@ def mixed_step() -> StepInputs:
     )
 
 
-# ── what goes there and comes back ──
+# ── transfers ──
 
 
-def test_arrays_of_one_upload_begin_where_kernels_may_expect_them() -> None:
+def test_arrays_of_one_upload_are_aligned() -> None:
     arrays = [np.arange(5, dtype=np.int32), np.arange(6, dtype=np.int32).reshape(2, 3), np.arange(0, dtype=np.int32)]
     moved = Upload(torch.device("meta")).move(arrays)
     assert [tuple(each.shape) for each in moved] == [(5,), (2, 3), (0,)]
@@ -228,7 +231,7 @@ def test_arrays_of_one_upload_begin_where_kernels_may_expect_them() -> None:
     assert all(torch.equal(a, torch.from_numpy(b)) for a, b in zip(on_host, arrays, strict=True))
 
 
-def test_a_parameter_comes_to_a_device_whole(tmp_path: Path) -> None:
+def test_parameter_is_loaded_to_a_device(tmp_path: Path) -> None:
     save_random("llama 2", tmp_path)
     checkpoint = weights.open_checkpoint(tmp_path)
     source = checkpoint.find("model.embed_tokens.weight")
@@ -243,7 +246,7 @@ def test_a_parameter_comes_to_a_device_whole(tmp_path: Path) -> None:
     weights.load(checkpoint, {source.name: torch.empty(source.shape, device="meta")}, is_whole=False)
 
 
-def test_greedy_rows_are_drawn_where_their_logits_are_and_others_as_ever() -> None:
+def test_greedy_rows_are_sampled_on_the_device() -> None:
     logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
     logits[2, 7] = float("nan")
     greedy, drawn = inputs_of([{}] * 4), inputs_of([{"temperature": 0.8}] * 4)
@@ -256,7 +259,7 @@ def test_greedy_rows_are_drawn_where_their_logits_are_and_others_as_ever() -> No
     assert found.token_ids.dtype == sample_on_device(logits, greedy).token_ids.dtype == np.int32
 
 
-def test_a_block_is_as_large_as_the_matrix_units_like_it() -> None:
+def test_block_size_fills_the_matrix_units() -> None:
     narrow, latent = AttentionShape(32, 8, 128), AttentionShape(128, 1, 576, value_dim=512)
     for shape, dtype, sizes in (
         (narrow, torch.bfloat16, [4, 16]),

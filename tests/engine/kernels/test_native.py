@@ -1,4 +1,4 @@
-"""The kernels in C++ against the same references as their twins in torch. Skipped where there is no compiler."""
+"""engine/kernels/native: equal to the reference operators. Skipped without a compiler."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> to
 @DTYPES
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("draft_fraction", [0.0, 0.6])
-def test_attention_over_the_pool_equals_the_reference_through_joins_departures_chunks_and_wrong_guesses(
+def test_pool_attention_equals_its_reference_for_any_order_of_steps(
     name: str, draft_fraction: float, dtype: torch.dtype, native: NativeKernels
 ) -> None:
     shape, sinks, life = SHAPES[name], sinks_of(name), Life(7)
@@ -62,12 +62,12 @@ def test_attention_over_the_pool_equals_the_reference_through_joins_departures_c
             qkv = torch.randn(len(step.slot_mapping), width, generator=generator).to(dtype)
             expected, found = (twin.attend(layer, qkv.clone()) for twin in twins)
             torch.testing.assert_close(found, expected, **TOLERANCES[dtype])
-    assert torch.equal(*(pool.data.nan_to_num(-7.0) for pool in pools))  # both stored the same, and nothing else
+    assert torch.equal(*(pool.data.nan_to_num(-7.0) for pool in pools))  # equal and complete contents
 
 
 @DTYPES
 @pytest.mark.parametrize(("num_heads", "num_kv_heads", "head_dim"), [(6, 6, 48), (7, 1, 64), (4, 2, 100)])
-def test_heads_of_usual_sizes_equals_the_reference(
+def test_attention_of_common_head_sizes_equals_its_reference(
     num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype, native: NativeKernels
 ) -> None:
     shape = AttentionShape(num_heads, num_kv_heads, head_dim)
@@ -83,7 +83,7 @@ def test_heads_of_usual_sizes_equals_the_reference(
         torch.testing.assert_close(found, expected, **TOLERANCES[dtype])
 
 
-def test_a_row_decodes_to_the_same_bits_alone_in_company_and_beside_one_that_is_not_finite(
+def test_decode_of_a_row_is_bitwise_independent_of_other_rows(
     native: NativeKernels,
 ) -> None:
     shape = SHAPES["grouped"]
@@ -103,7 +103,7 @@ def test_a_row_decodes_to_the_same_bits_alone_in_company_and_beside_one_that_is_
 
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_out", "num_in"), [(40, 24), (48, 2), (97, 66), (400, 300), (33, 7)])
-def test_a_product_equals_its_reference_whatever_its_shape(
+def test_product_of_any_shape_equals_its_reference(
     num_out: int, num_in: int, has_bias: bool, native: NativeKernels
 ) -> None:
     weight = random(num_out, num_in, dtype=torch.bfloat16)
@@ -113,22 +113,22 @@ def test_a_product_equals_its_reference_whatever_its_shape(
     whole = linear(x)
     torch.testing.assert_close(whole, Kernels().linear(weight, bias)(x), atol=0.1, rtol=0.02)
     if native.has_linear and num_in % 2 == 0:
-        for num_tokens in range(1, 14):  # a row is the same whatever rows are beside it
+        for num_tokens in range(1, 14):  # rows do not depend on their number
             assert torch.equal(linear(x[:num_tokens]), whole[:num_tokens])
-    transposed = linear(x.t().contiguous().t())  # torch's own product may add in another order
+    transposed = linear(x.t().contiguous().t())  # torch's product may add in another order
     torch.testing.assert_close(
         transposed, whole, atol=0 if native.has_linear else 0.1, rtol=0 if native.has_linear else 0.02
     )
 
 
-def test_a_part_of_a_fused_weight_and_of_wider_rows_is_multiplied_as_it_is(native: NativeKernels) -> None:
+def test_strided_operands_are_multiplied_without_copies(native: NativeKernels) -> None:
     weight, x = random(64, 80, dtype=torch.bfloat16)[:50, 16:48], random(5, 64, dtype=torch.bfloat16)[:, 32:]
     found = native.linear(weight, None)(x)
     torch.testing.assert_close(found, Kernels().linear(weight, None)(x), atol=0.1, rtol=0.02)
 
 
 @DTYPES
-def test_norm_rotation_gate_and_sum_equal_their_references(dtype: torch.dtype, native: NativeKernels) -> None:
+def test_norm_rotation_gate_and_addition_equal_their_references(dtype: torch.dtype, native: NativeKernels) -> None:
     twins, tolerance = (Kernels(), native), TOLERANCES[dtype]
     for num_tokens, width in ((1, 24), (5, 288), (3, 7)):
         x, weight = random(num_tokens, width), random(width, dtype=dtype, seed=1)
@@ -150,11 +150,11 @@ def test_norm_rotation_gate_and_sum_equal_their_references(dtype: torch.dtype, n
 
 @DTYPES
 @pytest.mark.parametrize("half", [3, 24, 32])
-def test_rotation_equals_its_reference_and_leaves_values_alone(
+def test_rotation_equals_its_reference_and_does_not_change_values(
     half: int, dtype: torch.dtype, native: NativeKernels
 ) -> None:
     qkv, angles = random(4, 5 * 2 * half, dtype=dtype), random(4, 1, 1, half, seed=1)
-    table = torch.cat((angles.cos(), -angles.sin(), angles.sin()), 2).to(dtype)  # as `Rotary` keeps it
+    table = torch.cat((angles.cos(), -angles.sin(), angles.sin()), 2).to(dtype)  # layout of `Rotary`
     rotated = qkv.clone(), qkv.clone()
     for twin, copy in zip((Kernels(), native), rotated, strict=True):
         twin.rotation(3)(copy, table.split((1, 2), 2))
@@ -163,7 +163,7 @@ def test_rotation_equals_its_reference_and_leaves_values_alone(
 
 
 @DTYPES
-def test_what_is_not_finite_stays_so_and_stays_in_its_row(dtype: torch.dtype, native: NativeKernels) -> None:
+def test_nan_stays_in_its_row(dtype: torch.dtype, native: NativeKernels) -> None:
     for value in (float("nan"), float("inf"), float("-inf")):
         x = random(3, 96, dtype=dtype)
         x[1, 5] = value
@@ -173,16 +173,14 @@ def test_what_is_not_finite_stays_so_and_stays_in_its_row(dtype: torch.dtype, na
             native.linear(random(50, 96, dtype=dtype), None),
         ):
             found = operator(x.float() if operator.__name__ == "norm" else x)
-            # silu(-inf) × a number is 0 × it
+            # silu(-inf) is 0, so the product is 0 or NaN.
             if not (operator.__name__ == "gate" and value == float("-inf")):
                 assert not found[1].isfinite().all()
             assert found[[0, 2]].isfinite().all()
 
 
 @pytest.mark.parametrize("window", [AttentionWindow(), AttentionWindow(size=21), AttentionWindow(chunk=18)])
-def test_a_token_s_bits_are_the_same_alone_and_with_others_of_its_row(
-    window: AttentionWindow, native: NativeKernels
-) -> None:
+def test_product_of_a_token_is_bitwise_independent_of_its_row(window: AttentionWindow, native: NativeKernels) -> None:
     shape = AttentionShape(6, 2, 64, windows=(window,))
     qkv, found = random(61, shape.query_width + shape.kv_width, dtype=torch.bfloat16), []
     for chunks in ([61], [40, *[1] * 21], [17, 30, 5, 9]):
@@ -197,10 +195,10 @@ def test_a_token_s_bits_are_the_same_alone_and_with_others_of_its_row(
 
 
 @DTYPES
-def test_behind_a_long_context_a_token_s_bits_depend_on_no_chunk_of_its_row_and_on_no_other_row(
+def test_long_context_attention_is_bitwise_independent_of_chunks_and_rows(
     dtype: torch.dtype, native: NativeKernels
 ) -> None:
-    """What came of a prompt of 1,000 tokens in one go, in parts, and beside another one: one and the same."""
+    """A prompt of 1,000 tokens has bitwise equal results in one step, in chunks, and beside another prompt."""
     shape, num_tokens = AttentionShape(2, 1, 16), 1000
     qkv, found = random(num_tokens, shape.query_width + shape.kv_width, dtype=dtype), []
     other = random(num_tokens, shape.query_width + shape.kv_width, dtype=dtype, seed=1)
@@ -219,7 +217,7 @@ def test_behind_a_long_context_a_token_s_bits_depend_on_no_chunk_of_its_row_and_
 
 
 def step_of_rows(rows: list[tuple[int, int]], tables: np.ndarray) -> Step:
-    """A step of rows of so many tokens in all, and so many new ones."""
+    """Return a step of rows with these context lengths and numbers of new tokens."""
     lens, counts = (np.array(column, dtype=np.int32) for column in zip(*rows, strict=True))
     positions = [np.arange(length - count, length) for length, count in rows]
     slots = np.concatenate([tables[row][of // 16] * 16 + of % 16 for row, of in enumerate(positions)])
@@ -252,7 +250,7 @@ def test_two_threads_compute_the_same_bits_as_one(native: NativeKernels) -> None
         assert torch.equal(one, two)
 
 
-def test_a_library_that_is_not_ours_or_not_there_is_not_loaded(tmp_path: Path, monkeypatch) -> None:
+def test_foreign_or_missing_library_is_not_loaded(tmp_path: Path, monkeypatch) -> None:
     path = tmp_path / "some.so"
     with pytest.raises(OSError, match=r"some\.so"):
         check(path)
@@ -263,7 +261,7 @@ def test_a_library_that_is_not_ours_or_not_there_is_not_loaded(tmp_path: Path, m
     assert library.find_library.__wrapped__() is None
 
 
-def test_another_source_header_or_flag_has_another_library(tmp_path: Path, monkeypatch) -> None:
+def test_library_name_depends_on_sources_and_flags(tmp_path: Path, monkeypatch) -> None:
     paths = {library.library_path(each) for each in library.INSTRUCTION_SETS}
     assert len(paths) == len(library.INSTRUCTION_SETS)
     best = library.usable_instruction_sets()[0]
@@ -296,9 +294,7 @@ def test_best_built_library_for_the_processor_is_chosen(tmp_path: Path, monkeypa
     assert library.find_library_path() == tmp_path / "plain"
 
 
-def test_building_without_a_compiler_or_with_one_that_fails_says_so_and_leaves_nothing(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_failed_build_is_reported_and_leaves_no_file(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "missing"))
     with pytest.raises(build.BuildError, match=r"no C\+\+ compiler"):
         build.build(tmp_path)
@@ -326,16 +322,15 @@ def test_building_without_a_compiler_or_with_one_that_fails_says_so_and_leaves_n
 LOW_RANKS = [
     LowRankShape(96, 16, ((3, 103), (103, 203), (610, 643))),
     LowRankShape(9, 8, ((0, 7),)),
-    LowRankShape(64, 24, ((5, 261), (261, 517), (700, 740))),  # more hidden numbers than are taken at once
+    LowRankShape(64, 24, ((5, 261), (261, 517), (700, 740))),  # more hidden numbers than one pass processes
     LowRankShape(33, 64, ((1, 161), (900, 930))),
     LowRankShape(2, 8, ((0, 16),)),
 ]
 
 
 def low_rank(kernels: Kernels, shape: LowRankShape, dtype: torch.dtype) -> tuple[LowRank, torch.Tensor]:
-    """A kernel and the memory of five adapters, rows apart; the second has smaller ranks than there is room for."""
+    """Return a kernel and the memory of five adapters with strided rows. The second adapter has smaller ranks."""
     kernel = kernels.low_rank(shape, dtype)
-    assert kernel is not None
     memory = torch.zeros(5, kernel.size + 32, dtype=dtype)[:, 32:]
     for slot in range(5):
         for part, (first, last) in enumerate(shape.parts):
@@ -369,15 +364,13 @@ def test_adapters_of_many_tokens_equal_the_reference(
         changed[tokens.rows, first:last] = True
     assert torch.equal(seen[0][~changed], untouched[~changed])
     assert (seen[0][changed] != untouched[changed]).float().mean() > 0.9
-    size = (shape.num_in * shape.rank) ** 0.5  # of the largest sums
+    size = (shape.num_in * shape.rank) ** 0.5  # magnitude of the largest sums
     tolerance = 1e-6 * size if dtype == torch.float32 else 0.01 * size
     torch.testing.assert_close(*seen, atol=tolerance, rtol=TOLERANCES[dtype]["rtol"])
 
 
 @DTYPES
-def test_a_token_s_adapter_adds_the_same_bits_alone_and_with_others_by_one_thread_and_by_two(
-    dtype: torch.dtype, native: NativeKernels
-) -> None:
+def test_adapter_result_is_bitwise_independent_of_tokens_and_threads(dtype: torch.dtype, native: NativeKernels) -> None:
     shape = LowRankShape(512, 32, ((0, 512), (600, 650)))
     kernel, memory = low_rank(native, shape, dtype)
     x, plain = random(24, 512, dtype=dtype, seed=1), random(24, 650, dtype=dtype, seed=2)

@@ -1,4 +1,4 @@
-"""ModelConfig: both spellings say the same, and what cannot be served is refused by the name of its field."""
+"""engine/models: configs in every spelling, and rejection of unsupported ones with the field's name."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PLAIN: dict[str, Any] = {
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 128}
 
 
-def test_old_and_new_spelling_of_rotary_scaling_mean_the_same() -> None:
+def test_old_and_new_spelling_of_rotary_scaling_are_equal() -> None:
     old = PLAIN | {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}}
     older = PLAIN | {"rope_theta": 5e5, "rope_scaling": {"type": "llama3", **LLAMA3}}
     new = PLAIN | {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}}
@@ -41,7 +41,7 @@ def test_old_and_new_spelling_of_rotary_scaling_mean_the_same() -> None:
     )
 
 
-def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
+def test_config_saved_by_transformers_is_read(tmp_path: Path) -> None:
     shape = {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 16, "vocab_size": 99}
     LlamaConfig(**shape, attention_bias=True, architectures=["LlamaForCausalLM"]).save_pretrained(tmp_path / "llama")
     llama = read_config(tmp_path / "llama")
@@ -55,17 +55,17 @@ def test_what_transformers_saves_is_read(tmp_path: Path) -> None:
     assert (found.layers[0].window, found.norm.eps) == (AttentionWindow(size=7), 1e-5)
 
 
-def test_defaults_are_those_of_the_family() -> None:
+def test_missing_fields_have_the_defaults_of_the_family() -> None:
     config = parse_config({key: value for key, value in PLAIN.items() if key != "num_key_value_heads"})
     assert (config.attention.num_kv_heads, config.attention.head_dim) == (8, 8)
     assert config.layers[0].positions == RopeConfig(theta=10000.0)
-    assert parse_config(PLAIN | {"sliding_window": 5}).layers[0].window == AttentionWindow()  # Llama has none
+    assert parse_config(PLAIN | {"sliding_window": 5}).layers[0].window == AttentionWindow()  # Llama has no window
     mistral = PLAIN | {"architectures": ["MistralForCausalLM"]}
     assert parse_config(mistral).layers[0].window == AttentionWindow(size=4096)
     assert parse_config(mistral | {"sliding_window": None}).layers[0].window == AttentionWindow()
 
 
-def test_generation_config_says_what_ends_text(tmp_path: Path) -> None:
+def test_end_tokens_come_from_the_generation_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(PLAIN | {"eos_token_id": 2}))
     assert read_config(tmp_path).eos_token_ids == (2,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 2]}))
@@ -74,8 +74,8 @@ def test_generation_config_says_what_ends_text(tmp_path: Path) -> None:
     assert read_config(tmp_path).eos_token_ids == (2,)
 
 
-def test_end_tokens_that_can_never_be_drawn_end_nothing() -> None:
-    """What transformers saves of a small model: its family's special tokens, whatever its vocabulary."""
+def test_end_tokens_outside_the_vocabulary_are_ignored() -> None:
+    """transformers saves the special tokens of the family with small models, whatever their vocabulary."""
     config = parse_config(PLAIN | {"eos_token_id": [5, 32_000], "bos_token_id": 32_001})
     assert (config.eos_token_ids, config.bos_token_id) == ((5,), None)
     saved = Olmo2Config(vocab_size=99, hidden_size=64, architectures=["Olmo2ForCausalLM"]).to_dict()
@@ -123,23 +123,20 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_served_is_refused_by_the_name_of_its_field(name: str) -> None:
+def test_unsupported_config_is_rejected_with_the_field(name: str) -> None:
     change, field = REFUSED[name]
     with pytest.raises(UnsupportedModel, match=field):
         parse_config(PLAIN | change)
 
 
-# Family -> a config of it with a field that cannot be, and the name in the refusal.
+# Family -> configs with an invalid field, and the field that the error names.
 MIXTURE = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 GROUPS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 4, "topk_group": 2}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0] * 4}
 REFUSED_BY_FAMILY: dict[str, list[tuple[dict[str, Any], str]]] = {
     "Qwen2ForCausalLM": [
         ({"use_sliding_window": "yes"}, "use_sliding_window"),
-        ({"use_sliding_window": True, "max_window_layers": -1}, "max_window_layers"),
-        ({"use_sliding_window": True, "layer_types": ["sliding_attention"]}, "layer_types"),
-        ({"use_sliding_window": True, "layer_types": ["sliding_attention", "linear_attention"]}, "layer_types"),
-        ({"use_sliding_window": True, "sliding_window": 0}, "sliding_window"),
+        ({"use_sliding_window": True}, "use_sliding_window"),
     ],
     "MixtralForCausalLM": [
         ({"num_local_experts": None}, "num_local_experts"),
@@ -164,6 +161,9 @@ REFUSED_BY_FAMILY: dict[str, list[tuple[dict[str, Any], str]]] = {
     ],
     "Gemma2ForCausalLM": [
         ({"attn_logit_softcapping": 0}, "attn_logit_softcapping"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types"),
+        ({"layer_types": ["sliding_attention", "linear_attention"]}, "layer_types"),
+        ({"sliding_window": 0}, "sliding_window"),
         ({"final_logit_softcapping": math.nan}, "final_logit_softcapping"),
         ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
         ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
@@ -233,13 +233,15 @@ REFUSED_BY_FAMILY: dict[str, list[tuple[dict[str, Any], str]]] = {
     ("architecture", "change", "field"),
     [(family, change, field) for family, cases in REFUSED_BY_FAMILY.items() for change, field in cases],
 )
-def test_each_family_refuses_its_own_fields_by_name(architecture: str, change: dict[str, Any], field: str) -> None:
+def test_unsupported_field_of_a_family_is_rejected_by_name(
+    architecture: str, change: dict[str, Any], field: str
+) -> None:
     with pytest.raises(UnsupportedModel, match=field):
         parse_config(PLAIN | {"architectures": [architecture]} | change)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_every_family_refuses_absurd_sizes_by_name(architecture: str) -> None:
+def test_invalid_sizes_are_rejected_in_every_family(architecture: str) -> None:
     needed = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
               "shared_expert_intermediate_size": 16, "head_dim": 16, **GROUPS}  # fmt: skip
     plain = PLAIN | needed | {"architectures": [architecture]}
@@ -250,12 +252,12 @@ def test_every_family_refuses_absurd_sizes_by_name(architecture: str) -> None:
                 parse_config(plain | {name: value})
     with pytest.raises(UnsupportedModel, match="num_hidden_layers is missing"):
         parse_config(plain | {"num_hidden_layers": None})
-    if "Deepseek" not in architecture:  # all its heads share one key
+    if "Deepseek" not in architecture:  # its heads share one key
         with pytest.raises(UnsupportedModel, match="num_attention_heads=7"):
             parse_config(plain | {"num_attention_heads": 7})
 
 
-def test_the_text_part_of_a_model_of_images_is_read_with_the_defaults_it_was_published_with() -> None:
+def test_text_part_of_gemma_3_is_read_with_published_defaults() -> None:
     raw = {
         "architectures": ["Gemma3ForConditionalGeneration"],
         "eos_token_id": [1, 106],
@@ -284,7 +286,7 @@ def test_the_text_part_of_a_model_of_images_is_read_with_the_defaults_it_was_pub
     assert sum(layer.window == AttentionWindow() for layer in config.layers) == 2
 
 
-def test_the_text_part_of_mistral_3_is_mistral() -> None:
+def test_text_part_of_mistral_3_is_mistral() -> None:
     text = {name: value for name, value in PLAIN.items() if name != "architectures"} | {"sliding_window": None}
     raw = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text | {"model_type": "mistral"}}
     assert parse_config(raw).layers == parse_config(PLAIN | {"architectures": ["MistralForCausalLM"]} | text).layers
@@ -294,7 +296,7 @@ def test_the_text_part_of_mistral_3_is_mistral() -> None:
         parse_config(raw | {"text_config": text | {"model_type": "ministral3"}})
 
 
-def test_code_that_a_known_family_was_published_with_is_left_alone() -> None:
+def test_auto_map_of_a_family_published_with_code_is_ignored() -> None:
     published = PLAIN | {
         "architectures": ["Phi3ForCausalLM"],
         "auto_map": {"AutoConfig": "configuration_phi3.Phi3Config"},
@@ -302,13 +304,13 @@ def test_code_that_a_known_family_was_published_with_is_left_alone() -> None:
     assert parse_config(published).architecture == "Phi3ForCausalLM"
 
 
-def test_an_unknown_architecture_is_named_with_what_is_known() -> None:
+def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
     with pytest.raises(UnsupportedModel, match=r"BloomForCausalLM.*LlamaForCausalLM, Mistral3ForConditionalGeneration"):
         parse_config(PLAIN | {"architectures": ["BloomForCausalLM"]})
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, None])
-def test_a_config_that_is_no_object_is_refused(content: bytes | None, tmp_path: Path) -> None:
+def test_config_that_is_not_an_object_is_rejected(content: bytes | None, tmp_path: Path) -> None:
     if content is not None:
         (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(UnsupportedModel, match=r"config\.json"):
@@ -338,17 +340,17 @@ NAMES = sorted({
 @given(
     st.sampled_from(sorted(ARCHITECTURES)), st.dictionaries(st.sampled_from(NAMES), JUNK, max_size=5), ROPE_JUNK, JUNK
 )
-def test_whatever_a_config_says_it_is_read_or_refused(
+def test_any_config_is_read_or_rejected(
     architecture: str, junk: dict[str, Any], rope: dict[str, Any], other: Any
 ) -> None:
     raw = PLAIN | GROUPS | {"num_local_experts": 4, "num_experts": 4, "shared_expert_intermediate_size": 8}
     raw |= {"architectures": [architecture], "rope_scaling": rope or other} | junk
-    with contextlib.suppress(UnsupportedModel):  # and nothing else
+    with contextlib.suppress(UnsupportedModel):  # no other exception is accepted
         config = parse_config(raw)
         assert config.attention_shape.kv_width > 0
         assert config.num_layers == raw["num_hidden_layers"]
 
 
-def test_the_page_of_models_names_every_architecture_and_no_other() -> None:
+def test_models_page_lists_every_architecture() -> None:
     page = (Path(__file__).parents[3] / "docs" / "models.md").read_text()
     assert set(re.findall(r"`(\w+For(?:CausalLM|ConditionalGeneration))`", page)) == set(ARCHITECTURES)

@@ -1,7 +1,7 @@
-"""Families as other checkpoints of theirs are made: what a config may switch on, off or leave out, at parity too.
+"""Logits and tokens of each family with optional config fields switched on, off or left out equal transformers.
 
-Prompts are longer than windows, chunks, blocks and the context that positions were trained on, and of several lengths
-in one batch, whose prefills are cut while others decode; then all come again from the prefix cache.
+Prompts are longer than windows, chunks, blocks and the original context. They have several lengths in one batch, so
+prefills are split while others decode, and are repeated with the prefix cache.
 """
 
 from __future__ import annotations
@@ -25,9 +25,8 @@ CHUNK, STEP_TOKENS = 37, 33
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
 LINEAR = {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-WINDOWS = {"use_sliding_window": True, "sliding_window": 11}
 
-# What is tried -> the kind it changes, and how.
+# Name of the variant -> the kind of checkpoint, and the changed fields.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama 3, tied, one key head": ("llama 3 with scaled positions",
                                     {"tie_word_embeddings": True, "num_key_value_heads": 1}),
@@ -37,10 +36,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral, yarn": ("mistral", {"rope_parameters": YARN, "sliding_window": None}),
     "mixtral without window": ("mixtral", {"sliding_window": None}),
     "qwen2, yarn": ("qwen2", {"rope_parameters": YARN}),
-    "qwen3, windows": ("qwen3", WINDOWS | {"max_window_layers": 1}),
     "qwen3, yarn": ("qwen3", {"rope_parameters": YARN}),
-    "qwen2 moe, windows": ("qwen2 moe", WINDOWS | {"max_window_layers": 2, "norm_topk_prob": True}),
-    "qwen3 moe, windows": ("qwen3 moe", WINDOWS),
+    "qwen2 moe, normalized weights": ("qwen2 moe", {"norm_topk_prob": True}),
     "qwen3 moe, one layer dense": ("qwen3 moe", {
         "mlp_only_layers": [0], "decoder_sparse_step": 1, "norm_topk_prob": False}),
     "gemma2 without caps": ("gemma2", {
@@ -54,7 +51,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4, tied, no biases": ("glm4", {"attention_bias": False, "tie_word_embeddings": True}),
     "gpt-oss, no biases, windows by its rule": ("gpt-oss", {"attention_bias": False, "num_hidden_layers": 4}),
     "gpt-oss, plain positions": ("gpt-oss", {"rope_parameters": PLAIN}),
-    "smollm3 without windows": ("smollm3", {"use_sliding_window": False}),
     "smollm3, positions by its rule, yarn": ("smollm3", {
         "num_hidden_layers": 5, "no_rope_layer_interval": 4, "rope_parameters": YARN}),
     "starcoder2, no biases, no window": ("starcoder2", {

@@ -1,6 +1,7 @@
-"""A decoder at work: the tokens of transformers whatever the chunks, the batch and the pool, and those of a real model.
+"""Tokens equal transformers for any chunks, batch and pool size, and with a real model.
 
-Every family's logits and tokens, one sequence at a time, are in `test_family_parity.py`."""
+Logits and tokens of every family, one sequence at a time, are in `test_family_parity.py`.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.kernels.cpu import CpuKernels
+from engine.models.decoder import Decoder
 from engine.runner import Runner
 from tests.engine.driver import Driver
 from tests.engine.made_checkpoints import runner_of, save_random
@@ -25,7 +27,7 @@ NUM_GREEDY = 64
 
 
 class Model:
-    """One random checkpoint: what transformers says of it, and our runner over the same files."""
+    """One random checkpoint: the results of transformers, and a runner over the same files."""
 
     def __init__(self, kind: str, folder: Path) -> None:
         self.folder = folder
@@ -40,7 +42,7 @@ class Model:
         self.runner = runner_of(folder)
 
     def logprobs(self, ids: list[int]) -> torch.Tensor:
-        """float32 [T, V]"""
+        """Return float32 [T, V]."""
         with torch.no_grad():
             return torch.log_softmax(self._model(torch.tensor([ids])).logits[0].float(), -1)
 
@@ -52,7 +54,7 @@ def model_of(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.parametrize("kind", ["tied, with biases", "mistral"])
 @pytest.mark.parametrize("chunk", [1, 3, 16, 17])
-def test_greedy_tokens_are_the_same_whatever_the_chunks(kind: str, chunk: int, model_of: Any) -> None:
+def test_greedy_tokens_do_not_depend_on_chunks(kind: str, chunk: int, model_of: Any) -> None:
     model = model_of(kind)
     driver = Driver(model.runner, max_step_tokens=chunk, is_prefix_cache_enabled=False)
     sequence_id = driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True)
@@ -61,10 +63,10 @@ def test_greedy_tokens_are_the_same_whatever_the_chunks(kind: str, chunk: int, m
 
 
 @pytest.mark.parametrize("budget", [3, 16, 512])
-def test_a_prompt_s_log_probabilities_are_those_of_transformers_cached_or_not_and_beside_others(
-    budget: int, model_of: Any
-) -> None:
-    """Every position once, in order, though half of the prompt is in the prefix cache and others come and go."""
+def test_prompt_log_probabilities_equal_transformers(budget: int, model_of: Any) -> None:
+    """Every position is reported once, in order, with half of the prompt in the prefix cache and beside other
+    sequences.
+    """
     model = model_of("mistral")
     ids = [*model.prompt, *model.greedy]
     driver = Driver(runner_of(model.folder, num_blocks=64), max_step_tokens=budget)
@@ -86,8 +88,8 @@ def test_a_prompt_s_log_probabilities_are_those_of_transformers_cached_or_not_an
 
 @pytest.mark.parametrize("kind", ["llama 3 with scaled positions", "mistral"])
 @pytest.mark.parametrize("budget", [16, 33, 512])
-def test_greedy_tokens_are_the_same_among_fifteen_others(kind: str, budget: int, model_of: Any) -> None:
-    """Others come and go at their own lengths; the budget cuts the prompt into other chunks each time."""
+def test_greedy_tokens_do_not_depend_on_fifteen_other_sequences(kind: str, budget: int, model_of: Any) -> None:
+    """Other sequences start and end at different lengths, and the step budget divides the prompt differently."""
     model = model_of(kind)
     driver = Driver(runner_of(model.folder, num_blocks=256), max_step_tokens=budget)
     rng = np.random.default_rng(budget)
@@ -100,7 +102,7 @@ def test_greedy_tokens_are_the_same_among_fifteen_others(kind: str, budget: int,
     assert driver.tokens[sequence_id] == model.greedy
 
 
-def test_greedy_tokens_survive_preemption_in_a_pool_of_a_quarter_of_the_demand(model_of: Any) -> None:
+def test_greedy_tokens_do_not_depend_on_preemption(model_of: Any) -> None:
     model = model_of("llama 2")
     driver = Driver(runner_of(model.folder, num_blocks=6 * 7 // 4), is_prefix_cache_enabled=False)
     sequence_ids = [
@@ -112,7 +114,7 @@ def test_greedy_tokens_survive_preemption_in_a_pool_of_a_quarter_of_the_demand(m
     assert driver.engine.scheduler.num_preemptions > 0
 
 
-def test_a_prefix_from_the_cache_changes_no_token(model_of: Any) -> None:
+def test_cached_prefix_does_not_change_tokens(model_of: Any) -> None:
     model = model_of("mistral")
     driver = Driver(model.runner)
     for num_prompt_computed in (PROMPT_LEN, PROMPT_LEN % 16):
@@ -124,7 +126,7 @@ def test_a_prefix_from_the_cache_changes_no_token(model_of: Any) -> None:
     assert driver.num_cached[sequence_id] == PROMPT_LEN - PROMPT_LEN % 16
 
 
-def test_a_cancelled_sequence_gives_forward_nothing_more(model_of: Any) -> None:
+def test_cancelled_sequence_is_not_computed_again(model_of: Any) -> None:
     model = model_of("llama 2")
     driver = Driver(model.runner)
     cancelled = driver.add(model.prompt, max_tokens=NUM_GREEDY, temperature=0.0, ignore_eos=True)
@@ -139,7 +141,7 @@ def test_a_cancelled_sequence_gives_forward_nothing_more(model_of: Any) -> None:
 
 
 class OperatorCount(TorchDispatchMode):
-    """How many operators torch is asked for."""
+    """Counts the calls of torch operators."""
 
     num_calls = 0
 
@@ -149,28 +151,28 @@ class OperatorCount(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("kind", "num_calls"), [("llama 2", 119), ("mistral", 119)])
-def test_a_decode_step_makes_no_more_operator_calls_than_its_layers_need(
+def test_number_of_operator_calls_of_a_decode_step_is_bounded(
     kind: str, num_calls: int, model_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """31 for each of three layers, and 19 around them: on a CPU at these sizes calls are what a step costs."""
-    runner = runner_of(model_of(kind).folder)  # its own: another test may leave rows that have to grow in this step
+    """31 calls for each of three layers and 19 others. On a CPU, small steps cost as much as their operator calls."""
+    runner = runner_of(model_of(kind).folder)  # not shared: other tests may leave rows that have to grow in this step
     driver, count = Driver(runner), OperatorCount()
     driver.add([1] * 20, max_tokens=9, temperature=0.0, ignore_eos=True)
     for _ in range(3):
         driver.step()
-    model, forward = runner._model, runner._model.forward
+    forward = Decoder.forward
 
     def counted(*arguments: Any) -> torch.Tensor:
         with count:
             return forward(*arguments)
 
-    monkeypatch.setattr(model, "forward", counted)
+    monkeypatch.setattr(Decoder, "forward", counted)
     driver.step()
     assert 0 < count.num_calls <= num_calls
 
 
 @pytest.mark.parametrize(("dtype", "num_calls"), [("float32", 260), ("bfloat16", 268)])
-def test_a_decode_step_makes_few_calls_of_python_and_of_torch(
+def test_number_of_python_calls_of_a_decode_step_is_bounded(
     dtype: str, num_calls: int, model_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Constants are chosen in `bind`; code that chooses them again in every layer exceeds this bound."""
@@ -179,7 +181,7 @@ def test_a_decode_step_makes_few_calls_of_python_and_of_torch(
     driver.add([1] * 20, max_tokens=9, temperature=0.0, ignore_eos=True)
     for _ in range(3):
         driver.step()
-    model, forward = runner._model, runner._model.forward
+    forward = Decoder.forward
 
     def counted(*arguments: Any) -> torch.Tensor:
         sys.setprofile(lambda _frame, event, _argument: events.append(event))
@@ -188,7 +190,7 @@ def test_a_decode_step_makes_few_calls_of_python_and_of_torch(
         finally:
             sys.setprofile(None)
 
-    monkeypatch.setattr(model, "forward", counted)
+    monkeypatch.setattr(Decoder, "forward", counted)
     driver.step()
     assert 60 < sum(event in ("call", "c_call") for event in events) <= num_calls
 
@@ -204,7 +206,7 @@ def stories(test_data: Path) -> tuple[Runner, list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("is_together", [False, True])
-def test_stories_equal_their_reference_token_by_token(stories: Any, is_together: bool) -> None:
+def test_stories_model_gives_the_reference_tokens(stories: Any, is_together: bool) -> None:
     runner, cases = stories
     driver = Driver(runner, is_prefix_cache_enabled=False)
     sequence_ids = []
@@ -216,7 +218,7 @@ def test_stories_equal_their_reference_token_by_token(stories: Any, is_together:
     assert [driver.tokens[sequence_id] for sequence_id in sequence_ids] == [case["greedy_ids"] for case in cases]
 
 
-def test_stories_log_probabilities_equal_their_reference(stories: Any) -> None:
+def test_stories_model_gives_the_reference_log_probabilities(stories: Any) -> None:
     runner, cases = stories
     driver = Driver(runner)
     for case in cases:

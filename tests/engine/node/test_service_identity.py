@@ -76,7 +76,7 @@ async def test_gateway_and_node_authenticate_with_their_own_keys(keys: ServiceKe
 
 @pytest.mark.parametrize("end", ["gateway/g", "node/n1"])
 async def test_revoked_key_closes_the_open_connection(keys: ServiceKeys, monkeypatch: pytest.MonkeyPatch, end: str):
-    monkeypatch.setattr(service_identity, "LOOK_S", 0.01)
+    monkeypatch.setattr(service_identity, "CHECK_INTERVAL_S", 0.01)
     monkeypatch.setattr(wire, "KEEPALIVE_INTERVAL_S", 0.02)
     async with listening(keys) as address, linked(address, keys) as link:
         await wait_until(lambda: link.is_open)

@@ -1,4 +1,4 @@
-"""Chat completions: bodies become tasks or the field at fault is named; responses are readable by OpenAI clients."""
+"""Tests of chat completions: bodies are read as tasks, errors name the field, responses are in OpenAI's format."""
 
 import json
 
@@ -24,7 +24,7 @@ def refusal(**fields) -> str:
     return str(caught.value)
 
 
-def test_omitted_sampling_parameters_have_the_contracts_defaults():
+def test_omitted_sampling_parameters_have_the_defaults_of_the_contract():
     sampling = read().sampling
     assert (sampling.max_tokens, sampling.temperature, sampling.top_p, sampling.top_k) == (256, 0.6, 1.0, 0)
     assert sampling.seed is None

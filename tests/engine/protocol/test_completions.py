@@ -1,4 +1,5 @@
-"""Text completions: every form of prompt is read, unsupported fields are rejected by name, responses are OpenAI's."""
+"""Tests of text completions: every form of prompt is read, unsupported fields are rejected, and responses have
+OpenAI's format."""
 
 from __future__ import annotations
 
@@ -60,7 +61,7 @@ def test_best_of_requests_logprobs_that_the_response_omits():
     assert [(task.sampling.logprobs, task.num_choices) for task in request.tasks()] == [(0, 3)]
 
 
-def test_logprobs_is_a_number_and_no_boolean():
+def test_logprobs_must_be_a_number():
     assert read(logprobs=5).sampling.logprobs == 5
     assert read(logprobs=0).sampling.logprobs == 0
     assert read().sampling.logprobs is None
@@ -160,7 +161,7 @@ def test_whole_response_and_chunks_have_openais_format():
         ({"prompt": [1, 2], "logprobs": 1}, [], False),
     ],
 )
-def test_prompt_is_echoed_by_the_renderer_if_its_text_is_known_and_else_by_the_node(
+def test_prompt_is_echoed_by_the_node_if_the_renderer_does_not_know_its_text(
     body: dict[str, Any], rendered: list[str], tasks_echo: bool
 ):
     frames = renderer(**body).begin(Started())

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings: bodies are read or rejected, and both encodings hold the same numbers."""
+"""Tests of OpenAI's embeddings: bodies are read or rejected, and both encodings contain the same numbers."""
 
 import base64
 import json
@@ -26,7 +26,7 @@ def test_float_and_base64_encode_the_same_numbers():
 
 
 @pytest.mark.parametrize("value", [None, [], "", [""], ["a", 1], [[1, 2]], 7])
-def test_input_that_is_no_text_is_rejected(value):
+def test_input_that_is_not_text_is_rejected(value):
     with pytest.raises(BadInput, match="input"):
         read_embeddings_request({"input": value})
 

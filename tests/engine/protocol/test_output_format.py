@@ -1,4 +1,4 @@
-"""An output format in any of its forms becomes one constraint, or the field is named."""
+"""Tests of output formats: every form becomes the same constraint, and errors name the field."""
 
 import json
 
@@ -10,7 +10,7 @@ from engine.protocol.output_format import Constraint, read_constraint
 SCHEMA = {"type": "object", "properties": {"schema": {"type": "object"}, "name": {"type": "string"}}}
 
 
-def asked(**response_format) -> Constraint | None:
+def read_format(**response_format) -> Constraint | None:
     return read_constraint({"response_format": response_format})
 
 
@@ -19,15 +19,23 @@ def test_free_text_is_not_constrained(body):
     assert read_constraint(body) is None
 
 
-def test_a_json_object_is_any_object():
-    assert asked(type="json_object") == Constraint("json_object")
-    assert asked(type="json_schema", json_schema={"name": "x", "strict": True}) == Constraint("json_object")
-    assert asked(type="json_schema") == asked(type="json_schema", json_schema=None) == Constraint("json_object")
-    assert asked(type="json_object", schema={}) == asked(type="json_object", schema=None) == Constraint("json_object")
+def test_json_object_is_any_object():
+    assert read_format(type="json_object") == Constraint("json_object")
+    assert read_format(type="json_schema", json_schema={"name": "x", "strict": True}) == Constraint("json_object")
+    assert (
+        read_format(type="json_schema")
+        == read_format(type="json_schema", json_schema=None)
+        == Constraint("json_object")
+    )
+    assert (
+        read_format(type="json_object", schema={})
+        == read_format(type="json_object", schema=None)
+        == Constraint("json_object")
+    )
 
 
 @pytest.mark.parametrize(
-    "given",
+    "json_schema",
     [
         SCHEMA,
         {"name": "person", "schema": SCHEMA, "strict": True},
@@ -35,30 +43,30 @@ def test_a_json_object_is_any_object():
         {"schema": SCHEMA},
     ],
 )
-def test_a_schema_comes_bare_or_wrapped(given):
-    constraint = asked(type="json_schema", json_schema=given)
+def test_schema_is_read_bare_or_wrapped(json_schema):
+    constraint = read_format(type="json_schema", json_schema=json_schema)
     assert constraint is not None
     assert (constraint.kind, json.loads(constraint.text)) == ("json_schema", SCHEMA)
 
 
-@pytest.mark.parametrize("given", [{"schema": SCHEMA}, {"json_schema": SCHEMA}, {"json_schema": {"schema": SCHEMA}}])
-def test_json_object_with_a_schema_is_constrained_by_it(given):
-    constraint = asked(type="json_object", **given)
+@pytest.mark.parametrize("fields", [{"schema": SCHEMA}, {"json_schema": SCHEMA}, {"json_schema": {"schema": SCHEMA}}])
+def test_json_object_with_a_schema_is_constrained_by_the_schema(fields):
+    constraint = read_format(type="json_object", **fields)
     assert constraint is not None
     assert (constraint.kind, json.loads(constraint.text)) == ("json_schema", SCHEMA)
     assert constraint.field.startswith("/response_format/")
 
 
-def test_a_bare_schema_with_a_field_called_schema_is_bare():
+def test_bare_schema_with_a_field_called_schema_is_not_a_wrapper():
     bare = {"type": "object", "schema": {"type": "string"}}
-    constraint = asked(type="json_schema", json_schema=bare)
+    constraint = read_format(type="json_schema", json_schema=bare)
     assert constraint is not None
     assert json.loads(constraint.text) == bare
 
 
-@pytest.mark.parametrize("given", [SCHEMA, json.dumps(SCHEMA)])
-def test_guided_json_is_a_schema(given):
-    constraint = read_constraint({"guided_json": given})
+@pytest.mark.parametrize("schema", [SCHEMA, json.dumps(SCHEMA)])
+def test_guided_json_is_a_schema_or_its_json_text(schema):
+    constraint = read_constraint({"guided_json": schema})
     assert constraint is not None
     assert json.loads(constraint.text) == SCHEMA
 
@@ -70,12 +78,12 @@ def deep(depth: int) -> dict:
     return schema
 
 
-def test_a_schema_at_the_limit_is_taken():
-    assert asked(type="json_schema", json_schema=deep(32)) is not None
+def test_schema_at_the_depth_limit_is_accepted():
+    assert read_format(type="json_schema", json_schema=deep(32)) is not None
 
 
 @pytest.mark.parametrize(
-    ("body", "named"),
+    ("body", "message"),
     [
         ({"response_format": "json"}, "'/response_format', expected 'object'"),
         ({"response_format": {}}, "'/response_format/type' must be one of"),
@@ -88,19 +96,19 @@ def test_a_schema_at_the_limit_is_taken():
         ),
         ({"response_format": {"type": "json_schema", "json_schema": {"enum": ["x" * 65536]}}}, "<= 65536 bytes"),
         *(
-            ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}, says)
+            ({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}, message)
             for schema in (False, True, "x", [], 5)
-            for says in ["'/response_format/json_schema/schema', expected 'object'"]
+            for message in ["'/response_format/json_schema/schema', expected 'object'"]
         ),
         ({"guided_json": "{"}, "'/guided_json' must be a JSON schema"),
         ({"guided_json": [1]}, "'/guided_json', expected 'object'"),
         ({"guided_json": {}, "response_format": {"type": "json_object"}}, "cannot be combined"),
     ],
 )
-def test_bad_formats_are_refused_by_field(body, named):
+def test_invalid_format_is_rejected_with_the_name_of_its_field(body, message):
     with pytest.raises(BadInput) as caught:
         read_constraint(body)
-    assert named in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -117,13 +125,12 @@ def test_bad_formats_are_refused_by_field(body, named):
         ({"response_format": {"type": "grammar", "grammar": "a: b"}}, "grammar", "a: b", "/response_format/grammar"),
     ],
 )
-def test_patterns_grammars_and_choices_are_taken_in_every_form(body, kind, text, field):
-    """And know where they stood: whatever refuses them later can name the field."""
+def test_pattern_grammar_and_choices_are_read_with_the_pointer_of_their_field(body, kind, text, field):
     assert read_constraint(body) == Constraint(kind, text, field)
 
 
 @pytest.mark.parametrize(
-    ("body", "complaint"),
+    ("body", "message"),
     [
         ({"guided_regex": "a" * 1025}, "'/guided_regex' must"),
         ({"guided_regex": "ü" * 513}, "'/guided_regex' must have 1 to 1024 bytes"),
@@ -139,7 +146,7 @@ def test_patterns_grammars_and_choices_are_taken_in_every_form(body, kind, text,
         ({"guided_regex": "a", "response_format": {"type": "json_object"}}, "cannot be combined"),
     ],
 )
-def test_malformed_format_is_rejected_by_name(body, complaint):
+def test_malformed_format_is_rejected_by_name(body, message):
     with pytest.raises(BadInput) as caught:
         read_constraint(body)
-    assert complaint in str(caught.value)
+    assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""Whatever form a client says its tools and calls in, they become the same tools and calls, or the field is named."""
+"""Tests of tools and tool calls: every form is read as the same tools and calls, and errors name the field."""
 
 import json
 
@@ -27,7 +27,7 @@ def read(**fields):
 
 
 @pytest.mark.parametrize("tool", [FLAT, WRAPPED, {"type": "function", **FLAT}])
-def test_all_forms_of_a_tool_mean_the_same(tool):
+def test_every_form_of_a_tool_is_read(tool):
     assert read_tool_options({"tools": [tool]}).tools == (TOOL,)
 
 
@@ -38,7 +38,7 @@ def test_omitted_tool_fields_are_empty():
     assert read_tool_options({"tools": [{"type": "function", "function": {**BARE, "strict": True}}]}).tools[0].is_strict
 
 
-def test_no_tools_give_default_options():
+def test_body_without_tools_has_default_options():
     assert read_tool_options({}) == read_tool_options({"tools": [], "tool_choice": "auto"}) == ToolOptions()
 
 
@@ -55,14 +55,14 @@ def test_no_tools_give_default_options():
         ({"type": "any"}, ("required", None)),
     ],
 )
-def test_all_forms_of_a_choice(choice, expected):
+def test_every_form_of_tool_choice_is_read(choice, expected):
     options = read_tool_options({"tools": [WRAPPED, BARE], "tool_choice": choice})
     assert (options.choice, options.named_tool) == expected
 
 
 @pytest.mark.parametrize("mode", ["auto", "required"])
 @pytest.mark.parametrize("is_flat", [True, False])
-def test_only_allowed_tools_are_offered(mode, is_flat):
+def test_only_allowed_tools_are_shown_to_the_model(mode, is_flat):
     names = [BARE] if is_flat else [{"type": "function", "function": BARE}]
     allowed = {"mode": mode, "tools": names}
     choice = {"type": "allowed_tools", **(allowed if is_flat else {"allowed_tools": allowed})}
@@ -70,7 +70,7 @@ def test_only_allowed_tools_are_offered(mode, is_flat):
     assert options == ToolOptions((Tool(name="now"),), mode)
 
 
-def test_the_older_words_for_tools_ask_for_one_call_and_are_remembered():
+def test_legacy_functions_allow_one_call():
     body = {"functions": [FLAT, BARE], "function_call": {"name": "now"}, "parallel_tool_calls": True}
     assert read_tool_options(body) == ToolOptions((TOOL, Tool(name="now")), "required", "now", is_parallel=False)
     assert uses_legacy_functions(body)
@@ -79,13 +79,13 @@ def test_the_older_words_for_tools_ask_for_one_call_and_are_remembered():
     assert read_tool_options({"functions": [BARE], "tool_choice": "required"}).choice == "required"
 
 
-def test_parallel_calls_are_on_unless_switched_off():
+def test_parallel_calls_are_enabled_by_default():
     assert read_tool_options({"tools": [BARE]}).is_parallel
     assert not read_tool_options({"tools": [BARE], "parallel_tool_calls": False}).is_parallel
 
 
 @pytest.mark.parametrize(
-    ("fields", "named"),
+    ("fields", "message"),
     [
         ({"tools": {}}, "'/tools', expected 'array'"),
         ({"tools": [5]}, "'/tools/0', expected 'object'"),
@@ -116,13 +116,13 @@ def test_parallel_calls_are_on_unless_switched_off():
         ({"tools": [BARE], "parallel_tool_calls": 1}, "'/parallel_tool_calls'"),
     ],
 )
-def test_bad_tools_are_refused_by_field(fields, named):
+def test_invalid_tools_are_rejected_with_the_name_of_the_field(fields, message):
     with pytest.raises(BadInput) as caught:
         read_tool_options(fields)
-    assert named in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_deep_parameters_are_refused_and_those_at_the_limit_are_not():
+def test_parameters_nested_beyond_the_limit_are_rejected():
     def nested(depth: int) -> dict:
         schema: dict = {}
         for _ in range(depth - 1):
@@ -135,7 +135,7 @@ def test_deep_parameters_are_refused_and_those_at_the_limit_are_not():
 
 
 @pytest.mark.parametrize("limit", [2**64, -(2**63) - 1])
-def test_numbers_in_parameters_that_no_frame_carries_are_refused(limit: int):
+def test_integers_over_64_bits_in_parameters_are_rejected(limit: int):
     def limited(number: int) -> dict:
         return {"tools": [{**BARE, "parameters": {"properties": {"n": {"enum": [1, number, True]}}}}]}
 
@@ -161,27 +161,27 @@ CALL = {"name": "get_weather", "arguments": {"city": "Oslo"}}
         ({"id": None, "name": "now", "arguments": "{}"}, ToolCall(name="now", arguments="{}")),
     ],
 )
-def test_all_forms_of_an_earlier_call(call, expected):
+def test_every_form_of_an_earlier_call_is_read(call, expected):
     task = read(messages=[USER, {"role": "assistant", "content": None, "tool_calls": [call]}])
     assert task.messages[1] == ChatMessage("assistant", "", tool_calls=(expected,))
 
 
-def test_the_older_form_of_a_call_and_its_result():
-    said = {"role": "assistant", "function_call": {"name": "now", "arguments": "{}"}}
-    task = read(messages=[USER, said, {"role": "function", "name": "now", "content": "noon"}])
+def test_legacy_function_call_and_its_result_are_read():
+    message = {"role": "assistant", "function_call": {"name": "now", "arguments": "{}"}}
+    task = read(messages=[USER, message, {"role": "function", "name": "now", "content": "noon"}])
     assert task.messages[1:] == (
         ChatMessage("assistant", tool_calls=(ToolCall(name="now", arguments="{}"),)),
         ChatMessage("tool", "noon", name="now"),
     )
 
 
-def test_tool_message_has_its_call_id():
+def test_tool_message_has_the_id_of_its_call():
     task = read(messages=[USER, {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "x"}]}])
     assert task.messages[1] == ChatMessage("tool", "x", tool_call_id="c1")
 
 
 @pytest.mark.parametrize(
-    ("message", "named"),
+    ("message", "error"),
     [
         ({"role": "assistant", "tool_calls": 5}, "'/messages/0/tool_calls', expected 'array'"),
         ({"role": "assistant", "tool_calls": [5]}, "'/messages/0/tool_calls/0', expected 'object'"),
@@ -197,10 +197,10 @@ def test_tool_message_has_its_call_id():
         ({"role": "tool", "content": "x", "name": []}, "'/messages/0/name', expected 'string'"),
     ],
 )
-def test_bad_earlier_calls_are_refused_by_field(message, named):
+def test_invalid_earlier_calls_are_rejected_with_the_name_of_the_field(message, error):
     with pytest.raises(BadInput) as caught:
         read(messages=[message])
-    assert named in str(caught.value)
+    assert error in str(caught.value)
 
 
 def test_deeply_nested_arguments_are_rejected():

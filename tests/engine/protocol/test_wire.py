@@ -1,4 +1,4 @@
-"""Frames survive any split of their bytes; anything else closes the connection with a WireError, nothing worse."""
+"""Tests of frames: messages are decoded for every split of their bytes, and malformed frames raise WireError."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _messages_on_the_wire: st.SearchStrategy[wire.Message] = st.one_of(
 
 
 @given(sent=st.lists(_messages_on_the_wire, max_size=5), cuts=st.lists(st.integers(0, 4000), max_size=20))
-def test_messages_arrive_whole_for_any_split_of_their_bytes(sent: list[wire.Message], cuts: list[int]) -> None:
+def test_messages_are_decoded_for_every_split_of_their_bytes(sent: list[wire.Message], cuts: list[int]) -> None:
     data = b"".join(wire.encode(message) for message in sent)
     decoder = wire.FrameDecoder()
     received: list[wire.Message] = []
@@ -92,14 +92,14 @@ def test_messages_arrive_whole_for_any_split_of_their_bytes(sent: list[wire.Mess
 
 
 @given(data=st.binary(max_size=400))
-def test_random_bytes_give_a_wire_error_or_wait_for_more(data: bytes) -> None:
+def test_random_bytes_raise_wire_error_or_wait_for_more(data: bytes) -> None:
     decoder = wire.FrameDecoder(max_frame_bytes=1000)
     with suppress(wire.WireError):
         list(decoder.feed(data))
 
 
 @given(message=_messages_on_the_wire, position=st.integers(0, 10_000), bits=st.integers(1, 255))
-def test_a_flipped_byte_gives_a_message_of_this_protocol_or_a_wire_error(
+def test_frame_with_a_flipped_byte_is_a_valid_message_or_raises_wire_error(
     message: wire.Message, position: int, bits: int
 ) -> None:
     frame = bytearray(wire.encode(message))
@@ -109,14 +109,14 @@ def test_a_flipped_byte_gives_a_message_of_this_protocol_or_a_wire_error(
             assert isinstance(received, wire.Message)
 
 
-def test_a_type_that_is_no_text_is_refused() -> None:
-    """Found by flipping bytes: the decoder of the library raises UnicodeDecodeError here."""
+def test_type_that_is_not_utf8_raises_wire_error() -> None:
+    """msgspec raises UnicodeDecodeError for this frame instead of DecodeError."""
     with pytest.raises(wire.WireError):
         list(wire.FrameDecoder().feed(b"\x0b\x00\x00\x00\x81\xa4type\xa4\xf0ing"))
 
 
 @given(message=_messages_on_the_wire, cut=st.integers(0, 10_000))
-def test_a_frame_cut_short_is_never_a_message(message: wire.Message, cut: int) -> None:
+def test_incomplete_frame_is_not_a_message(message: wire.Message, cut: int) -> None:
     frame = wire.encode(message)
     assert list(wire.FrameDecoder().feed(frame[: cut % len(frame)])) == []
 
@@ -136,24 +136,24 @@ def test_a_frame_cut_short_is_never_a_message(message: wire.Message, cut: int) -
         b"",
     ],
 )
-def test_a_frame_of_another_shape_is_refused(payload: bytes) -> None:
+def test_frame_with_another_payload_raises_wire_error(payload: bytes) -> None:
     with pytest.raises(wire.WireError, match="unreadable"):
         list(wire.FrameDecoder().feed(len(payload).to_bytes(4, "little") + payload))
 
 
-def test_a_frame_over_the_limit_is_refused_before_its_body_arrives() -> None:
+def test_frame_over_the_size_limit_is_rejected_before_its_payload_arrives() -> None:
     with pytest.raises(wire.WireError, match="over the limit"):
         list(wire.FrameDecoder().feed((wire.MAX_FRAME_BYTES + 1).to_bytes(4, "little")))
 
 
-def test_messages_before_a_bad_frame_are_still_delivered() -> None:
+def test_messages_before_a_malformed_frame_are_delivered() -> None:
     incoming = wire.FrameDecoder().feed(wire.encode(wire.Ping()) + b"\x01\x00\x00\x00\xc1")
     assert next(incoming) == wire.Ping()
     with pytest.raises(wire.WireError):
         next(incoming)
 
 
-def test_the_json_line_says_what_the_frame_says() -> None:
+def test_json_line_has_the_same_fields_as_the_frame() -> None:
     reply = wire.Reply(7, events.Token("\u2615\n", 2))
     line = wire.to_json_line(reply)
     assert line.count(b"\n") == 1

@@ -24,7 +24,7 @@ from engine.kernels.collectives import Group, Meeting
 from engine.layers.shard import Shard
 from engine.ranks import group as rank_group
 from engine.ranks import rank
-from engine.ranks.step_wire import HEADER_BYTES, encode_adapter_update, encode_step, receive_step
+from engine.ranks.step_wire import encode_adapter_update, encode_step, encode_wipe, receive_step
 from engine.runner import Runner
 from telemetry.child_process import die_with_parent
 from tests.engine.driver import Driver
@@ -66,7 +66,7 @@ def main(connection: socket.socket, _arguments: bytes) -> None:
             parity = _compare(shared, Runner(config), [LocalAdapter(each, each) for each in folders])
         except Exception as error:
             parity = Parity(f"{type(error).__name__}: {error}")
-        ours.sendall(bytes(HEADER_BYTES))  # a step of nothing: the end of this model
+        ours.sendall(encode_wipe(np.empty(0, np.int32)))  # no blocks to wipe: the end of this model
         file.write(msgspec.json.encode(parity) + b"\n")
         file.flush()
 
@@ -116,8 +116,10 @@ def _follow(channel: socket.socket, group: Group) -> None:
     while header := channel.recv(4, socket.MSG_WAITALL):
         line = channel.recv(int.from_bytes(header, "little"), socket.MSG_WAITALL)
         runner = Runner(_config(line), shard=Shard(1, 2, group))
-        while (step := receive_step(channel)) is not None and getattr(step, "num_tokens", True):
-            rank_group.apply_message(runner, step)
+        while (message := receive_step(channel)) is not None:
+            if isinstance(message, np.ndarray) and not len(message):
+                break
+            rank_group.apply_message(runner, message)
 
 
 def _compare(shared: Runner, whole: Runner, adapters: list[LocalAdapter]) -> Parity:

@@ -26,8 +26,8 @@ def test_fill_sets_every_column_of_a_slot():
     assert table.sequence_id[1] == 5
     assert (table.length[1], table.num_computed[1], table.num_prompt[1], table.max_total_len[1]) == (40, 16, 40, 60)
     assert (table.num_registered[1], table.num_blocks[1], table.tenant[1]) == (1, 0, 3)
-    assert (table.temperature[1], table.top_k[1], table.num_logprobs[1]) == (0.5, 7, 2)
-    assert table.seed[1] == 2**64 - 1
+    assert (table.sampling.temperature[1], table.sampling.top_k[1], table.sampling.num_logprobs[1]) == (0.5, 7, 2)
+    assert table.sampling.seeds[1] == 2**64 - 1
     assert table.block_table.shape == (3, 7)
 
 
@@ -62,7 +62,7 @@ def test_stop_token_columns_grow_with_the_largest_request_and_are_reset():
     ],
 )
 def test_sampling_parameters_are_clipped(name: str, given: float, kept: float):
-    assert getattr(filled(sequence_of(**{name: given})), name)[1] == np.float32(kept)
+    assert getattr(filled(sequence_of(**{name: given})).sampling, name)[1] == np.float32(kept)
 
 
 def test_seed_is_reduced_to_64_bits_and_random_if_missing():

@@ -11,7 +11,8 @@ from engine.serving import replicas as module
 from engine.serving.disk_cache import CacheFull
 from engine.serving.model_store import ModelUnavailable
 from engine.serving.replicas import ModelReplica, Replicas
-from engine.tasks.work import ModelLoadError, Refused
+from engine.tasks.loading import ModelLoadError
+from engine.tasks.work import Refused
 from storage.errors import StoreUnavailable
 from tests.fakes.task_models import FakeLoaders, FakeStore, HandClock
 from tests.waiting import wait_until

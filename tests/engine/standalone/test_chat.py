@@ -109,7 +109,7 @@ def test_what_would_change_the_answer_and_cannot_be_done_is_refused(client: Open
     with pytest.raises(BadRequestError) as caught:
         client.chat.completions.create(model=MODEL, messages=[{"role": "nobody", "content": ""}])  # type: ignore[misc,list-item]
     assert caught.value.param == "messages[0].role"
-    with pytest.raises(BadRequestError, match="embeds none"):
+    with pytest.raises(BadRequestError, match="not for text-embeddings"):
         client.embeddings.create(model=MODEL, input="a")
 
 

@@ -1,4 +1,4 @@
-"""Every failure of a call has a status, and names its field as OpenAI does."""
+"""Every failure of a call has an HTTP status, and an invalid field is named in OpenAI's notation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.standalone.errors import HttpError, error_frame, of_failure, unknown
 
 
 @pytest.mark.parametrize("reason", typing.get_args(FailureReason))
-def test_every_reason_has_a_status_and_a_text(reason: FailureReason):
+def test_every_failure_reason_has_a_status_and_a_message(reason: FailureReason):
     for message in ("", "what went wrong"):
         error = of_failure(Failed(reason, message))
         assert 400 <= error.status < 600
@@ -20,20 +20,19 @@ def test_every_reason_has_a_status_and_a_text(reason: FailureReason):
         assert json.loads(error.body())["error"]["message"] == error.message
 
 
-def test_a_process_that_ended_is_no_defect_of_the_request():
+def test_a_process_that_ended_is_reported_as_503_and_a_defect_as_500():
     assert of_failure(Failed("internal", "it ended", is_retryable=True)).status == 503
     assert of_failure(Failed("internal", "a defect")).status == 500
 
 
-def test_an_input_that_ends_processes_is_the_requests_own_fault():
+def test_an_input_that_repeatedly_crashes_processes_is_reported_as_400():
     assert of_failure(Failed("internal", "it ended", is_retryable=True, num_crashes=1)).status == 503
     assert of_failure(Failed("internal", "refused", num_crashes=2)).status == 400
 
 
 @pytest.mark.parametrize("reason", ["out_of_capacity", "draining", "model_unavailable", "aborted"])
-def test_who_may_come_back_is_told_when(reason: FailureReason):
-    headers = dict(of_failure(Failed(reason)).headers())
-    assert int(headers[b"retry-after"]) >= 1
+def test_retryable_failures_have_a_retry_after_header(reason: FailureReason):
+    assert int(of_failure(Failed(reason)).response().headers["retry-after"]) >= 1
 
 
 @pytest.mark.parametrize(
@@ -46,11 +45,11 @@ def test_who_may_come_back_is_told_when(reason: FailureReason):
         ("the prompt is empty", None),
     ],
 )
-def test_the_field_at_fault_is_named_as_openai_does(message: str, param: str | None):
+def test_the_invalid_field_is_named_in_openai_s_notation(message: str, param: str | None):
     assert HttpError(400, message).param == param
 
 
-def test_a_model_that_is_not_here_is_openai_s_error():
+def test_an_unknown_model_is_openai_s_not_found_error():
     error = unknown_model("gpt-x")
     assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
     assert error_frame(error).startswith(b'data: {"error":{"message":"The model \'gpt-x\' does not exist."')

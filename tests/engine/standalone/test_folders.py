@@ -141,7 +141,7 @@ async def test_embeddings_are_served_from_their_own_folder(zygote: Zygote, capsy
         assert "/v1/embeddings" in ready
         refused = await http.post(f"{url}/v1/completions", json={"prompt": "a"})
         assert refused.status_code == 400
-        assert "generates none" in refused.json()["error"]["message"]
+        assert "not for text-generation" in refused.json()["error"]["message"]
 
 
 async def test_a_lone_gguf_file_answers_as_the_folder_it_was_made_from(

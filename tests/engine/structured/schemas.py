@@ -1,4 +1,4 @@
-"""JSON schemas of the kinds that people send, by what is special about each."""
+"""JSON schemas of the kinds that callers send, by name of their main feature."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def record(**properties: Any) -> dict[str, Any]:
-    """An object with all of these and nothing else."""
+    """Return the schema of an object with exactly these properties."""
     return {
         "type": "object",
         "properties": properties,
@@ -30,7 +30,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "only optional keys": {"type": "object", "properties": {"a": STRING, "b": INTEGER}, "additionalProperties": False},
     "other keys of one type": {"type": "object", "additionalProperties": INTEGER},
     "keys by pattern": {"type": "object", "patternProperties": {"^x_[a-z]+$": NUMBER}, "additionalProperties": False},
-    "keys that must hold a word": {
+    "keys that contain a word": {
         "type": "object",
         "patternProperties": {"[a-z]cole": True},
         "additionalProperties": False,
@@ -42,7 +42,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "a constant": record(kind={"const": "invoice"}, version={"const": 2}),
     "any of two records": {"anyOf": [record(a=INTEGER), record(b=STRING)]},
     "any of three types": record(value={"anyOf": [STRING, {"type": "null"}, {"type": "array", "items": INTEGER}]}),
-    "one of, told apart": {"oneOf": [record(kind={"const": "a"}, x=INTEGER), record(kind={"const": "b"}, y=STRING)]},
+    "one of with a constant": {
+        "oneOf": [record(kind={"const": "a"}, x=INTEGER), record(kind={"const": "b"}, y=STRING)]
+    },
     "all of": {"allOf": [{"type": "object", "properties": {"a": STRING}, "required": ["a"]}, {"required": ["b"]}]},
     "a nullable string": record(note={"type": ["string", "null"]}),
     "a list of strings": {"type": "array", "items": STRING},
@@ -55,7 +57,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "a short string": record(word={"type": "string", "minLength": 3, "maxLength": 8}),
     "a date": record(day={"type": "string", "format": "date"}, at={"type": "string", "format": "date-time"}),
     "a uuid": record(id={"type": "string", "format": "uuid"}),
-    "an address of a machine": record(host={"type": "string", "format": "ipv4"}),
+    "an IP address": record(host={"type": "string", "format": "ipv4"}),
     "a bounded integer": record(age={"type": "integer", "minimum": 0, "maximum": 130}),
     "a bounded number": record(share={"type": "number", "exclusiveMinimum": 0, "maximum": 1}),
     "a multiple": record(tens={"type": "integer", "multipleOf": 10}),
@@ -67,7 +69,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "words of other scripts": {"enum": ["日本語", "emoji 🎉", "naïve", "tab\tnewline\n"]},
 }
 
-# Optional parts that take much to fill in: opened late, they could not be closed.
+# Optional parts need many tokens: if one begins shortly before the token limit, the text cannot be closed.
 SCHEMAS["large optional parts"] = {
     "type": "object",
     "properties": {

@@ -136,8 +136,8 @@ def test_pattern_with_look_around_is_refused_by_name(vocabulary: Vocabulary, pat
 
 CAT = {"type": "object", "properties": {"kind": {"const": "cat"}, "lives": INTEGER}, "required": ["kind"]}
 DOG = {"type": "object", "properties": {"kind": {"enum": ["dog"]}, "toys": INTEGER}, "required": ["kind"]}
-DEFINITIONS = {"cat": CAT, "dog": DOG, "pet": {"type": "object"}}
-CAT_REF, DOG_REF, PET_REF = ({"$ref": f"#/$defs/{name}"} for name in DEFINITIONS)
+DEFINITIONS = {"cat": CAT, "dog": DOG}
+CAT_REF, DOG_REF = ({"$ref": f"#/$defs/{name}"} for name in DEFINITIONS)
 
 
 def union(*branches: dict[str, Any]) -> dict[str, Any]:
@@ -148,8 +148,8 @@ def union(*branches: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("branches", "good", "bad"),
     [
-        ([{"type": "null"}, CAT_REF], [None, {"kind": "cat", "lives": 9}], [{"kind": "dog"}, 3]),
-        ([CAT_REF, DOG_REF], [{"kind": "cat"}, {"kind": "dog", "toys": 2}], [{"kind": "dog", "toys": "a"}, None]),
+        ([{"type": "null"}, CAT], [None, {"kind": "cat", "lives": 9}], [{"kind": "dog"}, 3]),
+        ([CAT, DOG], [{"kind": "cat"}, {"kind": "dog", "toys": 2}], [{"kind": "dog", "toys": "a"}, None]),
         ([INTEGER, {"type": "string"}], [1, "a"], [None]),
     ],
 )
@@ -162,7 +162,15 @@ def test_one_of_with_disjoint_branches_is_enforced(
         assert accepts(matcher.deep_copy(), vocabulary, text) == (value in good)
 
 
-@pytest.mark.parametrize("branches", [[INTEGER, NUMBER], [CAT_REF, CAT_REF], [CAT_REF, PET_REF]])
+def test_one_of_by_reference_needs_a_discriminator(vocabulary: Vocabulary) -> None:
+    schema = union(CAT_REF, DOG_REF)
+    schema["properties"]["a"]["discriminator"] = {"propertyName": "kind"}
+    matcher = matcher_of(schema, vocabulary)
+    assert accepts(matcher.deep_copy(), vocabulary, '{"a":{"kind":"dog","toys":2}}')
+    assert not accepts(matcher, vocabulary, '{"a":{"kind":"dog","toys":"a"}}')
+
+
+@pytest.mark.parametrize("branches", [[INTEGER, NUMBER], [CAT, CAT], [CAT_REF, DOG_REF]])
 def test_one_of_with_overlapping_branches_is_refused_by_name(vocabulary: Vocabulary, branches: list[Any]) -> None:
     with pytest.raises(ConstraintRefused, match="'oneOf' with branches that overlap"):
         matcher_of(union(*branches), vocabulary)

@@ -33,8 +33,8 @@ class PersonReplica:
         self.replica = replica
         self._caller = Caller(replica)
 
-    async def ask(self, constraint: Constraint | None, **sampling: object) -> tuple[str, list[SequenceOutput]]:
-        """Return the text and all outputs."""
+    async def complete(self, constraint: Constraint | None, **sampling: object) -> tuple[str, list[SequenceOutput]]:
+        """Return the text of one completion, and all outputs of the rank."""
         return await self._caller.ask("Describe a person.", constraint=constraint, **sampling)
 
 
@@ -46,7 +46,7 @@ async def spark(zygote: Zygote) -> AsyncIterator[PersonReplica]:
 
 
 async def test_idle_rank_reads_the_vocabulary_in_advance(zygote: Zygote) -> None:
-    for _ in range(3):  # a rank may read it before the test counts its threads
+    for _ in range(3):  # a rank may read the vocabulary before the test counts its threads
         if await starts_thread_when_idle(zygote):
             return
     pytest.fail("no rank started a thread")
@@ -66,22 +66,26 @@ async def starts_thread_when_idle(zygote: Zygote) -> bool:
 
 
 async def test_value_ends_with_an_output_without_tokens(spark: PersonReplica) -> None:
-    text, outputs = await spark.ask(PERSON, temperature=0.0)
+    text, outputs = await spark.complete(PERSON, temperature=0.0)
     assert set(json.loads(text)) == {"name", "age"}
     assert (outputs[-1].finish, outputs[-1].token_ids) == ("stop", ())
     assert all(output.token_ids for output in outputs[:-1])
 
 
 async def test_value_cut_by_the_limit_ends_as_unclosed(spark: PersonReplica) -> None:
-    text, outputs = await spark.ask(PERSON, max_tokens=3)
+    text, outputs = await spark.complete(PERSON, max_tokens=3)
     assert text.startswith("{")
     assert (outputs[-1].finish, sum(len(output.token_ids) for output in outputs)) == ("unclosed", 3)
 
 
 async def test_constraint_that_does_not_compile_ends_with_an_error_and_the_rank_survives(spark: PersonReplica) -> None:
-    bad = [Constraint("regex", "("), Constraint("json_schema", "{"), Constraint("choice", "[1]")]
-    bad += [Constraint("grammar", "start: x"), Constraint("json_schema", '{"$ref": "#"}')]
-    results = await asyncio.gather(*(spark.ask(one) for one in bad), spark.ask(PERSON), spark.ask(None, max_tokens=4))
+    invalid = [Constraint("regex", "("), Constraint("json_schema", "{"), Constraint("choice", "[1]")]
+    invalid += [Constraint("grammar", "start: x"), Constraint("json_schema", '{"$ref": "#"}')]
+    results = await asyncio.gather(
+        *(spark.complete(constraint) for constraint in invalid),
+        spark.complete(PERSON),
+        spark.complete(None, max_tokens=4),
+    )
     assert [outputs[-1].finish for _, outputs in results[:4]] == ["error"] * 4
     assert results[4][1][-1].finish in ("error", "too_complex", "unclosed")
     assert set(json.loads(results[5][0])) == {"name", "age"}
@@ -91,7 +95,9 @@ async def test_constraint_that_does_not_compile_ends_with_an_error_and_the_rank_
 
 async def test_hundred_constrained_sequences_at_once(spark: PersonReplica) -> None:
     constraints = [Constraint("json_schema", json.dumps(record(**{f"key {i}": DIGIT}))) for i in range(100)]
-    results = await asyncio.gather(*(spark.ask(one, max_tokens=20, temperature=1.0) for one in constraints))
+    results = await asyncio.gather(
+        *(spark.complete(constraint, max_tokens=20, temperature=1.0) for constraint in constraints)
+    )
     for index, (text, outputs) in enumerate(results):
         assert outputs[-1].finish == "stop"
         assert list(json.loads(text)) == [f"key {index}"]

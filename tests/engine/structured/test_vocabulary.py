@@ -80,15 +80,8 @@ def test_byte_level_and_sentencepiece_tokenizers_write_json(test_data: Path, nam
     assert matcher.is_stopped()
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("models/stories260K/tokenizer.model", "tokenizer.model"),
-        ("tokenizers/gguf_vocab/ggml-vocab-gpt-2.gguf", "m.gguf"),
-    ],
-)
-def test_sentencepiece_and_gguf_vocabularies_are_read(test_data: Path, tmp_path: Path, source: str, name: str) -> None:
-    shutil.copy(test_data / source, tmp_path / name)
+def test_gguf_vocabulary_is_read(test_data: Path, tmp_path: Path) -> None:
+    shutil.copy(test_data / "tokenizers/gguf_vocab/ggml-vocab-gpt-2.gguf", tmp_path / "m.gguf")
     vocabulary = read_vocabulary(tmp_path, 0, (0,))
     matcher = compile_matcher(Constraint("json_schema", json.dumps({"enum": ["a b", "z"]})), vocabulary)
     assert matcher.consume_tokens(vocabulary.tokenizer.greedy_tokenize('"a b"'))

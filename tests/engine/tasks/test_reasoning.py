@@ -89,7 +89,7 @@ async def test_a_format_is_held_to_behind_the_thought(thinker: Thinker) -> None:
         await thinker.start(constraint=Constraint("json_object"), separates_reasoning=separates_reasoning)
         held = thinker.replica.requests[-1].constraint
         assert held is not None
-        assert held.text.startswith("start: thought? body")
+        assert held.text.startswith("start: reasoning? body")
         thinker.say('<think>\n{}?\n</think>\n\n{"a": 1}')
         assert thinker.told(is_reasoning=False) == '{"a": 1}'
 

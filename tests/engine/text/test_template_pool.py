@@ -1,4 +1,4 @@
-"""Templates render in worker processes: hostile ones exceed their limits or are refused, and the next render works."""
+"""Tests of the template pool: hostile templates exceed their limits or are refused, and the next render succeeds."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ Make = Callable[..., Tokenizer]
 
 @pytest.fixture
 def make(test_data: Path, tmp_path: Path) -> Make:
-    """The tokenizer of that name with chat tokens added and the given configuration."""
+    """Return the tokenizer of that name with chat tokens and a configuration."""
 
     def build(name: str = "spark", template: str | None = CHATML, **config: Any) -> Tokenizer:
         definition = definition_of(name, test_data)
@@ -58,9 +58,7 @@ def count(tokenizer: Tokenizer, token_ids: list[int], control: str) -> int:
     return token_ids.count(control_id)
 
 
-@pytest.mark.parametrize(
-    ("name", "vocabulary"), [("gpt2", "gpt-2"), ("phi-3", "phi-3"), ("bert-base-uncased", "bert-bge")]
-)
+@pytest.mark.parametrize(("name", "vocabulary"), [("gpt2", "gpt-2"), ("phi-3", "phi-3")])
 def test_every_collected_string_has_the_expected_ids(test_data: Path, name: str, vocabulary: str) -> None:
     file = test_data / f"tokenizers/gguf_vocab/ggml-vocab-{vocabulary}.gguf"
     texts = file.with_suffix(".gguf.inp").read_bytes().decode().split("\n__ggml_vocab_test__\n")
@@ -71,7 +69,7 @@ def test_every_collected_string_has_the_expected_ids(test_data: Path, name: str,
         assert tokenizer.encode(text) == [int(token_id) for token_id in row.split()], text
 
 
-@pytest.mark.parametrize("name", ["gpt2", "phi-3", "phi-2", "gpt-neox-20b", "whisper-tiny", "all-minilm-l6-v2"])
+@pytest.mark.parametrize("name", ["gpt2", "phi-3", "phi-2", "gpt-neox-20b", "whisper-tiny"])
 def test_plain_text_is_encoded_as_by_the_reference(test_data: Path, name: str) -> None:
     folder = test_data / "tokenizers" / name
     tokenizer = tokenizer_in(folder)
@@ -227,12 +225,12 @@ def test_the_lower_bound_never_exceeds_the_number_of_tokens(make: Make) -> None:
         assert tokenizer.min_tokens(text) <= len(tokenizer.encode(text))
 
 
-LOSSLESS = ("gpt2", "phi-2", "whisper-tiny", "spark", "unigram")  # the others normalize text or add spaces
+LOSSLESS = ("gpt2", "phi-2", "whisper-tiny", "spark", "unigram")  # other vocabularies normalize text or add spaces
 
 
 @pytest.fixture
 def conversing(test_data: Path, request: pytest.FixtureRequest) -> tuple[Tokenizer, dict[str, int]]:
-    """The tokenizer `request.param` with a template, and the ids of its control tokens."""
+    """Return the tokenizer `request.param` with a template, and the ids of its control tokens."""
     return vocabularies.conversing(request.param, test_data)
 
 
@@ -272,7 +270,7 @@ def test_no_conversation_contains_control_tokens_from_callers(
     turns = data.draw(st.lists(text.map(lambda content: {"role": "user", "content": content}), max_size=3))
     token_ids = tokenizer.encode_conversation(turns)
     expected = [ids[texts[0]], ids[texts[-1]]] * len(turns)
-    written = set(ids.values()) - {ids.get("[UNK]")}  # BERT vocabularies use it for unknown characters
+    written = set(ids.values())
     assert [i for i in token_ids if i in written] == expected
 
 
@@ -399,9 +397,8 @@ def test_dropout_in_a_definition_is_ignored(tmp_path: Path, test_data: Path) -> 
     ("files", "message"),
     [
         ({}, "tokenizer.json is missing"),
-        ({"tokenizer.model": "x"}, "tokenizer.json is missing, and tokenizer.model cannot be used: it is not"),
-        ({"tokenizer.model": "IQ== 0\nIg== 1\n"}, "tokenizer.model cannot be used: it is in tiktoken's format"),
-        ({"vocab.json": "{}", "merges.txt": ""}, "tokenizer.json is missing, and vocab.json lacks"),
+        ({"tokenizer.model": "x"}, "tokenizer.json is missing, and tokenizer.model is not supported: save"),
+        ({"vocab.json": "{}", "merges.txt": ""}, "tokenizer.json is missing, and vocab.json is not supported: save"),
         ({"tokenizer.json": "{}"}, "tokenizer.json: model.vocab is missing"),
         ({"tokenizer.json": "no"}, "tokenizer.json is not JSON"),
         ({"tokenizer.json": "[]"}, "tokenizer.json is not a JSON object"),
@@ -437,7 +434,7 @@ def test_encoding_and_decoding_take_less_than_15_us_per_token(test_data: Path) -
     tokenizer = tokenizer_in(test_data / "tokenizers/gpt2")
     text = (test_data / "text/tinyshakespeare.txt").read_text()[:50_000]
     spent_s = []
-    for _ in range(3):  # one run may include a garbage collection of what other tests left
+    for _ in range(3):  # one run may include a garbage collection of other tests' objects
         started_s = time.thread_time()
         token_ids = tokenizer.encode(text)
         detokenizer = tokenizer.detokenizer()

@@ -55,15 +55,13 @@ def unigram() -> dict[str, Any]:
     }
 
 
-# Folders in the test data; two vocabularies have none.
+# Folders in the test data; two vocabularies have no folder there.
 EVERY = {
     "gpt2": "tokenizers/gpt2",
     "phi-2": "tokenizers/phi-2",
     "phi-3": "tokenizers/phi-3",
     "gpt-neox-20b": "tokenizers/gpt-neox-20b",
     "whisper-tiny": "tokenizers/whisper-tiny",
-    "bert-base-uncased": "tokenizers/bert-base-uncased",
-    "all-minilm-l6-v2": "tokenizers/all-minilm-l6-v2",
     "stories260K": "models/stories260K",
     "spark": "",
     "unigram": "",

@@ -1,4 +1,4 @@
-"""Real tools and the calls of them that their authors accept, from the Berkeley function-calling data."""
+"""Tools and accepted calls from the Berkeley Function-Calling Leaderboard."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ KINDS = ("simple_python", "multiple", "parallel", "parallel_multiple")
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 
 
-def tools_and_calls(test_data: Path, kind: str, most: int) -> Iterator[tuple[list[Tool], list[ToolCall]]]:
-    """The first `most` questions of a kind: the tools offered, and one way to answer with calls."""
-    rows, answers = (_rows(test_data / f"tools/bfcl_{kind}{part}.jsonl.gz", most) for part in ("", "_answers"))
+def tools_and_calls(test_data: Path, kind: str, max_rows: int) -> Iterator[tuple[list[Tool], list[ToolCall]]]:
+    """Yield the tools and one accepted list of calls of the first `max_rows` questions of a kind."""
+    rows, answers = (_rows(test_data / f"tools/bfcl_{kind}{part}.jsonl.gz", max_rows) for part in ("", "_answers"))
     for row, answer in zip(rows, answers, strict=True):
         assert row["id"] == answer["id"]
         tools = [
@@ -31,25 +31,25 @@ def tools_and_calls(test_data: Path, kind: str, most: int) -> Iterator[tuple[lis
         yield tools, calls
 
 
-def _rows(path: Path, most: int) -> list[dict[str, Any]]:
+def _rows(path: Path, max_rows: int) -> list[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for _, line in zip(range(most), lines, strict=False)]
+        return [json.loads(line) for _, line in zip(range(max_rows), lines, strict=False)]
 
 
 def _accepted(values: dict[str, list[Any]]) -> dict[str, Any]:
-    """The first accepted value of each argument; those that may be left out (an empty string) are."""
+    """Return the first accepted value of each argument, without optional arguments (an empty string is accepted)."""
     return {name: _plain(accepted[0]) for name, accepted in values.items() if accepted and "" not in accepted}
 
 
 def _plain(value: Any) -> Any:
-    """Values inside objects are lists of accepted ones, too."""
+    """Return a value in which each value of an object, a list of accepted values, is replaced by the first of these."""
     if isinstance(value, dict):
         return {name: _plain(inner[0] if isinstance(inner, list) and inner else inner) for name, inner in value.items()}
     return value
 
 
 def _schema(schema: Any) -> Any:
-    """The data's own type names as JSON Schema's."""
+    """Return a schema with the data's type names replaced by those of JSON Schema."""
     if isinstance(schema, list):
         return [_schema(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""An answer becomes content and calls, the same for any split of its text; what is no call stays content."""
+"""Tests of the parser of calls: content and calls are the same for every split; text that is not a call is content."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from engine.text.chat_template import ChatTemplate
 from engine.tool_calls.call_parser import CallParser, ToolCallPiece
 from engine.tool_calls.families import (
     DEEPSEEK_V3,
+    GEMMA4,
     GRANITE,
     HERMES,
     LLAMA3_JSON,
-    LLAMA4_PYTHONIC,
     MISTRAL,
     QWEN3_CODER,
 )
@@ -35,34 +35,34 @@ FIRST_CALL = ("f", '{"a": "x}\\"{</tool_call>", "b": [1, {"c": "ü"}]}')
 SECOND_CALL = ("g", "{}")
 BOTH = [FIRST_CALL, SECOND_CALL]
 
-ONE_OF_EACH = (HERMES, MISTRAL, LLAMA3_JSON, DEEPSEEK_V3, QWEN3_CODER, LLAMA4_PYTHONIC)
+ONE_OF_EACH = (HERMES, MISTRAL, LLAMA3_JSON, DEEPSEEK_V3, QWEN3_CODER, GEMMA4)
 
-Read = tuple[str, list[tuple[str, str]]]
+Parsed = tuple[str, list[tuple[str, str]]]
 
 
-def read(
+def parse(
     family: Family,
-    pieces: Sequence[str],
+    parts: Sequence[str],
     tools: Sequence[str] = ("f", "g"),
     *,
     is_constrained: bool = False,
     is_parallel: bool = True,
-) -> Read:
-    """Content, and calls as (name, arguments)."""
+) -> Parsed:
+    """Return content, and calls as (name, arguments)."""
     parser = CallParser(family, set(tools), is_constrained=is_constrained, is_parallel=is_parallel)
-    said = [piece for text in pieces for piece in parser.push(text)] + parser.flush()
-    assert "" not in said
+    pieces = [piece for part in parts for piece in parser.push(part)] + parser.flush()
+    assert "" not in pieces
     calls: dict[int, list[ToolCallPiece]] = {}
-    for piece in said:
+    for piece in pieces:
         if isinstance(piece, ToolCallPiece):
             calls.setdefault(piece.index, []).append(piece)
     assert list(calls) == list(range(len(calls)))
     assert all(of[0].name and not any(piece.name for piece in of[1:]) for of in calls.values())
-    content = "".join(piece for piece in said if isinstance(piece, str))
+    content = "".join(piece for piece in pieces if isinstance(piece, str))
     return content, [(of[0].name or "", "".join(piece.arguments for piece in of)) for of in calls.values()]
 
 
-CALLS: list[tuple[Family, str, Read]] = [
+CALLS: list[tuple[Family, str, Parsed]] = [
     (HERMES, f"<tool_call>\n{FIRST}\n</tool_call>", ("", [FIRST_CALL])),
     (HERMES, f"<tool_call>{FIRST}</tool_call>", ("", [FIRST_CALL])),
     (HERMES, f"<tool_call>{FIRST}", ("", [FIRST_CALL])),
@@ -102,32 +102,28 @@ NO_CALLS: list[tuple[Family, str]] = [
 
 
 @pytest.mark.parametrize(("family", "text", "expected"), CALLS)
-def test_calls_are_found(family: Family, text: str, expected: Read) -> None:
-    assert read(family, [text]) == expected
+def test_calls_are_found(family: Family, text: str, expected: Parsed) -> None:
+    assert parse(family, [text]) == expected
 
 
 @pytest.mark.parametrize(("family", "text"), NO_CALLS)
 def test_text_that_is_not_a_call_is_content_unchanged(family: Family, text: str) -> None:
-    assert read(family, [text]) == (text, [])
+    assert parse(family, [text]) == (text, [])
 
 
 def test_call_without_end_does_not_hide_later_calls() -> None:
     broken = '<tool_call>\n{"name": "f", "arguments": {"a": "oops}\n</tool_call>\n'
-    assert read(HERMES, [broken + f"<tool_call>\n{SECOND}\n</tool_call>"]) == (broken, [SECOND_CALL])
-    assert read(MISTRAL, [f"[TOOL_CALLS][{SECOND}, oops]"]) == (", oops]", [SECOND_CALL])
-
-
-def endless(family: Family, unit: str, num_pieces: int) -> float:
-    """Seconds to read an answer that repeats `unit`."""
-    started = time.process_time()
-    assert read(family, [unit] * num_pieces) == (unit * num_pieces, [])
-    return time.process_time() - started
+    assert parse(HERMES, [broken + f"<tool_call>\n{SECOND}\n</tool_call>"]) == (broken, [SECOND_CALL])
+    assert parse(MISTRAL, [f"[TOOL_CALLS][{SECOND}, oops]"]) == (", oops]", [SECOND_CALL])
 
 
 @pytest.mark.parametrize("family", ONE_OF_EACH)
 @pytest.mark.parametrize("unit", ["{", '{"name": "f", "arguments": {', '{"name": "f", "arguments": {"a": ['])
 def test_calls_without_end_are_parsed_in_linear_time(family: Family, unit: str) -> None:
-    assert endless(family, family.opening + unit, 3000) < 2
+    parts = [family.opening + unit] * 3000
+    started = time.process_time()
+    assert parse(family, parts) == ("".join(parts), [])
+    assert time.process_time() - started < 2
 
 
 def test_endless_first_field_becomes_content_early() -> None:
@@ -135,25 +131,25 @@ def test_endless_first_field_becomes_content_early() -> None:
     assert parser.push('<tool_call>{"parameters') == []
     assert parser.push("s") == ['<tool_call>{"parameterss']
     started = time.process_time()
-    read(HERMES, ['<tool_call>{"', *["aaaa "] * 5000])
+    parse(HERMES, ['<tool_call>{"', *["aaaa "] * 5000])
     assert time.process_time() - started < 1
 
 
 def test_long_name_in_json_output_is_parsed_in_linear_time() -> None:
-    pieces = ['{"name": "', *["aaaa "] * 16_000]
+    parts = ['{"name": "', *["aaaa "] * 16_000]
     started = time.process_time()
-    assert read(LLAMA3_JSON, pieces, is_constrained=True) == ("".join(pieces), [])
+    assert parse(LLAMA3_JSON, parts, is_constrained=True) == ("".join(parts), [])
     assert time.process_time() - started < 1.5
 
 
 def test_several_calls_without_end_do_not_hide_later_calls() -> None:
     broken = '<tool_call>{"name": "f", "arguments": {"a": '
-    assert read(HERMES, [broken * 7 + f"<tool_call>{SECOND}</tool_call>"]) == (broken * 7, [SECOND_CALL])
+    assert parse(HERMES, [broken * 7 + f"<tool_call>{SECOND}</tool_call>"]) == (broken * 7, [SECOND_CALL])
 
 
 def test_arguments_may_precede_the_name_or_be_missing() -> None:
-    assert read(HERMES, ['<tool_call>{"arguments": {"a": 1}, "name": "f"}']) == ("", [("f", '{"a":1}')])
-    assert read(HERMES, ['<tool_call>{"name": "f"}']) == ("", [("f", "{}")])
+    assert parse(HERMES, ['<tool_call>{"arguments": {"a": 1}, "name": "f"}']) == ("", [("f", '{"a":1}')])
+    assert parse(HERMES, ['<tool_call>{"name": "f"}']) == ("", [("f", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -161,14 +157,14 @@ def test_arguments_may_precede_the_name_or_be_missing() -> None:
 )
 @pytest.mark.parametrize("is_constrained", [False, True])
 def test_result_does_not_depend_on_the_split(family: Family, text: str, is_constrained: bool) -> None:
-    expected = read(family, [text], is_constrained=is_constrained)
+    expected = parse(family, [text], is_constrained=is_constrained)
     for size in (1, 2, 3, 5, 7, 11):
         assert (
-            read(family, [text[at : at + size] for at in range(0, len(text), size)], is_constrained=is_constrained)
+            parse(family, [text[at : at + size] for at in range(0, len(text), size)], is_constrained=is_constrained)
             == expected
         )
     for at in range(len(text)):
-        assert read(family, [text[:at], text[at:]], is_constrained=is_constrained) == expected
+        assert parse(family, [text[:at], text[at:]], is_constrained=is_constrained) == expected
 
 
 _noise = st.sampled_from(
@@ -178,12 +174,12 @@ _noise = st.sampled_from(
 
 
 @given(st.sampled_from((HERMES, MISTRAL, LLAMA3_JSON)), st.lists(_noise, max_size=12), st.data())
-def test_any_text_gives_the_same_result_for_every_split(family: Family, parts: list[str], data: st.DataObject) -> None:
-    text = "".join(parts)
+def test_any_text_gives_the_same_result_for_every_split(family: Family, noise: list[str], data: st.DataObject) -> None:
+    text = "".join(noise)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
-    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    whole = read(family, [text])
-    assert read(family, pieces) == whole
+    parts = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    whole = parse(family, [text])
+    assert parse(family, parts) == whole
     if not whole[1]:
         assert whole[0] == text
 
@@ -206,18 +202,18 @@ def test_cut_constrained_call_is_neither_complete_nor_content() -> None:
 
 
 @pytest.mark.parametrize(
-    "answer", ['{"name": "f", "age": 3}', '{"name": "f"}', '{"name": "Ann", "parameters": {"a": 1}}', '{"a": {"b": 1}}']
+    "output", ['{"name": "f", "age": 3}', '{"name": "f"}', '{"name": "Ann", "parameters": {"a": 1}}', '{"a": {"b": 1}}']
 )
-def test_constrained_json_output_is_not_a_call(answer: str) -> None:
-    for pieces in ([answer], list(answer)):
-        assert read(LLAMA3_JSON, pieces, is_constrained=True) == (answer, [])
+def test_constrained_json_output_is_not_a_call(output: str) -> None:
+    for parts in ([output], list(output)):
+        assert parse(LLAMA3_JSON, parts, is_constrained=True) == (output, [])
 
 
 def test_output_is_complete_after_the_first_call_without_parallel_calls() -> None:
     for family in (HERMES, MISTRAL, LLAMA3_JSON, GRANITE):
         opening = family.opening + family.head
         text = f"{opening}{FIRST}{family.between}{SECOND}{family.tail} and more"
-        assert read(family, [text], is_parallel=False) == ("", [FIRST_CALL])
+        assert parse(family, [text], is_parallel=False) == ("", [FIRST_CALL])
     parser = CallParser(HERMES, {"f"}, is_constrained=False, is_parallel=False)
     parser.push(f"<tool_call>{FIRST}")
     assert parser.is_complete
@@ -231,9 +227,9 @@ TEMPLATES = {
 }
 
 
-def answer_in(template: ChatTemplate, form: ToolFormat, calls: Sequence[ToolCall], tools: Any) -> str:
-    """What the model would have had to write for its template to show these calls."""
-    user, mark = ChatMessage("user", "Q"), "answer-begins-here"
+def rendered_output(template: ChatTemplate, form: ToolFormat, calls: Sequence[ToolCall], tools: Any) -> str:
+    """Return the output of a model for which its template renders these calls."""
+    user, mark = ChatMessage("user", "Q"), "output-begins-here"
     with_calls = template_messages([user, ChatMessage("assistant", tool_calls=tuple(calls))], form)
     rendered = template.render(with_calls, tools=tools, add_generation_prompt=False)
     with_text = template_messages([user, ChatMessage("assistant", mark)], form)
@@ -248,20 +244,20 @@ def test_calls_rendered_by_model_templates_are_parsed_unchanged(test_data: Path,
     source = (test_data / "templates" / f"{name}.jinja").read_text()
     template = ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"})
     form = ToolFormat(family)
-    num_read = 0
+    num_parsed = 0
     for tools, calls in tools_and_calls(test_data, kind, 40):
         if family is LLAMA3_JSON and len(calls) > 1:
-            continue  # its template shows one call a turn
-        answer = answer_in(template, form, calls, template_tools(tools))
+            continue  # the template renders one call per turn
+        output = rendered_output(template, form, calls, template_tools(tools))
         for end in ("</s>", "<|im_end|>", "<|eot_id|>"):
-            answer = answer.split(end)[0]
+            output = output.split(end)[0]
         names = [tool.name for tool in tools]
-        for size in (len(answer), 1, 4):
-            pieces = [answer[at : at + size] for at in range(0, len(answer), size)]
-            content, found = read(family, pieces, names)
+        for size in (len(output), 1, 4):
+            parts = [output[at : at + size] for at in range(0, len(output), size)]
+            content, found = parse(family, parts, names)
             assert content.strip() == ""
             assert [(name, json.loads(arguments)) for name, arguments in found] == [
                 (call.name, json.loads(call.arguments)) for call in calls
             ]
-        num_read += 1
-    assert num_read >= 20 or family is LLAMA3_JSON
+        num_parsed += 1
+    assert num_parsed >= 20 or family is LLAMA3_JSON

@@ -1,4 +1,4 @@
-"""A held model can write true calls and nothing that only looks like one, by the library that holds it."""
+"""Tests of the grammars of calls, compiled by llguidance: calls match, and text that only resembles a call does not."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def controls() -> Controls:
 
 
 def accepts(vocabulary: Vocabulary, constraint: Constraint, text: str) -> bool:
-    """Whether the whole text matches, its marks as control tokens."""
+    """Return True if the whole text matches, with its marks as control tokens."""
     return accepts_ids(vocabulary, constraint, TOKENIZER.encode(text, parse_special=True))
 
 
@@ -124,9 +124,11 @@ def test_arguments_are_always_an_object(
         assert not required(vocabulary, controls, hermes(f'{{"name": "f", "arguments": {arguments}}}'), tools)
 
 
-def lazy(vocabulary: Vocabulary, controls: Controls, text: str, answer: Constraint | None = None, **how: bool) -> bool:
+def lazy(
+    vocabulary: Vocabulary, controls: Controls, text: str, output_format: Constraint | None = None, **how: bool
+) -> bool:
     options = {"is_parallel": True, "is_loose": False} | how
-    return accepts(vocabulary, lazy_calls(HERMES, [WEATHER, NOW], controls, answer, **options), text)
+    return accepts(vocabulary, lazy_calls(HERMES, [WEATHER, NOW], controls, output_format, **options), text)
 
 
 @pytest.mark.parametrize(
@@ -175,24 +177,24 @@ def test_output_format_with_tools_allows_the_format_or_calls(vocabulary: Vocabul
 
 
 def test_tool_that_is_not_strict_ignores_unsupported_keywords(vocabulary: Vocabulary, controls: Controls) -> None:
-    odd = Tool(name="odd", parameters={"properties": {"a": {"type": "string", "not": {"const": "x"}}}})
-    assert required(vocabulary, controls, hermes('{"name": "odd", "arguments": {"a": "x"}}'), [odd])
-    worse = Tool(name="odd", parameters={"type": "dict", "properties": {"a": {"type": "float"}}})
+    unsupported = Tool(name="odd", parameters={"properties": {"a": {"type": "string", "not": {"const": "x"}}}})
+    assert required(vocabulary, controls, hermes('{"name": "odd", "arguments": {"a": "x"}}'), [unsupported])
+    invalid = Tool(name="odd", parameters={"type": "dict", "properties": {"a": {"type": "float"}}})
     text = hermes('{"name": "odd", "arguments": {"a": [1.5]}}')
     with pytest.raises(Exception, match="cannot be used"):
-        required(vocabulary, controls, text, [worse])
-    assert required(vocabulary, controls, text, [worse], is_loose=True)
-    strict = Tool(name="odd", parameters=odd.parameters, is_strict=True)
+        required(vocabulary, controls, text, [invalid])
+    assert required(vocabulary, controls, text, [invalid], is_loose=True)
+    strict = Tool(name="odd", parameters=unsupported.parameters, is_strict=True)
     with pytest.raises(Exception, match="'not'"):
         required(vocabulary, controls, hermes(NOON), [strict, NOW], is_loose=True)
 
 
 def test_names_and_schemas_are_escaped_in_the_grammar(vocabulary: Vocabulary, controls: Controls) -> None:
-    wild = Tool(name="a.b/c:d-e", parameters={"properties": {'"}\n start: /.*/ #': {"type": "string"}}})
-    assert required(vocabulary, controls, hermes('{"name": "a.b/c:d-e", "arguments": {}}'), [wild])
+    tool = Tool(name="a.b/c:d-e", parameters={"properties": {'"}\n start: /.*/ #': {"type": "string"}}})
+    assert required(vocabulary, controls, hermes('{"name": "a.b/c:d-e", "arguments": {}}'), [tool])
     arguments = json.dumps({'"}\n start: /.*/ #': "x"})
-    assert required(vocabulary, controls, hermes(f'{{"name": "a.b/c:d-e", "arguments": {arguments}}}'), [wild])
-    assert not required(vocabulary, controls, "anything", [wild])
+    assert required(vocabulary, controls, hermes(f'{{"name": "a.b/c:d-e", "arguments": {arguments}}}'), [tool])
+    assert not required(vocabulary, controls, "anything", [tool])
     marked = Tool(name="m", parameters={"properties": {"<a> / <b>": {"enum": ['"<c>', "/<d>/", "</tool_call>"]}}})
     for value in ('"<c>', "/<d>/", "</tool_call>"):
         arguments = json.dumps({"<a> / <b>": value})
@@ -219,18 +221,17 @@ def test_grammar_follows_the_syntax_of_the_family(vocabulary: Vocabulary, family
 def test_accepted_calls_of_real_tools_match_the_grammar(
     vocabulary: Vocabulary, controls: Controls, test_data: Path, kind: str
 ) -> None:
-    """Their arguments in the order of the schema, as a held model writes them."""
-    num_written = num_tried = 0
+    num_matching = num_tried = 0
     for tools, calls in tools_and_calls(test_data, kind, 30):
         order = {tool.name: list(tool.parameters["properties"]) for tool in tools}
-        written = []
+        outputs = []
         for call in calls:
             arguments = json.loads(call.arguments)
             ordered = {name: arguments[name] for name in order[call.name] if name in arguments}
-            written.append(json.dumps({"name": call.name, "arguments": ordered}, ensure_ascii=False))
+            outputs.append(json.dumps({"name": call.name, "arguments": ordered}, ensure_ascii=False))
         num_tried += 1
-        num_written += required(vocabulary, controls, hermes(*written), tools)
-    assert num_written >= 0.9 * num_tried  # a few answers are not of the type that their schema says
+        num_matching += required(vocabulary, controls, hermes(*outputs), tools)
+    assert num_matching >= 0.9 * num_tried  # a few accepted calls do not match their own schema
 
 
 def task(**fields: object) -> TextGeneration:
@@ -244,12 +245,12 @@ def plans(controls: Controls, form: ToolFormat | None = None, **fields: object) 
 
 def test_plan_tries_the_strictest_constraint_first(controls: Controls) -> None:
     strict = Tool(name="now", is_strict=True)
-    caller = Constraint("json_object")
+    constraint = Constraint("json_object")
     assert list(plans(controls)) == ["start: text calls?", "start: text calls?", None]
     assert list(plans(controls, tools=(strict, WEATHER))) == ["start: text calls?"] * 2
     assert list(plans(controls, tools=(strict,))) == ["start: text calls?"]
     assert list(plans(controls, tool_choice="required")) == ["start: calls"] * 2
-    assert list(plans(controls, constraint=caller)) == ["start: answer | calls"] * 2
+    assert list(plans(controls, constraint=constraint)) == ["start: formatted | calls"] * 2
     assert list(plans(Controls({}))) == [None]
     assert list(plans(controls, ToolFormat(LLAMA3_JSON))) == [None]
     assert not can_be_lazy(LLAMA3_JSON, controls)
@@ -273,9 +274,9 @@ def test_template_without_parallel_calls_limits_the_model_to_one_call(controls: 
 
 
 def test_tool_choice_none_hides_the_tools(controls: Controls) -> None:
-    caller = Constraint("json_object")
-    plan = make_output_plan(task(tool_choice="none", constraint=caller), None, controls)
-    assert (plan.tools, plan.constraints, plan.parser(caller)) == ((), (caller,), None)
+    constraint = Constraint("json_object")
+    plan = make_output_plan(task(tool_choice="none", constraint=constraint), None, controls)
+    assert (plan.tools, plan.constraints, plan.parser(constraint)) == ((), (constraint,), None)
 
 
 def test_unusable_tools_are_refused(controls: Controls) -> None:

@@ -1,4 +1,4 @@
-"""Harmony's messages become thoughts, content and calls, for any split; a held model writes them in no other way."""
+"""Tests of harmony: messages are parsed into reasoning, content and calls for every split, and match the grammar."""
 
 from __future__ import annotations
 
@@ -43,28 +43,28 @@ CASES: list[tuple[str, str, str, list[tuple[str, str]]]] = [
 ]  # fmt: skip
 
 
-def read(
-    pieces: Sequence[str], *, is_constrained: bool = False, is_cut: bool = False
+def parse(
+    parts: Sequence[str], *, is_constrained: bool = False, is_cut: bool = False
 ) -> tuple[str, str, list[tuple[str, str]]]:
     parser = HarmonyParser({"f"}, is_constrained=is_constrained)
-    said = [piece for text in pieces for piece in parser.push(text)] + parser.flush(is_cut=is_cut)
+    pieces = [piece for part in parts for piece in parser.push(part)] + parser.flush(is_cut=is_cut)
     calls: dict[int, list[ToolCallPiece]] = {}
-    for piece in said:
+    for piece in pieces:
         assert piece not in ("", ReasoningPiece(""))
         if isinstance(piece, ToolCallPiece):
             calls.setdefault(piece.index, []).append(piece)
-    thought = "".join(piece.text for piece in said if isinstance(piece, ReasoningPiece))
+    thoughts = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningPiece))
     found = [(of[0].name or "", "".join(piece.arguments for piece in of)) for of in calls.values()]
-    return thought, "".join(piece for piece in said if isinstance(piece, str)), found
+    return thoughts, "".join(piece for piece in pieces if isinstance(piece, str)), found
 
 
-@pytest.mark.parametrize(("text", "thought", "content", "calls"), CASES)
+@pytest.mark.parametrize(("text", "thoughts", "content", "calls"), CASES)
 def test_messages_are_separated_for_every_split(
-    text: str, thought: str, content: str, calls: list[tuple[str, str]]
+    text: str, thoughts: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
-    assert read([text]) == read(list(text)) == (thought, content, calls)
+    assert parse([text]) == parse(list(text)) == (thoughts, content, calls)
     for at in range(len(text)):
-        assert read([text[:at], text[at:]]) == (thought, content, calls)
+        assert parse([text[:at], text[at:]]) == (thoughts, content, calls)
 
 
 def test_constrained_call_is_streamed_and_completes_the_output() -> None:
@@ -77,7 +77,7 @@ def test_constrained_call_is_streamed_and_completes_the_output() -> None:
     assert not parser.is_reasoning
 
 
-CUT_SHORT = [  # a call's message, cut short: content, and what is told of the call
+CUT_CALLS = [  # output cut by the token limit, and the content and calls parsed from it
     (CALL[:-1], "", [("f", '{"a": 1')]),
     (CALL[:-8], "", [("f", "")]),
     (CALL[:-8] + " ", "", [("f", "")]),
@@ -87,14 +87,14 @@ CUT_SHORT = [  # a call's message, cut short: content, and what is told of the c
 ]
 
 
-@pytest.mark.parametrize(("text", "content", "calls"), CUT_SHORT)
+@pytest.mark.parametrize(("text", "content", "calls"), CUT_CALLS)
 def test_call_cut_by_the_limit_is_returned_as_far_as_it_goes(
     text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
-    for pieces in ([text], list(text)):
-        assert read(pieces, is_cut=True) == ("", content, calls)
+    for parts in ([text], list(text)):
+        assert parse(parts, is_cut=True) == ("", content, calls)
         if not content:
-            assert read(pieces, is_constrained=True, is_cut=True) == ("", "", calls)
+            assert parse(parts, is_constrained=True, is_cut=True) == ("", "", calls)
 
 
 def test_is_reasoning_is_true_during_reasoning() -> None:
@@ -110,14 +110,14 @@ def vocabulary() -> Vocabulary:
     return read_vocabulary(SPARK, 4096, (0, 2))
 
 
-CONTROLS = Controls({mark: 6 + place for place, mark in enumerate(MARKS)})
+CONTROLS = Controls({mark: 6 + number for number, mark in enumerate(MARKS)})
 
 
 def accepts(vocabulary: Vocabulary, constraint: Constraint | None, text: str) -> bool:
-    """With reserved control tokens in place of harmony's."""
+    """Return True if the text matches, with reserved control tokens in place of those of harmony."""
     assert constraint is not None
-    for place, mark in enumerate(MARKS):
-        text = text.replace(mark, f"<|reserved_{place + 1}|>")
+    for number, mark in enumerate(MARKS):
+        text = text.replace(mark, f"<|reserved_{number + 1}|>")
     assert TOKENIZER.control_id("<|reserved_1|>") == 6
     matcher, token_ids = compile_matcher(constraint, vocabulary), TOKENIZER.encode(text, parse_special=True)
     return matcher.try_consume_tokens(token_ids) == len(token_ids) and bool(matcher.is_accepting())
@@ -125,7 +125,7 @@ def accepts(vocabulary: Vocabulary, constraint: Constraint | None, text: str) ->
 
 def test_required_call_may_follow_reasoning(vocabulary: Vocabulary) -> None:
     task = TextGeneration(prompt="x", tools=(TOOL,), tool_choice="required")
-    held = make_output_plan(task, ToolFormat(HARMONY, supports_parallel=False), CONTROLS).constraints[0]
+    constraint = make_output_plan(task, ToolFormat(HARMONY, supports_parallel=False), CONTROLS).constraints[0]
     for text, expected in (
         (CALL, True),
         (THOUGHT + "<|start|>assistant" + CALL, True),
@@ -135,7 +135,7 @@ def test_required_call_may_follow_reasoning(vocabulary: Vocabulary) -> None:
         (THOUGHT + FINAL, False),
         ("Hello.", False),
     ):
-        assert accepts(vocabulary, held, text) is expected
+        assert accepts(vocabulary, constraint, text) is expected
 
 
 def test_output_format_applies_to_the_final_channel(vocabulary: Vocabulary) -> None:
@@ -150,14 +150,14 @@ def test_output_format_applies_to_the_final_channel(vocabulary: Vocabulary) -> N
         assert accepts(vocabulary, free, text)
     assert not accepts(vocabulary, free, "Hello.")
     plan = make_output_plan(TextGeneration(prompt="x", constraint=Constraint("json_object")), form, CONTROLS)
-    for answer, expected in (('{"b": 2}', True), ("It is 4.", False)):
-        text = THOUGHT + FINAL.replace("It is 4.", answer)
+    for final, expected in (('{"b": 2}', True), ("It is 4.", False)):
+        text = THOUGHT + FINAL.replace("It is 4.", final)
         assert accepts(vocabulary, plan.constraints[0], text) is expected
     parser = plan.parser(plan.constraints[0])
     assert parser is not None
-    said = parser.push(THOUGHT + FINAL.replace("It is 4.", '{"b": 2}')) + parser.flush()
-    assert json.loads("".join(piece for piece in said if isinstance(piece, str))) == {"b": 2}
-    assert said[0] == ReasoningPiece("Hm. <b>2</b>")
+    pieces = parser.push(THOUGHT + FINAL.replace("It is 4.", '{"b": 2}')) + parser.flush()
+    assert json.loads("".join(piece for piece in pieces if isinstance(piece, str))) == {"b": 2}
+    assert pieces[0] == ReasoningPiece("Hm. <b>2</b>")
 
 
 def test_raw_prompt_is_continued_without_a_grammar() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from catalog.errors import SchemaViolation
 from engine.protocol.fields import BadInput
-from gateway.inference.chat_completions import MAX_REMEMBERED, ChatReader
+from gateway.inference.chat_completions import MAX_REMEMBERED, ChatOptions, ChatReader
 from tests.gateway.process import cards
 
 CARD = next(card for card in cards() if card.name == "@cf/test/chatty")
@@ -69,15 +69,29 @@ def test_equal_values_of_different_types_have_different_keys() -> None:
 def test_options_with_text_and_rejected_options_are_not_remembered() -> None:
     reader = ChatReader(CARD, "openai_chat")
     for options in ({"user": "somebody"}, {"stop": ["secret"]}, {"response_format": {"type": "text"}}):
-        reader.read({"messages": [TURN], **options})
-    _refusal(reader, {"messages": [TURN], "max_tokens": 0})
-    assert not reader._remembered
-    reader.read({"messages": [TURN], "max_tokens": 1})
-    assert [known.task.messages for known in reader._remembered.values()] == [None]
+        first, second = (reader.read({"messages": [TURN], **options})[1] for _ in range(2))
+        assert first is not second
+    for _ in range(2):
+        _refusal(reader, {"messages": [TURN], "max_tokens": 0})
+
+
+def test_remembered_options_have_no_messages() -> None:
+    reader = ChatReader(CARD, "openai_chat")
+    first, second, third = (reader.read({"messages": [TURN], "max_tokens": 1})[1] for _ in range(3))
+    assert first is not second
+    assert second is third
+    assert second.task.messages is None
 
 
 def test_number_of_remembered_options_is_limited() -> None:
     reader = ChatReader(CARD, "openai_chat")
-    for seed in range(MAX_REMEMBERED + 5):
-        reader.read({"messages": [TURN], "seed": seed})
-    assert len(reader._remembered) <= MAX_REMEMBERED
+
+    def options(seed: int) -> ChatOptions:
+        return reader.read({"messages": [TURN], "seed": seed})[1]
+
+    options(0)
+    remembered = options(0)
+    assert options(0) is remembered
+    for seed in range(1, MAX_REMEMBERED + 5):
+        options(seed)
+    assert options(0) is not remembered

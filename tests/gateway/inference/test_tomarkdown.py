@@ -14,7 +14,7 @@ import pytest
 
 from documents.converter import Converter
 from gateway.errors import Reason, Refusal
-from gateway.inference import markdown_conversion as documents
+from gateway.inference import markdown_conversion, tomarkdown
 from gateway.inference.markdown_conversion import Documents
 from tests.gateway.site import Running
 from tests.gateway.test_fair_share import set_limits
@@ -83,14 +83,14 @@ def test_malformed_conversion_request_is_rejected_as_a_whole(running: Running, c
 
 def test_files_in_json_are_accepted_in_the_binding_format():
     file = {"name": "a.csv", "mimeType": "text/csv", "data": base64.b64encode(b"a,b").decode()}
-    ask = documents.read_json({"files": [file, file], "options": {"output": {"format": "text"}}})
+    ask = tomarkdown.read_json({"files": [file, file], "options": {"output": {"format": "text"}}})
     assert [each.data for each in ask.documents] == [b"a,b", b"a,b"]
     assert ask.options.output_format == "text"
     bad: list[dict[str, Any]] = [{}, {"files": []}, {"files": "x"}, {"files": [1]}, {"files": [file] * 51}]
     bad += [{"files": [file | change]} for change in ({"data": "!"}, {"name": "a\n"}, {"mimeType": 1})]
     for body in (*bad, {"files": [file], "options": []}):
         with pytest.raises(Refusal):
-            documents.read_json(body)
+            tomarkdown.read_json(body)
 
 
 def test_disconnect_ends_a_conversion(running: Running):
@@ -114,7 +114,7 @@ def test_disconnect_ends_a_conversion(running: Running):
 def test_number_of_concurrent_file_bodies_is_limited():
     held = Documents(Converter(), max_bytes=1 << 20)
     with contextlib.ExitStack() as stack:
-        for _ in range(documents.MAX_BODIES):
+        for _ in range(markdown_conversion.MAX_BODIES):
             stack.enter_context(held.room())
         with pytest.raises(Refusal) as refused, held.room():
             pass

@@ -15,7 +15,7 @@ from engine.protocol.fields import BadInput
 from engine.protocol.output_format import Constraint
 from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.vllm_fields import CHECKED_FIELDS, IGNORED
-from engine.standalone import bodies
+from engine.standalone.app import read_chat
 from gateway.inference.chat_completions import parse_chat
 from gateway.inference.completions import parse_completion
 from gateway.inference.responses import parse_response
@@ -28,7 +28,7 @@ ROUTES: dict[str, tuple[dict[str, Any], Callable[[dict[str, Any]], TextGeneratio
     "gateway chat": ({"messages": MESSAGES}, lambda body: parse_chat(CARD, body).task),
     "gateway completions": ({"prompt": "Hi"}, lambda body: parse_completion(CARD, body).task),  # type: ignore[dict-item]
     "gateway responses": ({"input": "Hi"}, lambda body: parse_response(CARD, body).task),  # type: ignore[dict-item]
-    "engine chat": ({"messages": MESSAGES}, lambda body: bodies.chat(body, context_window=2048).task),
+    "engine chat": ({"messages": MESSAGES}, lambda body: read_chat(body, context_window=2048)),
     "engine completions": (
         {"prompt": "Hi"},
         lambda body: read_completion_request(body, context_window=2048, vocab_size=100).tasks()[0],

@@ -1,5 +1,4 @@
-"""Runs in the background: answered at once, kept to be asked for, and sent to a webhook that only public addresses, and
-those of the operator's networks, can be."""
+"""Background runs: queued at once, stored for polling, and sent to webhooks on public or allowed addresses."""
 
 from __future__ import annotations
 
@@ -28,12 +27,12 @@ def ask(client: httpx.Client, running: Running, model: str, given: dict[str, Any
     return client.post(f"{running.account_url}/ai/run", json=body)
 
 
-def begin(client: httpx.Client, running: Running, model: str, given: dict[str, Any], **options: Any) -> str:
-    """The run's id."""
-    answer = ask(client, running, model, given, **options)
-    assert answer.status_code == 200, answer.text
-    result = answer.json()["result"]
-    assert result == {"status": "queued", "request_id": answer.headers["cf-ai-req-id"], "model": model}
+def start_run(client: httpx.Client, running: Running, model: str, given: dict[str, Any], **options: Any) -> str:
+    """Start a background run and return its id."""
+    response = ask(client, running, model, given, **options)
+    assert response.status_code == 200, response.text
+    result = response.json()["result"]
+    assert result == {"status": "queued", "request_id": response.headers["cf-ai-req-id"], "model": model}
     return str(result["request_id"])
 
 
@@ -42,19 +41,19 @@ def sent(receiver: Receiver, request_id: str) -> dict[str, Any]:
     return body
 
 
-def sent_answer(
+def delivered_result(
     client: httpx.Client, running: Running, receiver: Receiver, model: str, given: dict[str, Any], **options: Any
 ) -> dict[str, Any]:
-    """What is sent of a run that went well; a busy machine may end it with an error."""
+    """Return the webhook of a successful run. A run that fails on a busy machine is repeated."""
     for _ in range(5):
-        body = sent(receiver, begin(client, running, model, given, webhookUrl=receiver.url, **options))
+        body = sent(receiver, start_run(client, running, model, given, webhookUrl=receiver.url, **options))
         if body["success"] or body["errors"][0]["code"] not in (3007, 3008, 3040):
             return body
     raise AssertionError(body)
 
 
 def test_background_run_can_be_polled(client: httpx.Client, running: Running):
-    request_id = begin(client, running, PARROT, {"prompt": "one two", "stream": True})
+    request_id = start_run(client, running, PARROT, {"prompt": "one two", "stream": True})
     url = f"{running.account_url}/ai/run/{PARROT}"
 
     def responses() -> Any:
@@ -66,7 +65,7 @@ def test_background_run_can_be_polled(client: httpx.Client, running: Running):
 
 
 def test_webhook_has_the_native_result_or_a_chat_completion(client: httpx.Client, running: Running, receiver: Receiver):
-    body = sent_answer(client, running, receiver, PARROT, {"prompt": "one two"})
+    body = delivered_result(client, running, receiver, PARROT, {"prompt": "one two"})
     request_id = body["request_id"]
     assert body["result"]["response"] == TEXT
     assert (body["model"], body["success"], body["errors"], body["messages"]) == (PARROT, True, [], [])
@@ -76,13 +75,13 @@ def test_webhook_has_the_native_result_or_a_chat_completion(client: httpx.Client
     chat = {"webhookFormat": "chat"}
     messages = {"messages": [{"role": "user", "content": "x"}]}
     for model, given in ((PARROT, {"prompt": "one two"}), (CHATTY, messages)):
-        result = sent_answer(client, running, receiver, model, given, **chat)["result"]
+        result = delivered_result(client, running, receiver, model, given, **chat)["result"]
         assert (result["object"], result["choices"][0]["message"]["content"]) == ("chat.completion", TEXT)
 
-    wrong = sent(receiver, begin(client, running, PARROT, {"prompt": ""}, webhookUrl=receiver.url))
+    wrong = sent(receiver, start_run(client, running, PARROT, {"prompt": ""}, webhookUrl=receiver.url))
     assert (wrong["success"], wrong["result"], wrong["errors"][0]["code"]) == (False, {}, 5006)
     requests = {"requests": [{"prompt": "a"}, {"prompt": ""}]}
-    both = sent(receiver, begin(client, running, PARROT, requests, webhookUrl=receiver.url))["result"]["responses"]
+    both = sent(receiver, start_run(client, running, PARROT, requests, webhookUrl=receiver.url))["result"]["responses"]
     assert [item["id"] for item in both] == [0, 1]
     assert both[1]["errors"][0]["code"] == 5006
 
@@ -91,21 +90,21 @@ def test_failed_webhook_is_retried_and_redirects_are_not_followed(
     client: httpx.Client, running: Running, receiver: Receiver
 ):
     receiver.answers = [307]
-    request_id = begin(client, running, PARROT, {"prompt": "x"}, webhookUrl=receiver.url)
+    request_id = start_run(client, running, PARROT, {"prompt": "x"}, webhookUrl=receiver.url)
     first, again = wait_until_blocking(lambda: len(receiver.of(request_id)) == 2 and receiver.of(request_id))
     assert first == again
     assert not receiver.answers
 
 
 def test_unresponsive_webhook_target_does_not_delay_others(client: httpx.Client, running: Running, receiver: Receiver):
-    def is_sent_beside() -> bool:
-        """Whether another is sent while the target that says nothing is still waited for, for ten seconds."""
+    def is_delivered_meanwhile() -> bool:
+        """Return True if another webhook is delivered while an unresponsive target is waited for."""
         with socket.create_server(("127.0.0.1", 0)) as silent:
             silent.settimeout(60)
             url = f"https://127.0.0.1:{silent.getsockname()[1]}/"
-            begin(client, running, PARROT, {"prompt": "x"}, webhookUrl=url)
+            start_run(client, running, PARROT, {"prompt": "x"}, webhookUrl=url)
             with silent.accept()[0] as held:
-                sent(receiver, begin(client, running, PARROT, {"prompt": "x"}, webhookUrl=receiver.url))
+                sent(receiver, start_run(client, running, PARROT, {"prompt": "x"}, webhookUrl=receiver.url))
                 held.settimeout(0)
                 try:
                     while held.recv(4096):
@@ -114,24 +113,24 @@ def test_unresponsive_webhook_target_does_not_delay_others(client: httpx.Client,
                     return True
                 return False
 
-    assert any(is_sent_beside() for _ in range(3))  # a machine may stand still for that long
+    assert any(is_delivered_meanwhile() for _ in range(3))  # repeated because the machine may be suspended
 
 
 def test_webhook_signature_is_verified_by_the_standard_library(running: Running, receiver: Receiver):
-    """Signed by no key before there is one, by two while receivers change over, and by the new one alone."""
+    """No signature without a key, two signatures during a rotation, then one by the new key."""
     with httpx.Client(headers=running.headers("write"), timeout=60) as client:
         url = f"{running.account_url}/ai/webhooks/key"
-        client.delete(url)  # whatever another test left
+        client.delete(url)  # removes the key of another test
         assert client.get(url).status_code == 404
 
         def made(**body: Any) -> str:
-            answer = client.put(url, json=body or None).json()["result"]
-            assert client.get(url).json()["result"]["id"] == answer["id"]
+            response = client.put(url, json=body or None).json()["result"]
+            assert client.get(url).json()["result"]["id"] == response["id"]
             assert "secret" not in client.get(url).json()["result"]
-            return str(answer["secret"])
+            return str(response["secret"])
 
         def delivered() -> tuple[bytes, dict[str, str]]:
-            request_id = begin(client, running, PARROT, {"prompt": "one"}, webhookUrl=receiver.url)
+            request_id = start_run(client, running, PARROT, {"prompt": "one"}, webhookUrl=receiver.url)
             sent(receiver, request_id)
             index = next(i for i, (_, body) in enumerate(receiver.came) if body["request_id"] == request_id)
             headers = receiver.came[index][0]
@@ -162,13 +161,13 @@ def test_webhooks_are_not_sent_to_private_addresses(client: httpx.Client, runnin
     with socket.create_server(("127.0.0.2", 0)) as canary:
         port = canary.getsockname()[1]
         for host in ("127.0.0.2", "[::ffff:127.0.0.2]", "[::1]", "10.0.0.1", "169.254.169.254", "0.0.0.0"):
-            answer = ask(client, running, PARROT, {"prompt": "x"}, webhookUrl=f"https://{host}:{port}/")
-            assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5006)
-        # Where no name server knows it, or none answers, that is its end too.
+            response = ask(client, running, PARROT, {"prompt": "x"}, webhookUrl=f"https://{host}:{port}/")
+            assert (response.status_code, response.json()["errors"][0]["code"]) == (400, 5006)
+        # The lookup fails if the name server does not know the name or does not respond.
         outcomes = ("address not allowed", "unreachable", "timeout")
         before = sum(running.gateway.metric(f'hearth_webhooks_total{{outcome="{why}"}}') for why in outcomes)
-        # A public name for a private address: known to be one only once it is looked up.
-        begin(client, running, PARROT, {"prompt": "x"}, webhookUrl=f"https://localhost.localdomain:{port}/")
+        # A public name of a private address, which is found only by the lookup.
+        start_run(client, running, PARROT, {"prompt": "x"}, webhookUrl=f"https://localhost.localdomain:{port}/")
         wait_until_blocking(
             lambda: (
                 sum(running.gateway.metric(f'hearth_webhooks_total{{outcome="{why}"}}') for why in outcomes) > before
@@ -195,15 +194,15 @@ def test_webhooks_are_not_sent_to_private_addresses(client: httpx.Client, runnin
     ],
 )
 def test_invalid_options_are_named(client: httpx.Client, running: Running, options: dict[str, Any], field: str):
-    answer = ask(client, running, PARROT, {"prompt": "x"}, **options)
-    (error,) = answer.json()["errors"]
-    assert (answer.status_code, error["code"]) == (400, 5006)
+    response = ask(client, running, PARROT, {"prompt": "x"}, **options)
+    (error,) = response.json()["errors"]
+    assert (response.status_code, error["code"]) == (400, 5006)
     assert f"'/options/{field}'" in error["message"]
 
 
 def test_webhook_chat_format_requires_a_text_model(client: httpx.Client, running: Running):
-    answer = ask(client, running, VECTORS, {"text": "x"}, webhookUrl="https://x.example/", webhookFormat="chat")
-    assert "'/options/webhookFormat'" in answer.json()["errors"][0]["message"]
+    response = ask(client, running, VECTORS, {"text": "x"}, webhookUrl="https://x.example/", webhookFormat="chat")
+    assert "'/options/webhookFormat'" in response.json()["errors"][0]["message"]
 
 
 @pytest.mark.parametrize(

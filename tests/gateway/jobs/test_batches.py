@@ -1,4 +1,4 @@
-"""Batches: queued and polled, or run while the client waits; every request with its own answer and its own entry."""
+"""Batches, queued or synchronous: every request has its own result and usage entry."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ QUEUED = {"queueRequest": "true"}
 
 
 def queue(client: httpx.Client, running: Running, requests: Any, model: str = PARROT, **options: Any) -> str:
-    """The batch's id."""
-    answer = run(client, running, {"requests": requests}, model, params=QUEUED, **options)
-    assert answer.status_code == 200, answer.text
-    result = answer.json()["result"]
-    assert result == {"status": "queued", "request_id": answer.headers["cf-ai-req-id"], "model": model}
+    """Queue a batch and return its id."""
+    response = run(client, running, {"requests": requests}, model, params=QUEUED, **options)
+    assert response.status_code == 200, response.text
+    result = response.json()["result"]
+    assert result == {"status": "queued", "request_id": response.headers["cf-ai-req-id"], "model": model}
     return str(result["request_id"])
 
 
 def polled(client: httpx.Client, running: Running, batch_id: str, model: str = PARROT) -> dict[str, Any]:
-    """The finished batch, waited for."""
+    """Wait for a batch to finish and return its results."""
 
     def ask() -> dict[str, Any] | None:
         result = run(client, running, {"request_id": batch_id}, model, params=QUEUED).json()["result"]
@@ -111,12 +111,12 @@ def test_batch_responses_have_the_format_of_their_model(client: httpx.Client, ru
 def test_batch_options_are_accepted_in_query_and_body(client: httpx.Client, running: Running, how: str):
     model = ALIAS if how == "alias" else PARROT
     if how == "body":
-        answer = run(client, running, {"requests": [{"prompt": "x"}], "options": {"queueRequest": True}})
+        response = run(client, running, {"requests": [{"prompt": "x"}], "options": {"queueRequest": True}})
     elif how == "single":
-        answer = run(client, running, {"prompt": "x"}, params=QUEUED)
+        response = run(client, running, {"prompt": "x"}, params=QUEUED)
     else:
-        answer = run(client, running, {"requests": [{"prompt": "x"}]}, ALIAS, params=QUEUED)
-    batch_id = answer.json()["result"]["request_id"]
+        response = run(client, running, {"requests": [{"prompt": "x"}]}, ALIAS, params=QUEUED)
+    batch_id = response.json()["result"]["request_id"]
 
     def ask() -> Any:
         return run(client, running, {"request_id": batch_id}, model).json()["result"].get("responses")
@@ -126,8 +126,8 @@ def test_batch_options_are_accepted_in_query_and_body(client: httpx.Client, runn
 
 
 def test_undefined_option_is_ignored(client: httpx.Client, running: Running):
-    answer = run(client, running, {"prompt": "x"}, params={"queueRequest": "undefined"})
-    assert answer.json()["result"]["response"] == TEXT
+    response = run(client, running, {"prompt": "x"}, params={"queueRequest": "undefined"})
+    assert response.json()["result"]["response"] == TEXT
 
 
 @pytest.mark.parametrize(
@@ -143,16 +143,16 @@ def test_undefined_option_is_ignored(client: httpx.Client, running: Running):
 )
 @pytest.mark.parametrize("params", [QUEUED, {}])
 def test_malformed_batch_is_rejected(client, running: Running, body: dict, what: str, params: dict):
-    answer = run(client, running, body, params=params)
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5006)
-    assert what in answer.json()["errors"][0]["message"]
+    response = run(client, running, body, params=params)
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (400, 5006)
+    assert what in response.json()["errors"][0]["message"]
 
 
 def test_batch_with_too_many_requests_is_rejected(client: httpx.Client, running: Running):
     for params, most in ((QUEUED, 10_000), ({}, 100)):
-        answer = run(client, running, {"requests": [{"prompt": ""}] * (most + 1)}, params=params)
-        assert answer.status_code == 400
-        assert f"1 to {most} items" in answer.json()["errors"][0]["message"]
+        response = run(client, running, {"requests": [{"prompt": ""}] * (most + 1)}, params=params)
+        assert response.status_code == 400
+        assert f"1 to {most} items" in response.json()["errors"][0]["message"]
 
 
 def test_batch_is_visible_only_to_its_account_and_model(client: httpx.Client, running: Running):
@@ -162,8 +162,8 @@ def test_batch_is_visible_only_to_its_account_and_model(client: httpx.Client, ru
     foreign = client.post(other_url, json={"request_id": batch_id}, headers=running.headers("other"))
     other_model = run(client, running, {"request_id": batch_id}, HANDY)
     never = run(client, running, {"request_id": batch_id[:-1] + "x"})
-    for answer in (foreign, other_model, never):
-        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (404, 7003)
+    for response in (foreign, other_model, never):
+        assert (response.status_code, response.json()["errors"][0]["code"]) == (404, 7003)
 
 
 def test_token_bound_to_a_model_can_neither_run_nor_queue_another(client: httpx.Client, running: Running):
@@ -172,7 +172,7 @@ def test_token_bound_to_a_model_can_neither_run_nor_queue_another(client: httpx.
         policy = Policy("p", "allow", everything, (f"com.cloudflare.api.account.{account_id}",))
         asked = TokenSpec("narrow", (policy,), models=(PARROT,))
         database = Database.connect(running.site.database_url)
-        created = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), asked, who="test")
+        created = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), asked)
         await database.close()
         return created.secret
 
@@ -187,14 +187,14 @@ def test_token_bound_to_a_model_can_neither_run_nor_queue_another(client: httpx.
 
 def test_requests_without_queue_option_run_now(client: httpx.Client, running: Running):
     requests = [{"prompt": "one two", "external_reference": "a"}, {"prompt": "x", "max_tokens": 0}, {"prompt": "x"}]
-    answer = run(client, running, {"requests": requests})
-    assert answer.status_code == 200
-    first, bad, last = answer.json()["result"]["responses"]
+    response = run(client, running, {"requests": requests})
+    assert response.status_code == 200
+    first, bad, last = response.json()["result"]["responses"]
     assert (first["result"]["response"], first["external_reference"]) == (TEXT, "a")
     assert (bad["success"], bad["errors"][0]["code"]) == (False, 5006)
     assert last["success"]
-    assert answer.json()["result"]["usage"]["total_tokens"] == 15
-    assert running.site.usage_row(f"{answer.headers['cf-ai-req-id']}-2")["status"] == "stop"
+    assert response.json()["result"]["usage"]["total_tokens"] == 15
+    assert running.site.usage_row(f"{response.headers['cf-ai-req-id']}-2")["status"] == "stop"
 
 
 def test_disconnect_ends_all_calls_of_a_synchronous_batch(running: Running):

@@ -1,5 +1,4 @@
-"""The same idempotency key: one execution, and its answer as often as it is asked for, at every gateway and over a kill
-(P17)."""
+"""Idempotency keys: one execution, and the same response for repeated requests at every gateway, also after a kill."""
 
 from __future__ import annotations
 
@@ -29,13 +28,13 @@ def keyed(client: httpx.Client, running: Running, key: str, body: dict, **option
 
 
 def executes_of(running: Running, marker: str) -> int:
-    """How often nodes were asked for a text."""
+    """Count the executions of a prompt on all nodes."""
     return sum(marker in repr(execute.task) for node in running.site.nodes.values() for execute in node.executes)
 
 
 @pytest.fixture
 def two(of_one_site: tuple[Running, Running]) -> tuple[Running, Running]:
-    """Two gateways of one site; one that was killed is back."""
+    """Two gateways of one site. A gateway that a test has killed is restarted."""
     for running in of_one_site:
         if running.gateway.process is not None and running.gateway.process.poll() is not None:
             running.gateway.start()
@@ -74,9 +73,9 @@ def test_different_request_with_the_same_key_is_rejected(client: httpx.Client, r
         (CHATTY, {"prompt": "x"}, {}),
         (PARROT, {"prompt": "x"}, QUEUED),
     ):
-        answer = run(client, running, body, model, params=params, headers={"idempotency-key": "other"})
-        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (409, 11003)
-        assert answer.headers["x-should-retry"] == "false"
+        response = run(client, running, body, model, params=params, headers={"idempotency-key": "other"})
+        assert (response.status_code, response.json()["errors"][0]["code"]) == (409, 11003)
+        assert response.headers["x-should-retry"] == "false"
 
 
 def test_idempotency_keys_of_accounts_are_independent(client: httpx.Client, running: Running):
@@ -100,9 +99,9 @@ def test_broken_stream_is_not_stored(client: httpx.Client, running: Running, rel
     first = keyed(client, running, "breaks", body)
     relinks()
     again = keyed(client, running, "breaks", body)
-    for answer in (first, again):
-        assert "error" in events_of(answer)[-1]
-        assert "idempotent-replayed" not in answer.headers
+    for response in (first, again):
+        assert "error" in events_of(response)[-1]
+        assert "idempotent-replayed" not in response.headers
     assert first.headers["cf-ai-req-id"] != again.headers["cf-ai-req-id"]
 
 
@@ -119,8 +118,8 @@ def test_batch_polls_ignore_idempotency_keys(client: httpx.Client, running: Runn
     body = {"requests": [{"text": "x"}]}
     queued = run(client, running, body, VECTORS, params=QUEUED).json()["result"]["request_id"]
     polled(client, running, queued, VECTORS)
-    answer = run(client, running, {"request_id": queued}, VECTORS, headers={"idempotency-key": "poll"})
-    assert "responses" in answer.json()["result"]
+    response = run(client, running, {"request_id": queued}, VECTORS, headers={"idempotency-key": "poll"})
+    assert "responses" in response.json()["result"]
     assert keyed(client, running, "poll", {"prompt": "x"}).status_code == 200
 
 
@@ -137,14 +136,14 @@ def test_one_of_many_concurrent_requests_with_a_key_runs(two: tuple[Running, Run
         thread.start()
     for thread in threads:
         thread.join()
-    statuses = Counter(answer.status_code for answer in answers)
+    statuses = Counter(response.status_code for response in answers)
     assert set(statuses) <= {200, 409}
-    assert len({answer.content for answer in answers if answer.status_code == 200}) == 1
-    for answer in answers:
-        if answer.status_code == 409:
-            assert (answer.json()["errors"][0]["code"], answer.headers["retry-after"]) == (11003, "1")
+    assert len({response.content for response in answers if response.status_code == 200}) == 1
+    for response in answers:
+        if response.status_code == 409:
+            assert (response.json()["errors"][0]["code"], response.headers["retry-after"]) == (11003, "1")
     assert executes_of(two[0], "once ") == 1
-    first = next(answer for answer in answers if answer.status_code == 200)
+    first = next(response for response in answers if response.status_code == 200)
     assert two[0].site.usage_row(first.headers["cf-ai-req-id"])["status"] == "stop"
     told = "50 posts at once through 2 gateways: 1 execution, 1 row, the same bytes"
     figures.record("P17", told, f"pytest {Path(__file__).name}")
@@ -152,22 +151,22 @@ def test_one_of_many_concurrent_requests_with_a_key_runs(two: tuple[Running, Run
 
 @pytest.mark.parametrize("is_stream", [False, True])
 def test_retry_after_a_disconnect_returns_the_stored_response(two: tuple[Running, Running], is_stream: bool):
-    """With a key a client that leaves does not end the call: it means to ask again."""
+    """A call with a key continues when its client disconnects."""
     marker = f"gone-{is_stream} "
     body = {"prompt": script(tokens=[marker, "a while"] * 5, gap_s=0.1), "stream": is_stream}
     key = f"comes back {is_stream}"
     connection = http.client.HTTPConnection("127.0.0.1", two[0].gateway.port)
     path = f"/client/v4/accounts/{two[0].tenants.account_id}/ai/run/{PARROT}"
-    content = httpx.Request("POST", "http://x", json=body).content  # the same bytes
+    content = httpx.Request("POST", "http://x", json=body).content  # the bytes that httpx sends
     connection.request("POST", path, content, two[0].headers() | {"idempotency-key": key})
     wait_until_blocking(lambda: executes_of(two[0], marker) == 1)
     connection.close()
     with httpx.Client(headers=two[1].headers(), timeout=60) as client:
-        answer = wait_until_blocking(
+        response = wait_until_blocking(
             lambda: found if (found := keyed(client, two[1], key, body)).status_code == 200 else None
         )
-    assert answer.headers["idempotent-replayed"] == "true"
-    assert marker in answer.text
+    assert response.headers["idempotent-replayed"] == "true"
+    assert marker in response.text
     assert executes_of(two[0], marker) == 1
     assert not two[0].site.nodes["n1"].cancels
 
@@ -186,13 +185,13 @@ def test_idempotency_key_of_a_killed_gateway_is_taken_over(two: tuple[Running, R
     with httpx.Client(headers=other.headers(), timeout=60) as client:
         is_held = keyed(client, other, "killed", body).status_code == 409
         assert is_held or time.monotonic() - began_s > LEASE_S, "its lease counts until it ends"
-        answer = wait_until_blocking(
+        response = wait_until_blocking(
             lambda: found if (found := keyed(client, other, "killed", body)).status_code == 200 else None
         )
-        assert keyed(client, other, "killed", body).content == answer.content
+        assert keyed(client, other, "killed", body).content == response.content
     first, second = (e for e in other.site.nodes["n1"].executes if "killed " in repr(e.task))
-    assert first.request_id == second.request_id == answer.headers["cf-ai-req-id"]
-    assert other.site.usage_row(answer.headers["cf-ai-req-id"])["status"] == "stop"
+    assert first.request_id == second.request_id == response.headers["cf-ai-req-id"]
+    assert other.site.usage_row(response.headers["cf-ai-req-id"])["status"] == "stop"
 
 
 def _ignoring_errors(client: httpx.Client, running: Running, body: dict) -> None:

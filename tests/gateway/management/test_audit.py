@@ -1,4 +1,4 @@
-"""`A/audit_logs` and the file of heads: what was done is told to who may read the account, and noted outside."""
+"""The audit log route, and the file of chain heads outside the database."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def running(new_site: Callable[..., Site]) -> Running:
     return Running(site, site.gateway(HEARTH_AUDIT_HEADS=str(site.folder / "heads" / "audit.jsonl")).start())
 
 
-def test_entries_come_newest_first_in_pages_and_by_action(running: Running):
+def test_entries_are_listed_newest_first_in_pages_and_by_action(running: Running):
     url = f"{running.account_url}/audit_logs"
     with httpx.Client(headers=running.headers("keeper"), timeout=60) as client:
         whole = client.get(url).json()
@@ -46,7 +46,7 @@ def test_entries_come_newest_first_in_pages_and_by_action(running: Running):
         assert httpx.get(url, headers=running.headers(name)).status_code == 403
 
 
-def test_the_head_is_noted_outside_of_the_database(running: Running):
+def test_chain_head_is_recorded_outside_the_database(running: Running):
     path = running.site.folder / "heads" / "audit.jsonl"
     wait_until_blocking(lambda: path.exists() and audit_heads.read_notes(path))
     (noted,) = audit_heads.read_notes(path)

@@ -1,5 +1,4 @@
-"""Finetunes through the gateway: created, brought, listed, and named in `lora`; the official client among the callers.
-What a node makes of an adapter is tested with a whole platform."""
+"""Finetunes at the gateway: create, upload, list, and select with `lora`. Fake nodes do not apply adapters."""
 
 from __future__ import annotations
 
@@ -13,7 +12,6 @@ from typing import Any
 
 import httpx
 import pytest
-from cloudflare import Cloudflare
 
 from catalog.manifest import blob_key, decode_manifest, manifest_key
 from engine.protocol.tasks.text_generation import Adapter
@@ -22,7 +20,7 @@ from tests.gateway.process import CHATTY, HANDY, PARROT, VECTORS
 from tests.gateway.site import Running, Site
 from tests.waiting import wait_until_blocking
 
-SPARK = "@cf/hearth/spark"  # built in, so its files are at hand; of the others here there is no file
+SPARK = "@cf/hearth/spark"  # built in, so its files are available
 LISTED = ["cf-public-cnn-summarization", "cf-public-jigsaw-classification", "cf-public-magicoder"]
 
 
@@ -51,18 +49,18 @@ def create(running: Running, client: httpx.Client, name: str, **fields: Any) -> 
     return answer.json()["result"]
 
 
-def bring(running: Running, client: httpx.Client, finetune_id: str, file_name: str, content: bytes) -> httpx.Response:
+def upload(running: Running, client: httpx.Client, finetune_id: str, file_name: str, content: bytes) -> httpx.Response:
     where = url(running, f"/{finetune_id}/finetune-assets/")
     return client.post(where, data={"file_name": file_name}, files={"file": (file_name, content)})
 
 
 def complete(running: Running, client: httpx.Client, name: str, seed: int = 0, **fields: Any) -> dict[str, Any]:
-    made = create(running, client, name, **fields)
+    created = create(running, client, name, **fields)
     files = {"adapter_config.json": config_bytes(), "adapter_model.safetensors": weights_bytes(seed=seed)}
     for file_name, content in files.items():
-        answer = bring(running, client, made["id"], file_name, content)
+        answer = upload(running, client, created["id"], file_name, content)
         assert (answer.status_code, answer.json()["result"]) == (200, None), answer.text
-    return made
+    return created
 
 
 def code_of(answer: httpx.Response) -> tuple[int, int]:
@@ -77,29 +75,10 @@ def adapter_asked(running: Running, client: httpx.Client, lora: str, **body: Any
     return adapter
 
 
-def test_the_official_client_creates_brings_and_lists(running: Running):
-    account_id = running.tenants.account_id
-    with Cloudflare(base_url=running.gateway.base_url, api_token=running.tenants.secrets["write"]) as cloudflare:
-        finetunes = cloudflare.ai.finetunes
-        made = finetunes.create(account_id=account_id, model=HANDY, name="sdk", description="by the client")
-        assert (made.name, made.model, made.public, made.description) == ("sdk", HANDY, False, "by the client")
-        for name, content in (("adapter_config.json", config_bytes()), ("adapter_model.safetensors", weights_bytes())):
-            done = finetunes.assets.create(made.id, account_id=account_id, file=(name, content), file_name=name)
-            assert done.success
-        assert made.id in [row.id for row in finetunes.list(account_id=account_id)]
-        listed = list(finetunes.public.list(account_id=account_id, limit=0, order_by="orderBy"))
-        assert [row.name for row in listed] == LISTED
-        assert all(row.public and row.model.startswith("@cf/mistral/") for row in listed)
-        result = cloudflare.ai.run(HANDY, account_id=account_id, prompt="x", lora="sdk")
-        assert result["response"]
-
-
-def test_a_call_reaches_the_node_with_the_adapter_by_name_by_id_and_in_every_shape(
-    running: Running, client: httpx.Client
-):
-    made = complete(running, client, "tuned")
+def test_adapter_is_selected_by_name_and_id_in_every_api_format(running: Running, client: httpx.Client):
+    created = complete(running, client, "tuned")
     adapter = adapter_asked(running, client, "tuned")
-    assert adapter == adapter_asked(running, client, made["id"])
+    assert adapter == adapter_asked(running, client, created["id"])
     assert adapter == adapter_asked(running, client, "tuned", prompt=None, messages=[{"role": "user", "content": "x"}])
     body = {"model": HANDY, "messages": [{"role": "user", "content": "x"}], "lora": "tuned"}
     shapes = {"chat/completions": body, "completions": body | {"prompt": "x"}, "messages": body | {"max_tokens": 9},
@@ -110,26 +89,26 @@ def test_a_call_reaches_the_node_with_the_adapter_by_name_by_id_and_in_every_sha
         assert running.site.execute_of(answer).task.adapter == adapter, route
     objects = running.site.folder / "objects"
     manifest = decode_manifest((objects / manifest_key(adapter.digest)).read_bytes(), adapter.digest)
-    assert manifest.name == adapter.name == f"finetune/{made['id']}"
+    assert manifest.name == adapter.name == f"finetune/{created['id']}"
     for entry, content in zip(manifest.files, (config_bytes(), weights_bytes()), strict=True):
         assert entry.sha256 == hashlib.sha256(content).hexdigest()
         assert (objects / blob_key(entry.sha256)).read_bytes() == content
 
 
-def test_a_file_brought_anew_makes_another_adapter(running: Running, client: httpx.Client):
-    made = complete(running, client, "again")
-    first = adapter_asked(running, client, made["id"])
-    assert bring(running, client, made["id"], "adapter_model.safetensors", weights_bytes(seed=9)).status_code == 200
-    assert adapter_asked(running, client, made["id"]).digest != first.digest
+def test_uploading_a_file_again_replaces_the_adapter(running: Running, client: httpx.Client):
+    created = complete(running, client, "again")
+    first = adapter_asked(running, client, created["id"])
+    assert upload(running, client, created["id"], "adapter_model.safetensors", weights_bytes(seed=9)).status_code == 200
+    assert adapter_asked(running, client, created["id"]).digest != first.digest
 
 
-def test_files_may_come_in_either_order_and_are_held_against_each_other(running: Running, client: httpx.Client):
-    made = create(running, client, "order")
-    assert bring(running, client, made["id"], "adapter_model.safetensors", weights_bytes()).status_code == 200
-    wrong = bring(running, client, made["id"], "adapter_config.json", config_bytes(r=5))
+def test_files_may_be_uploaded_in_any_order_and_must_match(running: Running, client: httpx.Client):
+    created = create(running, client, "order")
+    assert upload(running, client, created["id"], "adapter_model.safetensors", weights_bytes()).status_code == 200
+    wrong = upload(running, client, created["id"], "adapter_config.json", config_bytes(r=5))
     assert code_of(wrong) == (400, 5006)
-    assert "has rank 4, adapter_config.json says 5" in wrong.json()["errors"][0]["message"]
-    assert bring(running, client, made["id"], "adapter_config.json", config_bytes()).status_code == 200
+    assert "has rank 4, but adapter_config.json has rank 5" in wrong.json()["errors"][0]["message"]
+    assert upload(running, client, created["id"], "adapter_config.json", config_bytes()).status_code == 200
     assert adapter_asked(running, client, "order")
 
 
@@ -148,18 +127,18 @@ def test_files_may_come_in_either_order_and_are_held_against_each_other(running:
         ("../adapter_config.json", b"x", "'/file_name'"),
     ],
 )
-def test_a_file_that_cannot_be_served_is_refused_by_its_field(
+def test_unsupported_file_is_rejected_naming_the_field(
     running: Running, client: httpx.Client, file_name: str, content: bytes, says: str
 ):
     name = f"bad-{hashlib.sha256(content + file_name.encode()).hexdigest()[:8]}"
-    answer = bring(running, client, create(running, client, name)["id"], file_name, content)
+    answer = upload(running, client, create(running, client, name)["id"], file_name, content)
     assert code_of(answer) == (400, 5006)
     assert says in answer.json()["errors"][0]["message"]
 
 
-def test_a_file_that_is_not_for_the_model_is_refused_when_it_comes(running: Running, client: httpx.Client):
-    """By what the model's own files say; a finetune that was refused a file takes a better one."""
-    made = create(running, client, "not-for-spark", model=SPARK)
+def test_file_for_another_model_is_rejected_at_upload(running: Running, client: httpx.Client):
+    """Checked against the model's files. The finetune accepts a valid file afterwards."""
+    created = create(running, client, "not-for-spark", model=SPARK)
     other = weights_bytes(modules={"layers.99.self_attn.q_proj": (256, 256)})
     wrong = {
         "'model_type' is 'mistral', but the model is of another family (LlamaForCausalLM)": config_bytes(
@@ -170,22 +149,22 @@ def test_a_file_that_is_not_for_the_model_is_refused_when_it_comes(running: Runn
     }
     for says, content in wrong.items():
         file_name = "adapter_config.json" if content.startswith(b"{") else "adapter_model.safetensors"
-        answer = bring(running, client, made["id"], file_name, content)
+        answer = upload(running, client, created["id"], file_name, content)
         assert code_of(answer) == (400, 5006)
         (error,) = answer.json()["errors"]
         assert f"'/file' cannot be taken: {file_name}: " in error["message"]
         assert says in error["message"]
         assert error["source"] == {"pointer": "/file"}
     right = {"adapter_config.json": config_bytes(), "adapter_model.safetensors": weights_bytes(modules=spark_modules())}
-    assert [bring(running, client, made["id"], *each).status_code for each in right.items()] == [200, 200]
+    assert [upload(running, client, created["id"], *each).status_code for each in right.items()] == [200, 200]
 
 
-def test_a_file_over_the_limit_is_refused(running: Running, client: httpx.Client):
-    made = create(running, client, "large")
-    answer = bring(running, client, made["id"], "adapter_model.safetensors", b"x" * 20_001)
+def test_file_over_the_size_limit_is_rejected(running: Running, client: httpx.Client):
+    created = create(running, client, "large")
+    answer = upload(running, client, created["id"], "adapter_model.safetensors", b"x" * 20_001)
     assert "at most 20000" in answer.json()["errors"][0]["message"]
-    assert code_of(bring(running, client, made["id"], "adapter_model.safetensors", b"x" * 400_000)) == (413, 3006)
-    assert client.post(url(running, f"/{made['id']}/finetune-assets"), content=b"x").status_code == 400
+    assert code_of(upload(running, client, created["id"], "adapter_model.safetensors", b"x" * 400_000)) == (413, 3006)
+    assert client.post(url(running, f"/{created['id']}/finetune-assets"), content=b"x").status_code == 400
 
 
 @pytest.mark.parametrize(
@@ -203,9 +182,7 @@ def test_a_file_over_the_limit_is_refused(running: Running, client: httpx.Client
         ({"model": PARROT, "name": "d"}, (405, 5005)),
     ],
 )  # fmt: skip
-def test_what_cannot_be_created_is_refused(
-    running: Running, client: httpx.Client, body: Any, expected: tuple[int, int]
-):
+def test_invalid_finetune_is_rejected(running: Running, client: httpx.Client, body: Any, expected: tuple[int, int]):
     assert code_of(client.post(url(running), json=body)) == expected
 
 
@@ -214,25 +191,25 @@ def test_names_are_unique_within_an_account(running: Running, client: httpx.Clie
     assert code_of(client.post(url(running, "/"), json={"model": HANDY, "name": "unique"})) == (400, 5006)
 
 
-def test_another_accounts_finetune_is_not_there(running: Running, client: httpx.Client):
-    """Its owner may use it; another account finds nothing under its id or name, and may bring it no file."""
-    made = complete(running, client, "secret-style")
+def test_private_finetune_of_another_account_is_unknown(running: Running, client: httpx.Client):
+    """Only the owner can use or change a private finetune; other accounts get 404."""
+    created = complete(running, client, "secret-style")
     tenants = running.tenants
     theirs = f"{running.gateway.base_url}/accounts/{tenants.other_account_id}/ai"
     with httpx.Client(headers=running.headers("other"), timeout=60) as other:
         assert other.get(f"{theirs}/finetunes").json()["result"] == []
-        for reference in (made["id"], "secret-style"):
+        for reference in (created["id"], "secret-style"):
             body = {"prompt": "x", "lora": reference}
             assert code_of(other.post(f"{theirs}/run/{HANDY}", json=body)) == (404, 3042)
         assert code_of(other.get(url(running))) == (403, 10000)
     assert code_of(client.post(f"{theirs}/finetunes", json={"model": HANDY, "name": "x"})) == (403, 10000)
-    answer = bring(running, client, "00000000-0000-0000-0000-000000000000", "adapter_config.json", config_bytes())
+    answer = upload(running, client, "00000000-0000-0000-0000-000000000000", "adapter_config.json", config_bytes())
     assert code_of(answer) == (404, 3042)
 
 
-def test_a_public_one_is_listed_for_all_and_used_by_all(running: Running, client: httpx.Client):
-    made = complete(running, client, "for-all", public=True)
-    create(running, client, "for-all-later", public="true")  # without files: nobody can use it yet
+def test_public_finetune_is_listed_for_and_usable_by_all_accounts(running: Running, client: httpx.Client):
+    created = complete(running, client, "for-all", public=True)
+    create(running, client, "for-all-later", public="true")  # has no files, so it cannot be used
     theirs = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai"
     with httpx.Client(headers=running.headers("other"), timeout=60) as other:
 
@@ -240,17 +217,17 @@ def test_a_public_one_is_listed_for_all_and_used_by_all(running: Running, client
             return [row["name"] for row in other.get(f"{theirs}/finetunes/public?{query}").json()["result"]]
 
         listed = other.get(f"{theirs}/finetunes/public?limit=1.0&offset=0&orderBy=name").json()["result"]
-        assert [(row["id"], row["public"]) for row in listed] == [(made["id"], True)]
+        assert [(row["id"], row["public"]) for row in listed] == [(created["id"], True)]
         assert (page(""), page("limit=2")) == (["for-all", *LISTED], ["for-all", LISTED[0]])
         assert (page("offset=1&limit=2"), page("offset=3"), page("offset=4")) == (LISTED[:2], LISTED[2:], [])
         assert code_of(other.get(f"{theirs}/finetunes/public?limit=x")) == (400, 3003)
         answer = other.post(f"{theirs}/run/{HANDY}", json={"prompt": "x", "lora": "for-all"})
-        assert running.site.execute_of(answer).task.adapter.name == f"finetune/{made['id']}"
+        assert running.site.execute_of(answer).task.adapter.name == f"finetune/{created['id']}"
 
 
-def test_a_call_that_names_what_it_cannot_have_is_refused(running: Running, client: httpx.Client):
+def test_call_with_an_unavailable_adapter_is_rejected(running: Running, client: httpx.Client):
     run = f"{running.account_url}/ai/run/"
-    made = create(running, client, "half")
+    created = create(running, client, "half")
     answer = client.post(run + HANDY, json={"prompt": "x", "lora": "half"})
     assert code_of(answer) == (400, 3039)
     assert "adapter_config.json, adapter_model.safetensors" in answer.json()["errors"][0]["message"]
@@ -258,7 +235,7 @@ def test_a_call_that_names_what_it_cannot_have_is_refused(running: Running, clie
     answer = client.post(run + HANDY, json={"prompt": "x", "lora": LISTED[0]})
     assert code_of(answer) == (400, 5006)
     assert "a finetune of @cf/mistral/mistral-7b-instruct-v0.1" in answer.json()["errors"][0]["message"]
-    assert code_of(client.post(run + PARROT, json={"prompt": "x", "lora": made["id"]})) == (405, 5005)
+    assert code_of(client.post(run + PARROT, json={"prompt": "x", "lora": created["id"]})) == (405, 5005)
     messages = [{"role": "user", "content": "x"}]
     assert code_of(client.post(run + CHATTY, json={"messages": messages, "lora": "half"})) == (405, 5005)
     embeddings = f"{running.account_url}/ai/v1/embeddings"
@@ -269,41 +246,41 @@ def test_a_call_that_names_what_it_cannot_have_is_refused(running: Running, clie
     assert client.post(run + VECTORS, json={"text": "x", "lora": None}).status_code == 200
 
 
-def test_reading_is_enough_to_list_and_to_run_but_not_to_write(running: Running, client: httpx.Client):
-    made = complete(running, client, "readable")
+def test_read_permission_allows_listing_and_running_only(running: Running, client: httpx.Client):
+    created = complete(running, client, "readable")
     with httpx.Client(headers=running.headers("good"), timeout=60) as reader:
-        assert made["id"] in [row["id"] for row in reader.get(url(running, "/")).json()["result"]]
+        assert created["id"] in [row["id"] for row in reader.get(url(running, "/")).json()["result"]]
         assert adapter_asked(running, reader, "readable")
         assert code_of(reader.post(url(running), json={"model": HANDY, "name": "x"})) == (403, 10000)
-        assert code_of(bring(running, reader, made["id"], "adapter_config.json", config_bytes())) == (403, 10000)
+        assert code_of(upload(running, reader, created["id"], "adapter_config.json", config_bytes())) == (403, 10000)
 
 
-def test_one_is_taken_away_by_its_owner_alone_and_every_change_is_in_the_audit(running: Running, client: httpx.Client):
-    made = complete(running, client, "short-lived")
+def test_only_the_owner_deletes_a_finetune_and_every_change_is_audited(running: Running, client: httpx.Client):
+    created = complete(running, client, "short-lived")
     assert adapter_asked(running, client, "short-lived")
-    one = url(running, f"/{made['id']}")
+    one = url(running, f"/{created['id']}")
     assert client.get(one).json()["result"]["name"] == "short-lived"
     with httpx.Client(headers=running.headers("good"), timeout=60) as reader:
         assert reader.get(one + "/").status_code == 200
         assert code_of(reader.delete(one)) == (403, 10000)
-    theirs = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/finetunes/{made['id']}"
+    theirs = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/finetunes/{created['id']}"
     with httpx.Client(headers=running.headers("other"), timeout=60) as other:
         assert code_of(other.get(theirs)) == (404, 3042)
-    assert client.delete(one).json()["result"] == {"id": made["id"]}
+    assert client.delete(one).json()["result"] == {"id": created["id"]}
     assert code_of(client.delete(one)) == (404, 3042)
     called = client.post(f"{running.account_url}/ai/run/{HANDY}", json={"prompt": "x", "lora": "short-lived"})
     assert code_of(called) == (404, 3042)
     path = running.site.database_url.removeprefix("sqlite://")
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
-        query = "SELECT action, who, detail FROM audit_entries WHERE subject_id = ? ORDER BY sequence"
-        entries = connection.execute(query, (made["id"],)).fetchall()
-    who = running.tenants.token_ids["write"]
-    uploads = [("finetune.upload", who, name) for name in ("adapter_config.json", "adapter_model.safetensors")]
-    assert entries == [("finetune.create", who, ""), *uploads, ("finetune.delete", who, "")]
+        query = "SELECT action, actor, detail FROM audit_entries WHERE subject_id = ? ORDER BY sequence"
+        entries = connection.execute(query, (created["id"],)).fetchall()
+    actor = running.tenants.token_ids["write"]
+    uploads = [("finetune.upload", actor, name) for name in ("adapter_config.json", "adapter_model.safetensors")]
+    assert entries == [("finetune.create", actor, ""), *uploads, ("finetune.delete", actor, "")]
 
 
-def test_an_upload_is_waited_for_when_the_gateway_drains(running: Running, client: httpx.Client):
-    made = create(running, client, "late")
+def test_draining_gateway_waits_for_an_upload(running: Running, client: httpx.Client):
+    created = create(running, client, "late")
     objects = {"OBJECTS_URL": f"file://{running.site.folder / 'objects'}"}
     leaving = Running(running.site, running.site.gateway(**objects).start())
     is_draining = threading.Event()
@@ -317,7 +294,7 @@ def test_an_upload_is_waited_for_when_the_gateway_drains(running: Running, clien
 
     with ThreadPoolExecutor(1) as pool:
         headers = {"content-type": "multipart/form-data; boundary=b"}
-        where = url(leaving, f"/{made['id']}/finetune-assets")
+        where = url(leaving, f"/{created['id']}/finetune-assets")
         answer = pool.submit(client.post, where, content=form(), headers=headers)
         wait_until_blocking(lambda: leaving.gateway.metric("hearth_calls_in_flight") == 1)
         leaving.gateway.terminate()

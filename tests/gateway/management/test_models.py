@@ -1,4 +1,4 @@
-"""The catalog's routes: search pages that end, schemas, the OpenAI list."""
+"""The catalog's routes: search with pages, schemas, and OpenAI's list of models."""
 
 import asyncio
 
@@ -25,7 +25,7 @@ def test_search_lists_rows_with_the_model_id_in_name(client: httpx.Client, runni
     assert answer["result_info"]["total_count"] == len(rows)
 
 
-def test_pages_hold_what_they_say_and_end_with_an_empty_one(client: httpx.Client, running: Running):
+def test_pages_have_the_requested_size_and_end_with_an_empty_page(client: httpx.Client, running: Running):
     everything = [row["name"] for row in get(client, running, "/models/search").json()["result"]]
     paged = []
     for page in range(1, 100):
@@ -65,7 +65,7 @@ async def alias(database_url: str, name: str) -> None:
         await database.close()
 
 
-def test_a_new_name_answers_from_the_moment_it_is_there(client: httpx.Client, running: Running):
+def test_new_name_can_be_called_immediately(client: httpx.Client, running: Running):
     for number in range(5):
         name = f"@cf/test/just-made-{number}"
         assert client.post(f"{running.account_url}/ai/run/{name}", json={"prompt": "a"}).status_code == 400
@@ -78,12 +78,12 @@ def test_a_new_name_answers_from_the_moment_it_is_there(client: httpx.Client, ru
 
 
 @pytest.mark.parametrize("query", ["page=x", "per_page=-1", "page=9999999999999", "source=cf"])
-def test_a_query_that_is_no_number_is_refused(client: httpx.Client, running: Running, query: str):
+def test_query_that_is_not_a_number_is_rejected(client: httpx.Client, running: Running, query: str):
     answer = get(client, running, f"/models/search?{query}")
     assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 3003)
 
 
-def test_schema_has_what_strict_clients_demand(client: httpx.Client, running: Running):
+def test_schema_has_the_fields_that_strict_clients_require(client: httpx.Client, running: Running):
     for model in (PARROT, CHATTY, VECTORS, ALIAS):
         result = get(client, running, f"/models/schema?model={model}").json()["result"]
         for half in ("input", "output"):
@@ -96,12 +96,12 @@ def test_schema_has_what_strict_clients_demand(client: httpx.Client, running: Ru
     ("query", "expected"),
     [("", (400, 3003)), ("?model=@cf/no/thing", (400, 5007)), ("?model=../x", (404, 3042))],
 )
-def test_schema_of_no_model_is_refused(client: httpx.Client, running: Running, query: str, expected: tuple):
+def test_schema_of_an_unknown_model_is_rejected(client: httpx.Client, running: Running, query: str, expected: tuple):
     answer = get(client, running, f"/models/schema{query}")
     assert (answer.status_code, answer.json()["errors"][0]["code"]) == expected
 
 
-def test_every_public_model_is_listed_with_its_facts(client: httpx.Client, running: Running):
+def test_every_public_model_is_listed_with_its_properties(client: httpx.Client, running: Running):
     rows = {row["name"]: row for row in get(client, running, "/models/search").json()["result"]}
     properties = {item["property_id"]: item["value"] for item in rows["@cf/zai-org/glm-5.3"]["properties"]}
     assert properties["price"][0] == {"unit": "per M input tokens", "price": 1.4, "currency": "USD"}
@@ -117,7 +117,7 @@ def test_every_public_model_is_listed_with_its_facts(client: httpx.Client, runni
     assert (float(row["pricing"]["prompt"]), row["output_modalities"]) == (0, ["audio"])
 
 
-def test_every_price_of_the_openrouter_format_is_a_number_of_dollars_as_text(client: httpx.Client, running: Running):
+def test_openrouter_prices_are_decimal_strings_in_dollars(client: httpx.Client, running: Running):
     rows = get(client, running, "/models/search?format=openrouter&include_deprecated=true").json()["data"]
     assert len(rows) > 50
     for row in rows:
@@ -137,7 +137,7 @@ RETIRED, LISTED, UNRUN = "@cf/microsoft/phi-2", "@cf/meta/llama-3.2-1b-instruct"
         ("@cf/test/over", (410, 5028), "deprecated on 2026-02-03. Please use @cf/test/parrot instead"),
     ],
 )
-def test_a_model_that_cannot_answer_says_what_to_do(
+def test_error_of_a_model_without_weights_names_the_remedy(
     client: httpx.Client, running: Running, model: str, expected: tuple, words: str
 ):
     answers = [
@@ -153,7 +153,7 @@ def test_a_model_that_cannot_answer_says_what_to_do(
     assert get(client, running, f"/models/schema?model={model}").status_code == 200
 
 
-def test_authors_and_tasks_are_searched_and_their_pages_end(client: httpx.Client, running: Running):
+def test_authors_and_tasks_are_searched_and_paged(client: httpx.Client, running: Running):
     for what, words, name in (("authors", "meta", "Meta"), ("tasks", "embeddings", "Text Embeddings")):
         rows = get(client, running, f"/{what}/search").json()["result"]
         assert name in {row["name"] for row in rows}
@@ -165,7 +165,7 @@ def test_authors_and_tasks_are_searched_and_their_pages_end(client: httpx.Client
         assert paged[2] == []
 
 
-def test_openai_list_and_single_model(client: httpx.Client, running: Running):
+def test_openai_model_list_and_single_model(client: httpx.Client, running: Running):
     listed = get(client, running, "/v1/models").json()
     assert listed["object"] == "list"
     assert {PARROT, VECTORS} <= {row["id"] for row in listed["data"]}

@@ -1,5 +1,6 @@
-"""Operators sign in with a real provider over HTTP: who has a role manages, nothing that is forged or borrowed opens a
-session, and no other site's page can use one."""
+"""Sign-in of operators with a real OpenID provider: roles, forged id tokens, stolen cookies, and requests from other
+sites.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def _provider() -> Iterator[OidcProvider]:
 
 @pytest.fixture
 def provider(_provider: OidcProvider) -> OidcProvider:
-    """One that tells the truth, of Ann, who is of the platform's people."""
+    """A provider that sends valid id tokens for Ann, who is in the group `platform`."""
     _provider.forge, _provider.describe, _provider.asked = None, {}, []
     _provider.person = {"sub": "ann-1", "name": "Ann", "groups": ["staff", "platform"]}
     return _provider
@@ -66,8 +67,8 @@ def oidc_environ(provider: OidcProvider, **changed: str) -> dict[str, str]:
 
 
 @dataclass
-class House:
-    """A gateway's app in this process, and browsers that come to it."""
+class SignInSite:
+    """The gateway's app in this process, and browsers that use it."""
 
     services: Services
     provider: OidcProvider
@@ -83,39 +84,39 @@ class House:
         transport = httpx.ASGITransport(app=connected)
         return await self.browsers.enter_async_context(httpx.AsyncClient(transport=transport, base_url=ORIGIN))
 
-    async def come_back(self, browser: httpx.AsyncClient) -> str:
-        """Begin; where the provider sends the browser then."""
+    async def redirect_back(self, browser: httpx.AsyncClient) -> str:
+        """Start a sign-in and return the URL to which the provider redirects the browser."""
         begun = await browser.get("/admin/sign-in")
         assert begun.status_code == 302, begun.text
         query = {name: values[0] for name, values in parse_qs(urlsplit(begun.headers["location"]).query).items()}
         return self.provider.authorize(query)
 
     async def signed_in(self) -> httpx.AsyncClient:
-        """A browser with a session, from our own pages."""
+        """Return a browser with a session, which sends requests from our own pages."""
         browser = await self.browser()
-        answer = await browser.get(await self.come_back(browser))
-        assert answer.status_code == 200, answer.text
-        told = (await browser.get("/admin/session")).json()["result"]
-        browser.headers.update({"sec-fetch-site": "same-origin", "x-hearth-csrf": told["csrf_token"]})
+        response = await browser.get(await self.redirect_back(browser))
+        assert response.status_code == 200, response.text
+        session = (await browser.get("/admin/session")).json()["result"]
+        browser.headers.update({"sec-fetch-site": "same-origin", "x-hearth-csrf": session["csrf_token"]})
         return browser
 
 
 @pytest.fixture
-async def house(provider: OidcProvider, sqlite_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[House]:
+async def site(provider: OidcProvider, sqlite_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[SignInSite]:
     settings = settings_of(sqlite_url, tmp_path, REDIS_URL=redis_url, **oidc_environ(provider))
     async with open_services(settings) as services, contextlib.AsyncExitStack() as browsers:
-        yield House(services, provider, browsers)
+        yield SignInSite(services, provider, browsers)
 
 
-def told(answer: httpx.Response) -> tuple[int, int]:
-    return answer.status_code, answer.json()["errors"][0]["code"]
+def error_of(response: httpx.Response) -> tuple[int, int]:
+    return response.status_code, response.json()["errors"][0]["code"]
 
 
-async def test_an_operator_manages_every_account_and_runs_nothing(house: House):
-    """From the first redirect to signing out, and the audit tells of both."""
-    made = await accounts.create(house.services.database, "acme")
-    browser = await house.signed_in()
-    asked = house.provider.asked[-1]
+async def test_operator_manages_every_account_and_cannot_run_models(site: SignInSite):
+    """From the redirect to the sign-out, with audit entries for both."""
+    made = await accounts.create(site.services.database, "acme")
+    browser = await site.signed_in()
+    asked = site.provider.asked[-1]
     assert (asked["response_type"], asked["code_challenge_method"]) == ("code", "S256")
     assert len(asked["code_challenge"]) == 43
     assert min(len(asked["state"]), len(asked["nonce"])) >= 43
@@ -127,47 +128,47 @@ async def test_an_operator_manages_every_account_and_runs_nothing(house: House):
     assert (changed.status_code, changed.json()["result"]["name"]) == (200, "ACME")
     assert (await browser.get(f"{account}/tokens")).status_code == 200
     for path in (f"{account}/ai/run/{PARROT}", f"{account}/ai/v1/chat/completions"):
-        assert told(await browser.post(path, json={"prompt": "x"})) == (400, 9106), "a model was run by a cookie"
-    assert told(await browser.get(f"{account}/ai/models/search")) == (403, 10000)
-    assert told(await browser.get(f"{API}/user/tokens")) == (403, 10000)
-    assert told(await browser.get(f"{API}/accounts/{'f' * 32}")) == (404, 7003)
+        assert error_of(await browser.post(path, json={"prompt": "x"})) == (400, 9106), "a session cookie ran a model"
+    assert error_of(await browser.get(f"{account}/ai/models/search")) == (403, 10000)
+    assert error_of(await browser.get(f"{API}/user/tokens")) == (403, 10000)
+    assert error_of(await browser.get(f"{API}/accounts/{'f' * 32}")) == (404, 7003)
     cookies = dict(browser.cookies)
     out = await browser.post("/admin/sign-out")
-    assert out.json()["result"]["provider_sign_out"] == f"{house.provider.issuer}/bye"
-    browser.cookies = cookies  # whoever kept a copy
-    assert told(await browser.get(f"{API}/accounts")) == (401, 10000)
-    entries = await audit.list_recent(house.services.database, "")
+    assert out.json()["result"]["provider_sign_out"] == f"{site.provider.issuer}/bye"
+    browser.cookies = cookies  # a copy of the cookies from before the sign-out
+    assert error_of(await browser.get(f"{API}/accounts")) == (401, 10000)
+    entries = await audit.list_recent(site.services.database, "")
     assert [(entry.action, entry.detail) for entry in entries] == [
         ("operator.sign_out", "administrator"),
         ("operator.sign_in", "administrator"),
     ]
-    assert entries[0].who.startswith("operator:")
-    (renamed, *_) = await audit.list_recent(house.services.database, made.account_id)
-    assert renamed.who == entries[0].who
+    assert entries[0].actor.startswith("operator:")
+    (renamed, *_) = await audit.list_recent(site.services.database, made.account_id)
+    assert renamed.actor == entries[0].actor
 
 
-async def test_cookies_are_out_of_reach_of_scripts_and_of_other_sites(house: House):
-    browser = await house.browser()
+async def test_cookies_are_hidden_from_scripts_and_other_sites(site: SignInSite):
+    browser = await site.browser()
     begun = await browser.get("/admin/sign-in")
     attempt = begun.headers["set-cookie"]
     query = {name: values[0] for name, values in parse_qs(urlsplit(begun.headers["location"]).query).items()}
     assert query["state"] not in attempt
-    answer = await browser.get(house.provider.authorize(query))
-    session, over = answer.headers.get_list("set-cookie")
+    response = await browser.get(site.provider.authorize(query))
+    session, over = response.headers.get_list("set-cookie")
     for cookie in (attempt, session, over):
         assert cookie.startswith("__Host-")
         assert {"Path=/", "Secure", "HttpOnly"} <= {part.strip() for part in cookie.split(";")}
     assert session.endswith("SameSite=Strict")
     assert "SameSite=Lax; Max-Age=0" in over
-    assert answer.headers["cache-control"] == "no-store"
-    assert "script" not in answer.text
-    with contextlib.closing(Redis.from_url(house.services.settings.redis_url)) as redis:
+    assert response.headers["cache-control"] == "no-store"
+    assert "script" not in response.text
+    with contextlib.closing(Redis.from_url(site.services.settings.redis_url)) as redis:
         dump = b"".join(key + (redis.get(key) or b"") for key in redis.keys("*session*"))
     assert dump
     assert session.partition("=")[2][:64].encode() not in dump
 
 
-def signed_by_a_stranger(claims: Claims) -> str:
+def signed_by_another_key(claims: Claims) -> str:
     key = ECKey.generate_key("P-256", {"kid": "key-1"})
     return jwt.encode({"alg": "ES256", "kid": "key-1"}, claims, key)
 
@@ -190,7 +191,7 @@ def with_the_public_key_as_secret(provider: OidcProvider) -> Callable[[Claims], 
 
 
 def forgeries(provider: OidcProvider) -> dict[str, Callable[[Claims], str]]:
-    """Id tokens that must prove nobody."""
+    """Return functions that forge id tokens, by what is wrong with them."""
     now_s = int(time.time())
     stranger = ECKey.generate_key("P-256", {"kid": "key-9"})
     jwk = stranger.as_dict(private=False)
@@ -210,10 +211,10 @@ def forgeries(provider: OidcProvider) -> dict[str, Callable[[Claims], str]]:
         "unsigned": unsigned,
         "HS256 with the public key": with_the_public_key_as_secret(provider),
         "HS256 with a secret from the key list": lambda c: jwt.encode({"alg": "HS256"}, c, everybody),
-        "signed by a stranger": signed_by_a_stranger,
+        "signed by another key": signed_by_another_key,
         "unknown key": lambda c: jwt.encode({"alg": "ES256", "kid": "key-9"}, c, stranger),
-        "a key of its own": lambda c: jwt.encode({"alg": "ES256", "kid": "key-9", "jwk": jwk}, c, stranger),
-        "a key's address": lambda c: provider.signed(c, jku="https://example.com/keys"),
+        "key in the header": lambda c: jwt.encode({"alg": "ES256", "kid": "key-9", "jwk": jwk}, c, stranger),
+        "key URL in the header": lambda c: provider.signed(c, jku="https://example.com/keys"),
         "crit": lambda c: f"{segment({'alg': 'ES256', 'kid': 'key-1', 'crit': ['x']})}.{segment(c)}.AAAA",
         "another algorithm": lambda c: f"{segment({'alg': 'RS256', 'kid': 'key-1'})}.{segment(c)}.AAAA",
         "changed after signing": changed_after,
@@ -241,46 +242,46 @@ def forgeries(provider: OidcProvider) -> dict[str, Callable[[Claims], str]]:
     }
 
 
-async def test_a_forged_id_token_opens_no_session(house: House, caplog: pytest.LogCaptureFixture):
+async def test_forged_id_tokens_are_rejected(site: SignInSite, caplog: pytest.LogCaptureFixture):
     wrong = []
-    before, began_s = house.provider.num_key_requests, time.monotonic()
-    for name, forge in forgeries(house.provider).items():
-        house.provider.forge = forge
-        browser = await house.browser()
-        answer = await browser.get(await house.come_back(browser))
-        if told(answer) != (401, 10002) or "__Host-hearth-session" in browser.cookies:
-            wrong.append((name, answer.status_code, answer.text))
+    before, began_s = site.provider.num_key_requests, time.monotonic()
+    for name, forge in forgeries(site.provider).items():
+        site.provider.forge = forge
+        browser = await site.browser()
+        response = await browser.get(await site.redirect_back(browser))
+        if error_of(response) != (401, 10002) or "__Host-hearth-session" in browser.cookies:
+            wrong.append((name, response.status_code, response.text))
     assert wrong == []
-    num_asked = house.provider.num_key_requests - before
+    num_asked = site.provider.num_key_requests - before
     most = 1 + (time.monotonic() - began_s) // oidc.MIN_KEY_REFRESH_S
-    assert num_asked <= most, "unknown key ids make us ask again and again"
+    assert num_asked <= most, "the key set was fetched too often"
     logged = "".join(str(record.__dict__) for record in caplog.records)
     assert "sign-in failed" in logged
     assert "eyJ" not in logged
-    house.provider.forge = None
-    await house.signed_in()
+    site.provider.forge = None
+    await site.signed_in()
 
 
-async def test_a_provider_s_new_key_is_found(house: House, monkeypatch: pytest.MonkeyPatch):
-    await house.signed_in()
+async def test_new_key_of_the_provider_is_fetched(site: SignInSite, monkeypatch: pytest.MonkeyPatch):
+    await site.signed_in()
     monkeypatch.setattr(oidc, "MIN_KEY_REFRESH_S", 0.0)
-    old = house.provider.key
-    house.provider.key = ECKey.generate_key("P-256", {"kid": "key-2", "use": "sig", "alg": "ES256"})
+    old = site.provider.key
+    site.provider.key = ECKey.generate_key("P-256", {"kid": "key-2", "use": "sig", "alg": "ES256"})
     try:
-        house.provider.forge = lambda claims: house.provider.signed(claims, kid="key-2")
-        await house.signed_in()
+        site.provider.forge = lambda claims: site.provider.signed(claims, kid="key-2")
+        await site.signed_in()
     finally:
-        house.provider.key = old
+        site.provider.key = old
 
 
-async def test_an_answer_counts_in_the_browser_that_asked_and_once(house: House):
-    victim, attacker = await house.browser(), await house.browser()
+async def test_redirect_is_accepted_once_and_only_in_the_browser_that_started_it(site: SignInSite):
+    browser_a, browser_b = await site.browser(), await site.browser()
     failed = (401, 10002)
-    theirs = await house.come_back(attacker)
-    assert told(await victim.get(theirs)) == failed, "signed in as somebody else, without having asked"
-    await house.come_back(victim)
-    assert told(await victim.get(theirs)) == failed, "the state of another browser"
-    ours = await house.come_back(victim)
+    theirs = await site.redirect_back(browser_b)
+    assert error_of(await browser_a.get(theirs)) == failed, "accepted a sign-in that this browser did not start"
+    await site.redirect_back(browser_a)
+    assert error_of(await browser_a.get(theirs)) == failed, "the state of another browser"
+    ours = await site.redirect_back(browser_a)
     for altered in (
         ours.replace("state=", "state=x"),
         ours.replace("code=", "code=x"),
@@ -289,11 +290,11 @@ async def test_an_answer_counts_in_the_browser_that_asked_and_once(house: House)
         ours.partition("?")[0] + "?error=access_denied&" + ours.partition("state=")[1] + ours.partition("state=")[2],
         ours.partition("?")[0],
     ):
-        assert told(await victim.get(altered)) == failed, altered
-    kept = dict(victim.cookies)
-    assert (await victim.get(ours)).status_code == 200
-    victim.cookies = kept
-    assert told(await victim.get(ours)) == failed, "a code was taken twice"
+        assert error_of(await browser_a.get(altered)) == failed, altered
+    kept = dict(browser_a.cookies)
+    assert (await browser_a.get(ours)).status_code == 200
+    browser_a.cookies = kept
+    assert error_of(await browser_a.get(ours)) == failed, "a code was accepted twice"
 
 
 @pytest.mark.parametrize(
@@ -313,35 +314,35 @@ async def test_an_answer_counts_in_the_browser_that_asked_and_once(house: House)
         ("realm.roles", "a=viewer", {"realm": "roles"}, None),
     ],
 )
-def test_roles_come_from_the_claim_alone(claim: str, roles: str, person: Claims, role: str | None):
+def test_role_is_read_from_the_configured_claim(claim: str, roles: str, person: Claims, role: str | None):
     from gateway.management.operator_settings import operator_roles_in
     from gateway.management.operators import role_of
 
     assert role_of({"sub": "a", **person}, claim, operator_roles_in(roles)) == role
 
 
-async def test_who_has_no_role_is_not_let_in_and_a_viewer_only_sees(house: House):
-    house.provider.person = {"sub": "eve", "groups": ["staff"]}
-    browser = await house.browser()
-    assert told(await browser.get(await house.come_back(browser))) == (403, 10003)
+async def test_user_without_a_role_is_rejected_and_a_viewer_changes_nothing(site: SignInSite):
+    site.provider.person = {"sub": "eve", "groups": ["staff"]}
+    browser = await site.browser()
+    assert error_of(await browser.get(await site.redirect_back(browser))) == (403, 10003)
     assert "__Host-hearth-session" not in browser.cookies
-    house.provider.person = {"sub": "bob", "name": "<b>Bob</b>", "groups": ["auditors"]}
-    made = await accounts.create(house.services.database, "acme")
-    viewer = await house.signed_in()
+    site.provider.person = {"sub": "bob", "name": "<b>Bob</b>", "groups": ["auditors"]}
+    made = await accounts.create(site.services.database, "acme")
+    viewer = await site.signed_in()
     assert (await viewer.get("/admin/session")).json()["result"]["name"] == "bBobb"
     account = f"{API}/accounts/{made.account_id}"
     assert (await viewer.get(f"{account}/audit_logs")).status_code == 200
     for method, path in (("PUT", account), ("DELETE", account), ("POST", f"{account}/tokens")):
-        assert told(await viewer.request(method, path, json={"name": "x"})) == (403, 10000)
+        assert error_of(await viewer.request(method, path, json={"name": "x"})) == (403, 10000)
 
 
 CROSS = (403, 10004)
 
 
-async def test_another_site_s_page_can_do_nothing_with_a_session(house: House):
-    made = await accounts.create(house.services.database, "acme")
+async def test_requests_from_other_sites_are_rejected(site: SignInSite):
+    made = await accounts.create(site.services.database, "acme")
     path = f"{API}/accounts/{made.account_id}"
-    browser = await house.signed_in()
+    browser = await site.signed_in()
     token = browser.headers.pop("x-hearth-csrf")
     del browser.headers["sec-fetch-site"]
     refused: list[dict[str, str]] = [
@@ -360,24 +361,24 @@ async def test_another_site_s_page_can_do_nothing_with_a_session(house: House):
     ]
     for headers in refused:
         for method, where in (("PUT", path), ("DELETE", path), ("POST", f"{path}/tokens"), ("POST", "/admin/sign-out")):
-            answer = await browser.request(method, where, json={"name": "x"}, headers=headers)
-            assert told(answer) == CROSS, (method, headers)
+            response = await browser.request(method, where, json={"name": "x"}, headers=headers)
+            assert error_of(response) == CROSS, (method, headers)
     for headers in ({"sec-fetch-site": "cross-site"}, {"origin": "https://evil.example"}):
-        answer = await browser.get("/admin/session", headers=headers)
-        assert told(answer) == CROSS
-        assert "access-control-allow-credentials" not in answer.headers
+        response = await browser.get("/admin/session", headers=headers)
+        assert error_of(response) == CROSS
+        assert "access-control-allow-credentials" not in response.headers
     for headers in ({"sec-fetch-site": "same-origin"}, {"origin": ORIGIN}):
-        answer = await browser.put(path, json={"name": "y"}, headers={**headers, "x-hearth-csrf": token})
-        assert answer.status_code == 200
-    other = await house.signed_in()
-    answer = await browser.put(path, json={"name": "z"}, headers={**other.headers})
-    assert told(answer) == CROSS, "another session's token"
+        response = await browser.put(path, json={"name": "y"}, headers={**headers, "x-hearth-csrf": token})
+        assert response.status_code == 200
+    other = await site.signed_in()
+    response = await browser.put(path, json={"name": "z"}, headers={**other.headers})
+    assert error_of(response) == CROSS, "another session's token"
 
 
-async def test_a_cookie_that_was_not_given_opens_nothing(house: House):
-    browser = await house.signed_in()
+async def test_altered_cookies_are_rejected(site: SignInSite):
+    browser = await site.signed_in()
     right = browser.cookies["__Host-hearth-session"]
-    stranger = await house.browser()
+    stranger = await site.browser()
     for cookie in (
         "0" * 64 + "." + right[65:],
         right[:64] + "." + "0" * 64,
@@ -387,16 +388,18 @@ async def test_a_cookie_that_was_not_given_opens_nothing(house: House):
         "x",
         f"{right}; __Host-hearth-session={right}",
     ):
-        answer = await stranger.get(f"{API}/accounts", headers={"cookie": f"__Host-hearth-session={cookie}"})
-        assert answer.status_code in (400, 401), cookie
+        response = await stranger.get(f"{API}/accounts", headers={"cookie": f"__Host-hearth-session={cookie}"})
+        assert response.status_code in (400, 401), cookie
     both = {"cookie": f"__Host-hearth-session={right}", "authorization": "Bearer nothing"}
-    assert told(await stranger.get(f"{API}/accounts", headers=both)) == (400, 9106), "a credential wins over a cookie"
-    again = await house.signed_in()
+    assert error_of(await stranger.get(f"{API}/accounts", headers=both)) == (400, 9106), (
+        "the cookie was used despite a credential"
+    )
+    again = await site.signed_in()
     assert again.cookies["__Host-hearth-session"] != right
 
 
-async def test_sessions_end_and_their_record_cannot_be_written_by_others(redis_url: str):
-    """After half an hour without use, after half a day in any case, and when what lies in Redis is not ours."""
+async def test_sessions_expire_and_altered_records_are_rejected(redis_url: str):
+    """After half an hour without use, after half a day in any case, and if the record in Redis was changed."""
     clock, ephemeral = HandClock(), Ephemeral.connect(redis_url, timeout_s=PATIENCE_S)
     sessions = WebSessions(ephemeral, b"s" * 32, clock)
     cookie = await sessions.open("operator:1", "Ann", "viewer")
@@ -420,7 +423,7 @@ async def test_sessions_end_and_their_record_cannot_be_written_by_others(redis_u
     await ephemeral.close()
 
 
-async def test_a_provider_that_is_away_or_not_itself_is_no_provider(house: House):
+async def test_invalid_discovery_document_is_rejected(site: SignInSite):
     for lie in (
         {"issuer": "https://example.com"},
         {"token_endpoint": "http://example.com/token"},
@@ -428,22 +431,22 @@ async def test_a_provider_that_is_away_or_not_itself_is_no_provider(house: House
         {"authorization_endpoint": 5},
         {"end_session_endpoint": "javascript:alert(1)"},
     ):
-        house.provider.describe = lie
-        assert told(await (await house.browser()).get("/admin/sign-in")) == (503, 11002), lie
-    house.provider.describe = {}
-    await house.signed_in()
+        site.provider.describe = lie
+        assert error_of(await (await site.browser()).get("/admin/sign-in")) == (503, 11002), lie
+    site.provider.describe = {}
+    await site.signed_in()
 
 
-async def test_without_a_provider_there_are_no_such_routes(sqlite_url: str, tmp_path: Path):
+async def test_routes_do_not_exist_without_a_provider(sqlite_url: str, tmp_path: Path):
     async with (
         open_services(settings_of(sqlite_url, tmp_path)) as services,
         contextlib.AsyncExitStack() as browsers,
     ):
-        browser = await House(services, None, browsers).browser()  # type: ignore[arg-type]
+        browser = await SignInSite(services, None, browsers).browser()  # type: ignore[arg-type]
         for method, path in (("GET", "sign-in"), ("GET", "callback"), ("GET", "session"), ("POST", "sign-out")):
-            assert told(await browser.request(method, f"/admin/{path}")) == (400, 7000)
+            assert error_of(await browser.request(method, f"/admin/{path}")) == (400, 7000)
         cookie = {"cookie": f"__Host-hearth-session={'0' * 64}.{'0' * 64}"}
-        assert told(await browser.get(f"{API}/accounts", headers=cookie)) == (400, 9106)
+        assert error_of(await browser.get(f"{API}/accounts", headers=cookie)) == (400, 9106)
 
 
 @pytest.mark.parametrize(
@@ -464,7 +467,7 @@ async def test_without_a_provider_there_are_no_such_routes(sqlite_url: str, tmp_
         ({"HEARTH_OIDC_SCOPES": "profile"}, "HEARTH_OIDC_SCOPES"),
     ],
 )
-def test_a_setting_that_cannot_work_is_named(tmp_path: Path, provider: OidcProvider, changed: dict, names: str):
+def test_invalid_setting_is_named(tmp_path: Path, provider: OidcProvider, changed: dict, names: str):
     with pytest.raises(SettingError, match=names) as error:
         settings_of("sqlite:///x", tmp_path, **oidc_environ(provider, **changed))
     assert CLIENT_SECRET not in str(error.value)

@@ -1,4 +1,4 @@
-"""The usage routes: sums, calls, latencies, files, prices without a call, and budgets that refuse."""
+"""The usage routes: sums, calls, latencies, exports, prices, and budgets that reject calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def num_useful(keeper: httpx.Client) -> int:
     return sum(row["num_useful"] for row in sums(keeper))
 
 
-def test_calls_are_summed_with_what_they_cost(running: Running, keeper: httpx.Client):
+def test_calls_are_summed_with_their_cost(running: Running, keeper: httpx.Client):
     def of_parrot() -> dict:
         rows = sums(keeper, by="model", model=PARROT)
         return rows[0] if rows else {"num_calls": 0, "num_useful": 0, "bytes_in": 0}
@@ -72,7 +72,7 @@ def test_calls_are_summed_with_what_they_cost(running: Running, keeper: httpx.Cl
     assert sums(keeper, until="2020-01-01", since="2019-01-01") == []
 
 
-def test_a_reply_asked_for_again_is_not_useful(running: Running, keeper: httpx.Client):
+def test_response_requested_again_is_not_useful(running: Running, keeper: httpx.Client):
     calls, replies = num_calls(keeper), num_useful(keeper)
     assert run(running, "once more", **{"x-stainless-retry-count": "0"}).status_code == 200
     wait_until_blocking(lambda: num_calls(keeper) == calls + 1)
@@ -82,7 +82,7 @@ def test_a_reply_asked_for_again_is_not_useful(running: Running, keeper: httpx.C
     assert num_useful(keeper) == replies + 1
 
 
-def test_single_calls_their_latency_and_files_of_them(running: Running, keeper: httpx.Client):
+def test_calls_latencies_and_exports(running: Running, keeper: httpx.Client):
     request_id = run(running).headers["cf-ai-req-id"]
 
     def newest() -> dict:
@@ -100,7 +100,7 @@ def test_single_calls_their_latency_and_files_of_them(running: Running, keeper: 
     assert lines[-1]["request_id"] == request_id
 
 
-def test_parquet_export_holds_the_rows_of_the_csv_export(running: Running, keeper: httpx.Client):
+def test_parquet_export_has_the_rows_of_the_csv_export(running: Running, keeper: httpx.Client):
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed (pip install 'hearth[parquet]')")
     run(running)
     lines = list(csv.DictReader(io.StringIO(keeper.get("usage/export").text)))
@@ -111,13 +111,13 @@ def test_parquet_export_holds_the_rows_of_the_csv_export(running: Running, keepe
 
 
 @pytest.mark.skipif(find_spec("pyarrow") is not None, reason="pyarrow is installed")
-def test_parquet_export_without_pyarrow_says_how_to_install_it(keeper: httpx.Client):
+def test_parquet_export_without_pyarrow_explains_how_to_install_it(keeper: httpx.Client):
     response = keeper.get("usage/export", params={"format": "parquet"})
     assert response.status_code == 400
     assert "pip install 'hearth[parquet]'" in response.json()["errors"][0]["message"]
 
 
-def test_a_price_is_told_without_running_anything(running: Running):
+def test_price_is_estimated_without_running_the_call(running: Running):
     before = running.site.num_executes
     url = f"{running.account_url}/ai/price/{PARROT}"
     told = httpx.post(url, json={"prompt": "x" * 400, "max_tokens": 10}, headers=running.headers()).json()["result"]
@@ -127,13 +127,13 @@ def test_a_price_is_told_without_running_anything(running: Running):
     assert running.site.num_executes == before
 
 
-def test_a_forecast_is_at_least_what_was_used(keeper: httpx.Client):
+def test_forecast_is_at_least_the_usage_so_far(keeper: httpx.Client):
     told = keeper.get("usage/forecast").json()["result"]
     assert told["expected"]["neurons"] >= told["used"]["neurons"]
     assert 0 <= told["days_left"] <= 31
 
 
-def test_a_budget_that_is_used_refuses_until_it_is_taken_away(running: Running, keeper: httpx.Client):
+def test_exhausted_budget_rejects_calls_until_it_is_deleted(running: Running, keeper: httpx.Client):
     put = keeper.put("usage/budgets", json={"amount": 0.000001, "unit": "neurons", "alert_percents": [100]})
     assert put.json()["result"]["refuses"] is True
     try:
@@ -149,7 +149,7 @@ def test_a_budget_that_is_used_refuses_until_it_is_taken_away(running: Running, 
     assert keeper.delete("usage/budgets", params={"unit": "neurons"}).status_code == 404
 
 
-def test_a_token_s_budget_refuses_it_and_no_other(running: Running, keeper: httpx.Client):
+def test_token_budget_rejects_only_that_token(running: Running, keeper: httpx.Client):
     token_id = running.tenants.token_ids["write"]
     budget = {"amount": 0.000001, "unit": "usd", "api_token_id": token_id}
     assert keeper.put("usage/budgets", json=budget).json()["result"]["api_token_id"] == token_id
@@ -166,10 +166,10 @@ def test_a_token_s_budget_refuses_it_and_no_other(running: Running, keeper: http
     assert ask("write") == 200
 
 
-def test_a_free_account_s_day_ends_with_what_the_contract_says(running: Running):
+def test_exhausted_free_plan_returns_the_contract_error(running: Running):
     async def be_free() -> None:
         database = Database.connect(running.site.database_url)
-        await accounts.set_terms(database, running.tenants.other_account_id, plan="free", who="test")
+        await accounts.set_terms(database, running.tenants.other_account_id, plan="free")
         await database.close()
 
     asyncio.run(be_free())
@@ -218,16 +218,16 @@ def test_a_free_account_s_day_ends_with_what_the_contract_says(running: Running)
         {"amount": 1, "alert_percents": [True]},
     ],
 )
-def test_a_budget_that_makes_no_sense_is_refused(keeper: httpx.Client, body: dict):
+def test_invalid_budget_is_rejected(keeper: httpx.Client, body: dict):
     assert keeper.put("usage/budgets", json=body).json()["errors"][0]["code"] == 1004
 
 
 @pytest.mark.parametrize("query", ["by=account", "since=yesterday", "since=2026-02-02&until=2026-02-01"])
-def test_a_query_that_makes_no_sense_is_refused(keeper: httpx.Client, query: str):
+def test_invalid_query_is_rejected(keeper: httpx.Client, query: str):
     assert keeper.get(f"usage?{query}").json()["errors"][0]["code"] == 3003
 
 
-def test_who_may_only_run_models_reads_no_usage(running: Running):
+def test_token_that_may_only_run_models_cannot_read_usage(running: Running):
     for path in ("", "/calls", "/export", "/budgets", "/alerts", "/forecast", "/latency"):
         assert httpx.get(f"{running.account_url}/ai/usage{path}", headers=running.headers()).status_code == 403
     answer = httpx.put(
@@ -246,11 +246,11 @@ def test_who_may_only_run_models_reads_no_usage(running: Running):
         ("finetunes/%00", (403, 10000)),
     ],
 )
-def test_a_null_character_comes_to_no_database(keeper: httpx.Client, path: str, expected: tuple[int, int]):
+def test_null_character_never_reaches_the_database(keeper: httpx.Client, path: str, expected: tuple[int, int]):
     answer = keeper.get(path)
     assert (answer.status_code, answer.json()["errors"][0]["code"]) == expected
 
 
-def test_nothing_is_called_by_a_null_character(running: Running):
+def test_names_with_a_null_character_are_rejected(running: Running):
     answer = httpx.delete(f"{running.account_url}/ai/finetunes/%00", headers=running.headers("write"))
     assert (answer.status_code, answer.json()["errors"][0]["code"]) == (404, 7003)

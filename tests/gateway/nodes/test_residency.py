@@ -49,9 +49,9 @@ def change(running: Running, **rules: Any) -> None:
         account_id = running.tenants.account_id
         if "region" in rules:
             region = parse_rule(rules["region"]) if rules["region"] else None
-            await accounts.set_region(database, account_id, region, who="test")
+            await accounts.set_region(database, account_id, region)
         if "retention" in rules:
-            await accounts.set_retention(database, account_id, rules["retention"], who="test")
+            await accounts.set_retention(database, account_id, rules["retention"])
         await database.close()
 
     asyncio.run(write())

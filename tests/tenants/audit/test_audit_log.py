@@ -1,4 +1,4 @@
-"""tenants/audit/: entries stand in one chain, and no hand on the database goes unseen."""
+"""tenants/audit/: entries form one hash chain, and changes made directly in the database are detected."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ async def write(database: Database, *subjects: str) -> None:
     for subject in subjects:
         async with database.transaction() as connection:
             ids = {"account_id": "a" * 32, "subject_id": subject}
-            await audit.append(connection, at=NOON, who="cli", action="account.update", **ids)
+            await audit.append(connection, at=NOON, actor="cli", action="account.update", **ids)
 
 
 async def tamper(database: Database, *statements: str) -> None:
-    """What somebody does who owns the database: the triggers go first."""
+    """Change rows as the database's owner can: drop the triggers first."""
     drop = (
         ["DROP TRIGGER audit_entries_no_update", "DROP TRIGGER audit_entries_no_delete"]
         if database.dialect == "sqlite"
@@ -44,10 +44,10 @@ async def tamper(database: Database, *statements: str) -> None:
             await connection.execute(text(statement))
 
 
-async def test_a_chain_that_nobody_touched_is_whole(database: Database):
+async def test_untouched_chain_is_valid(database: Database):
     assert (await audit_heads.verify(database)).problems == []
     account = await accounts.create(database, "Ada")
-    await accounts.block(database, account.account_id)
+    await accounts.set_blocked(database, account.account_id, True)
     found = await audit_heads.verify(database)
     assert (found.num_entries, found.problems) == (2, [])
     assert found.head == await audit.read_head(database)
@@ -59,26 +59,26 @@ async def test_a_chain_that_nobody_touched_is_whole(database: Database):
 @pytest.mark.parametrize(
     ("statements", "says"),
     [
-        (["UPDATE audit_entries SET subject_id = 'other' WHERE sequence = 2"], "entry 2 (account.update) is not what"),
-        (["UPDATE audit_entries SET detail = 'x' WHERE sequence = 4"], "entry 4 (account.update) is not what"),
+        (["UPDATE audit_entries SET subject_id = 'other' WHERE sequence = 2"], "entry 2 (account.update) was changed"),
+        (["UPDATE audit_entries SET detail = 'x' WHERE sequence = 4"], "entry 4 (account.update) was changed"),
         (["DELETE FROM audit_entries WHERE sequence = 2"], "entries 2 to 2 are missing"),
         (["DELETE FROM audit_entries WHERE sequence = 1"], "entries 1 to 1 are missing"),
         (["UPDATE audit_entries SET sequence = 9 WHERE sequence = 2",
           "UPDATE audit_entries SET sequence = 2 WHERE sequence = 3",
-          "UPDATE audit_entries SET sequence = 3 WHERE sequence = 9"], "entry 2 (account.update) is not what"),
-        (["DELETE FROM audit_entries WHERE sequence >= 3"], "entry 4 is missing, which the head in the database names"),
+          "UPDATE audit_entries SET sequence = 3 WHERE sequence = 9"], "entry 2 (account.update) was changed"),
+        (["DELETE FROM audit_entries WHERE sequence >= 3"], "entry 4 is missing, but is named by the head"),
         (["DELETE FROM audit_entries"], "entry 4 is missing"),
-        (["UPDATE audit_head SET sequence = 3"], "entry 3 is not the one that the head in the database names"),
+        (["UPDATE audit_head SET sequence = 3"], "entry 3 does not match the head in the database"),
     ],
 )  # fmt: skip
-async def test_an_entry_changed_moved_or_taken_away_is_seen(database: Database, statements: list[str], says: str):
+async def test_changed_moved_or_deleted_entry_is_detected(database: Database, statements: list[str], says: str):
     await write(database, "one", "two", "three", "four")
     await tamper(database, *statements)
     problems = (await audit_heads.verify(database)).problems
     assert any(says in problem for problem in problems), problems
 
 
-async def test_an_entry_written_anew_with_a_digest_of_its_own_does_not_fit_the_next(database: Database):
+async def test_rewritten_entry_with_a_valid_digest_breaks_the_chain(database: Database):
     await write(database, "one", "two", "three")
     forged = dataclasses.replace(await entry(database, 2), subject_id="other")
     digest = audit.digest_of(forged, (await entry(database, 1)).digest)
@@ -86,10 +86,10 @@ async def test_an_entry_written_anew_with_a_digest_of_its_own_does_not_fit_the_n
     async with database.transaction() as connection:
         changed = update(audit_entries).where(audit_entries.c.sequence == 2)
         await connection.execute(changed.values(subject_id="other", digest=digest))
-    assert (await audit_heads.verify(database)).problems == ["entry 3 (account.update) is not what was written"]
+    assert (await audit_heads.verify(database)).problems == ["entry 3 (account.update) was changed"]
 
 
-async def test_a_chain_cut_short_or_written_anew_does_not_fit_a_head_noted_elsewhere(database: Database):
+async def test_truncated_or_rewritten_chain_does_not_match_a_recorded_head(database: Database):
     await write(database, "one", "two", "three")
     noted = [await noted_head(database)]
     two = await entry(database, 2)
@@ -97,35 +97,35 @@ async def test_a_chain_cut_short_or_written_anew_does_not_fit_a_head_noted_elsew
     async with database.transaction() as connection:
         head = text("UPDATE audit_head SET sequence = 2, digest = :digest")
         await connection.execute(head, {"digest": two.digest})
-    assert (await audit_heads.verify(database)).problems == []  # the database alone cannot tell
+    assert (await audit_heads.verify(database)).problems == []  # not detectable from the database alone
     (problem,) = (await audit_heads.verify(database, noted, KEY)).problems
-    assert problem == "entry 3 is missing, which the head noted at 2026-11-22T12:00:00+00:00 names"
+    assert problem == "entry 3 is missing, but is named by the head recorded at 2026-11-22T12:00:00+00:00"
     await write(database, "forged")
     (problem,) = (await audit_heads.verify(database, noted, KEY)).problems
-    assert problem.startswith("entry 3 is not the one that the head noted at")
+    assert problem.startswith("entry 3 does not match the head recorded at")
 
 
-async def test_a_head_is_believed_only_under_the_platforms_key(database: Database, tmp_path: Path):
+async def test_recorded_head_needs_the_platform_key(database: Database, tmp_path: Path):
     await write(database, "one")
     noted = await noted_head(database)
     assert noted.is_proven(KEY)
     assert not noted.is_proven(KEY[::-1])
     forged = [NotedHead(noted.at, 9, noted.digest, noted.proof), NotedHead(noted.at, 1, "zz", noted.proof)]
     problems = (await audit_heads.verify(database, [noted, *forged], KEY)).problems
-    assert problems == [f"noted head {number} was not written with this platform's key" for number in (2, 3)]
+    assert problems == [f"recorded head {number} was not written with this platform's key" for number in (2, 3)]
     file = tmp_path / "heads"
     assert audit_heads.read_notes(file) == []
     line = audit_heads.note(Head(1, bytes(32)), NOON, KEY)
-    file.write_bytes(line + line[:20])  # the disk was full
+    file.write_bytes(line + line[:20])  # a line cut off by a full disk
     assert len(audit_heads.read_notes(file)) == 1
     file.write_bytes(line[:20] + b"\n" + line)
     with pytest.raises(ValueError, match="line 1 of"):
         audit_heads.read_notes(file)
 
 
-async def test_the_database_refuses_to_change_or_forget_an_entry(database: Database):
+async def test_database_rejects_updates_and_deletes_of_entries(database: Database):
     await write(database, "one")
-    statements = ["UPDATE audit_entries SET who = 'me'", "DELETE FROM audit_entries"]
+    statements = ["UPDATE audit_entries SET actor = 'me'", "DELETE FROM audit_entries"]
     if database.dialect == "postgresql":
         statements.append("TRUNCATE audit_entries")
     for statement in statements:
@@ -134,11 +134,11 @@ async def test_the_database_refuses_to_change_or_forget_an_entry(database: Datab
                 await connection.execute(text(statement))
 
 
-async def test_an_entry_whose_transaction_fails_leaves_no_gap(database: Database):
+async def test_rolled_back_entry_leaves_no_gap(database: Database):
     async def fail() -> None:
         async with database.transaction() as connection:
             ids = {"account_id": "a", "subject_id": "b"}
-            await audit.append(connection, at=NOON, who="cli", action="x", **ids)
+            await audit.append(connection, at=NOON, actor="cli", action="x", **ids)
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
@@ -147,8 +147,8 @@ async def test_an_entry_whose_transaction_fails_leaves_no_gap(database: Database
     assert (await audit_heads.verify(database)).problems == []
 
 
-async def test_writers_at_once_make_one_chain(database: Database, database_url: str):
-    """Each writer with connections of its own, as so many processes have them; and a look in between."""
+async def test_concurrent_writers_make_one_chain(database: Database, database_url: str):
+    """Each writer has its own connections, as separate processes do. A verification runs in between."""
     names = itertools.count()
     others = [Database.connect(database_url) for _ in range(4)]
     try:

@@ -1,4 +1,4 @@
-"""api_token_text.py: which texts are tokens of ours, which could be someone's, and which are none."""
+"""tenants/credentials/api_token_text.py: which texts are Hearth tokens, other credentials, or neither."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tenants.credentials.principal import Refused, TokenKind
 
 
 @pytest.mark.parametrize(("kind", "prefix"), [("user", "cfut_"), ("account", "cfat_")])
-def test_a_minted_secret_has_the_contracts_form_and_parses_to_its_lookup_id(kind: TokenKind, prefix: str) -> None:
+def test_new_secret_has_the_contract_format_and_parses_to_its_lookup_id(kind: TokenKind, prefix: str) -> None:
     seen = set()
     for _ in range(200):
         text, lookup_id = mint(kind)
@@ -25,20 +25,20 @@ def test_a_minted_secret_has_the_contracts_form_and_parses_to_its_lookup_id(kind
 
 
 @given(at=st.integers(0, 50), character=st.sampled_from("0aZ_ -é"))
-def test_no_single_altered_character_gets_past_the_checksum(at: int, character: str) -> None:
+def test_checksum_detects_every_altered_character(at: int, character: str) -> None:
     text, _ = mint("user")
     altered = text[:at] + character + text[at + 1 :]
     assert isinstance(parse_secret(altered), Refused) or altered == text
 
 
 @given(length=st.integers(6, 50))
-def test_a_cut_token_is_unknown_not_malformed(length: int) -> None:
+def test_truncated_token_is_unknown(length: int) -> None:
     text, _ = mint("user")
     assert parse_secret(text[:length]) == Refused("unknown")
 
 
 @pytest.mark.parametrize("text", ["cfk_" + "a" * 46, "cfoat_" + "a-b.c" * 9, "A" * 40, "a-_" * 13 + "z", "cfut_x"])
-def test_other_credentials_of_the_contract_are_well_formed_and_unknown(text: str) -> None:
+def test_other_credential_formats_are_unknown(text: str) -> None:
     assert parse_secret(text) == Refused("unknown")
 
 
@@ -47,17 +47,17 @@ _NOR_THESE = ("A" * 39, "A" * 41, "a" * 40 + "\n", "𝟘" * 40, "sk-proj-abc", "
 
 
 @pytest.mark.parametrize("text", [*_NO_CREDENTIALS, *_NOR_THESE])
-def test_what_is_no_credential_is_malformed(text: str) -> None:
+def test_other_text_is_malformed(text: str) -> None:
     assert parse_secret(text) == Refused("malformed")
 
 
 @given(text=st.text())
 @example(text="cfut_" + "0" * 46)
-def test_no_text_that_was_not_minted_parses(text: str) -> None:
+def test_invented_text_never_parses(text: str) -> None:
     assert isinstance(parse_secret(text), Refused)
 
 
-def test_the_hash_needs_the_pepper_and_has_a_fixed_length() -> None:
+def test_hash_depends_on_the_pepper_and_has_a_fixed_length() -> None:
     text, _ = mint("user")
     assert keyed_hash(b"one", text) != keyed_hash(b"two", text)
     assert len(keyed_hash(b"one", "")) == 32

@@ -1,4 +1,4 @@
-"""What members may do by their role, tokens by their list of models, and accounts by their terms."""
+"""Limits of members by role, of tokens by their models, and of accounts by their terms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.tenants.conftest import PEPPER
 READING = frozenset(scope for scope in ALL_SCOPES if scope.endswith(":read"))
 
 
-def test_a_role_bounds_what_there_is_and_adds_nothing():
+def test_role_limits_scopes_and_adds_none():
     assert bounded(ALL_SCOPES, "administrator") == ALL_SCOPES
     assert bounded(ALL_SCOPES, "viewer") == READING
     assert bounded(ALL_SCOPES, "developer") == READING | {"ai:run", "ai:write", "api_token:write"}
@@ -42,13 +42,13 @@ async def verified(database: Database, secret: str) -> Principal:
     return found
 
 
-async def test_whatever_a_member_holds_is_bounded_by_the_role(database: Database, account_id: str):
+async def test_every_credential_of_a_member_is_limited_by_the_role(database: Database, account_id: str):
     other = (await accounts.create(database, "Bea")).account_id
     created = await users.create(database, PEPPER, "ada@example.com", (account_id,))
     user_id = created.user.user_id
     await users.join(database, user_id, other, role="viewer")
     holder = TokenOwner("user", account_id, user_id)
-    secret = (await user_tokens.create(database, PEPPER, holder, spec(other), who="t")).secret
+    secret = (await user_tokens.create(database, PEPPER, holder, spec(other))).secret
     verifier = TokenVerifier(database, PEPPER)
     key = await verifier.verify_global_key("ada@example.com", created.global_key)
     assert isinstance(key, Principal)
@@ -63,7 +63,7 @@ async def test_whatever_a_member_holds_is_bounded_by_the_role(database: Database
         await users.set_role(database, user_id, "0" * 32, "viewer")
 
 
-async def test_a_verifier_hears_of_another_role_and_of_other_terms(database: Database, account_id: str):
+async def test_verifier_sees_a_changed_role_and_changed_terms(database: Database, account_id: str):
     created = await users.create(database, PEPPER, "ada@example.com", (account_id,))
     verifier = TokenVerifier(database, PEPPER)
     await verifier.poll()
@@ -76,27 +76,25 @@ async def test_a_verifier_hears_of_another_role_and_of_other_terms(database: Dat
 
     assert await now() == (True, AccountTerms("paid", ""))
     await users.set_role(database, created.user.user_id, account_id, "viewer")
-    await accounts.set_terms(database, account_id, plan="free", limits="account=5/60", who="t")
+    await accounts.set_terms(database, account_id, plan="free", limits="account=5/60")
     assert await now() == (False, AccountTerms("free", "account=5/60"))
-    await accounts.set_terms(database, account_id, limits="", who="t")
+    await accounts.set_terms(database, account_id, limits="")
     assert await now() == (False, AccountTerms("free", ""))
     with pytest.raises(ValueError, match="free, paid, enterprise"):
-        await accounts.set_terms(database, account_id, plan="gold", who="t")
+        await accounts.set_terms(database, account_id, plan="gold")
     with pytest.raises(ValueError, match="must be contract"):
-        await accounts.set_terms(database, account_id, limits="account", who="t")
+        await accounts.set_terms(database, account_id, limits="account")
     with pytest.raises(Missing):
-        await accounts.set_terms(database, "0" * 32, plan="free", who="t")
+        await accounts.set_terms(database, "0" * 32, plan="free")
 
 
-async def test_a_token_keeps_its_models_and_limits(database: Database, account_id: str):
+async def test_token_has_its_models_and_limits(database: Database, account_id: str):
     holder = TokenOwner("account", account_id)
     models = ("@cf/x/y", "@cf/x/z")
-    created = await user_tokens.create(
-        database, PEPPER, holder, spec(account_id, models=models, limits="token=3/60"), who="t"
-    )
+    created = await user_tokens.create(database, PEPPER, holder, spec(account_id, models=models, limits="token=3/60"))
     assert (created.token.models, created.token.limits) == (models, "token=3/60")
     found = await verified(database, created.secret)
     assert (found.models, found.limits) == (frozenset(models), "token=3/60")
-    await user_tokens.replace(database, holder, created.token.api_token_id, spec(account_id), who="t")
+    await user_tokens.replace(database, holder, created.token.api_token_id, spec(account_id))
     found = await verified(database, created.secret)
     assert (found.models, found.limits) == (None, "")

@@ -1,4 +1,4 @@
-"""tenants/credentials/scopes.py: what each permission group opens."""
+"""tenants/credentials/scopes.py: the scopes of each permission group."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ READ, WRITE = "a92d2450e05d4e7bb7d0a64968f83d11", "bacc64e0f6c34fc0883a1223f938a
         (["f" * 32], set()),
     ],
 )
-def test_reading_is_enough_to_run_models_and_only_writing_opens_writing(groups: list[str], opened: set[str]) -> None:
+def test_read_group_runs_models_and_only_write_group_writes(groups: list[str], opened: set[str]) -> None:
     assert scopes_of(groups) == opened
 
 
-def test_group_ids_and_names_are_unique_and_well_formed() -> None:
+def test_group_ids_and_names_are_unique_and_valid() -> None:
     assert len({group.group_id for group in GROUPS}) == len({group.name for group in GROUPS}) == len(GROUPS)
     assert all(len(group.group_id) == 32 and int(group.group_id, 16) for group in GROUPS)
     assert set(WORKERS_AI_GROUPS) == {READ, WRITE}
 
 
 @pytest.mark.parametrize("text", ["Workers AI Write", "workers ai write", "Workers AI Edit", WRITE, f" {WRITE} "])
-def test_a_group_is_found_by_id_by_name_and_by_the_name_people_see(text: str) -> None:
+def test_group_is_found_by_id_name_or_alias(text: str) -> None:
     group = find_group(text)
     assert group is not None
     assert group.group_id == WRITE
 
 
 @pytest.mark.parametrize("text", ["", "Workers", "ai:run", "Workers AI  Read"])
-def test_what_is_no_group_is_not_found(text: str) -> None:
+def test_unknown_group_is_not_found(text: str) -> None:
     assert find_group(text) is None

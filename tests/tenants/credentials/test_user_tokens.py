@@ -1,5 +1,4 @@
-"""user_tokens.py, users.py and accounts.py on both databases: every family is made, listed, found by a process
-that starts later, and deleted; and what a verifier remembers keeps up with each change."""
+"""user_tokens.py, users.py and accounts.py on both databases, and how verifiers follow each change."""
 
 from __future__ import annotations
 
@@ -12,6 +11,7 @@ from storage.errors import Conflict, Missing
 from tenants import accounts, users
 from tenants.accounts import AccountSettings
 from tenants.audit import audit_log as audit
+from tenants.change_context import ChangeContext
 from tenants.credentials import user_tokens
 from tenants.credentials.conditions import AddressCondition
 from tenants.credentials.policies import Policy
@@ -23,6 +23,7 @@ from tests.tenants.conftest import PEPPER
 from tests.tenants.hand_clock import HandClock
 
 READ, WRITE = "a92d2450e05d4e7bb7d0a64968f83d11", "bacc64e0f6c34fc0883a1223f938a104"
+OPS = ChangeContext("ops")
 EVERYWHERE = "com.cloudflare.api.account.*"
 
 
@@ -42,13 +43,13 @@ def verifier(database: Database, clock: HandClock) -> TokenVerifier:
 
 
 @pytest.mark.parametrize("kind", ["user", "account"])
-async def test_a_token_lives_through_a_restart_until_it_is_deleted(
+async def test_token_survives_a_restart_until_it_is_deleted(
     database: Database, database_url: str, account_id: str, kind: TokenKind
 ) -> None:
     holder = TokenOwner(kind, account_id)
     condition = AddressCondition(("10.0.0.0/8",), ("10.1.0.0/16",))
     wanted = TokenSpec("ci", (Policy("p", "allow", (READ,), (EVERYWHERE,)),), condition)
-    made = await user_tokens.create(database, PEPPER, holder, wanted, who="ops")
+    made = await user_tokens.create(database, PEPPER, holder, wanted, context=OPS)
     other = TokenOwner(kind, (await accounts.create(database, "Bob")).account_id)
 
     later = Database.connect(database_url)
@@ -59,47 +60,49 @@ async def test_a_token_lives_through_a_restart_until_it_is_deleted(
     assert made.token.condition == condition
     assert await user_tokens.find(later, other, made.token.api_token_id) is None
     with pytest.raises(Missing):
-        await user_tokens.delete(later, other, made.token.api_token_id, who="ops")
-    await user_tokens.delete(later, holder, made.token.api_token_id, who="ops")
+        await user_tokens.delete(later, other, made.token.api_token_id, context=OPS)
+    await user_tokens.delete(later, holder, made.token.api_token_id, context=OPS)
     assert await user_tokens.find(later, holder, made.token.api_token_id) is None
     await later.close()
     acts = [entry.action for entry in await audit.list_recent(database, account_id)]
     assert acts[:2] == ["api_token.revoke", "api_token.create"]
 
 
-async def test_what_a_verifier_remembers_keeps_up_with_every_change(
+async def test_verifier_sees_every_change_of_a_token(
     database: Database, account_id: str, verifier: TokenVerifier, clock: HandClock
 ) -> None:
     holder = TokenOwner("account", account_id)
     await verifier.poll()
-    made = await user_tokens.create(database, PEPPER, holder, spec(), who="ops")
+    made = await user_tokens.create(database, PEPPER, holder, spec(), context=OPS)
     id_ = made.token.api_token_id
     assert (await principal_of(verifier, made.secret)).scopes == {"ai:run"}
 
     wider = spec(Policy("p", "allow", (WRITE,), (EVERYWHERE,)), Policy("q", "deny", (READ,), (EVERYWHERE,)))
-    await user_tokens.replace(database, holder, id_, wider, who="ops")
-    assert (await principal_of(verifier, made.secret)).scopes == {"ai:run"}  # remembered, until the next poll
+    await user_tokens.replace(database, holder, id_, wider, context=OPS)
+    assert (await principal_of(verifier, made.secret)).scopes == {"ai:run"}  # cached until the next poll
     await verifier.poll()
     assert (await principal_of(verifier, made.secret)).scopes == {"ai:write"}
 
-    rolled = await user_tokens.roll(database, PEPPER, holder, id_, who="ops")
+    rolled = await user_tokens.roll(database, PEPPER, holder, id_, context=OPS)
     await verifier.poll()
     assert await verifier.verify(made.secret) == Refused("unknown")
     assert (await principal_of(verifier, rolled)).scopes == {"ai:write"}
 
-    await user_tokens.delete(database, holder, id_, who="ops")
+    await user_tokens.delete(database, holder, id_, context=OPS)
     await verifier.poll()
     verdict = await verifier.verify(rolled)
     assert isinstance(verdict, Refused)
     assert verdict.reason == "revoked"
 
 
-async def test_times_go_by_the_clock_though_the_rest_is_remembered(
+async def test_start_and_expiry_follow_the_clock_for_cached_tokens(
     database: Database, account_id: str, verifier: TokenVerifier, clock: HandClock
 ) -> None:
     starts_at, ends_at = clock.now() + timedelta(seconds=5), clock.now() + timedelta(seconds=10)
     wanted = TokenSpec("ci", spec().policies, not_before=starts_at, expires_at=ends_at)
-    made = await user_tokens.create(database, PEPPER, TokenOwner("user", account_id), wanted, who="ops", clock=clock)
+    made = await user_tokens.create(
+        database, PEPPER, TokenOwner("user", account_id), wanted, context=ChangeContext("ops", clock)
+    )
     told = []
     for _ in range(3):
         verdict = await verifier.verify(made.secret)
@@ -108,11 +111,11 @@ async def test_times_go_by_the_clock_though_the_rest_is_remembered(
     assert told == ["not_yet", "good", "expired"]
 
 
-async def test_a_users_token_opens_the_accounts_that_the_user_has_now(
+async def test_user_token_gives_access_to_the_user_s_current_accounts(
     database: Database, account_id: str, verifier: TokenVerifier
 ) -> None:
     user_id = (await users.create(database, PEPPER, "ada@example.com", (account_id,))).user.user_id
-    made = await user_tokens.create(database, PEPPER, TokenOwner("user", account_id, user_id), spec(), who="ops")
+    made = await user_tokens.create(database, PEPPER, TokenOwner("user", account_id, user_id), spec(), context=OPS)
     await verifier.poll()
     assert set((await principal_of(verifier, made.secret)).accounts()) == {account_id}
 
@@ -124,7 +127,7 @@ async def test_a_users_token_opens_the_accounts_that_the_user_has_now(
     assert there is not None
     assert (there.account_id, there.scopes, there.is_account_blocked) == (second, frozenset({"ai:run"}), False)
 
-    await accounts.block(database, second)
+    await accounts.set_blocked(database, second, True)
     await verifier.poll()
     there = (await principal_of(verifier, made.secret)).on(second)
     assert there is not None
@@ -137,7 +140,7 @@ async def test_a_users_token_opens_the_accounts_that_the_user_has_now(
         await users.leave(database, user_id, second)
 
 
-async def test_a_global_key_opens_everything_of_its_user_and_nothing_else(
+async def test_global_key_gives_access_to_its_user_s_accounts_only(
     database: Database, account_id: str, verifier: TokenVerifier
 ) -> None:
     made = await users.create(database, PEPPER, "Ada@example.com", (account_id,))
@@ -158,40 +161,42 @@ async def test_a_global_key_opens_everything_of_its_user_and_nothing_else(
         await users.create(database, PEPPER, "ada@example.com")
 
 
-async def test_a_deleted_account_is_gone_with_its_tokens_and_its_record_stays(
+async def test_deleting_an_account_revokes_its_tokens_and_keeps_its_records(
     database: Database, account_id: str, verifier: TokenVerifier
 ) -> None:
     secrets = [
-        (await user_tokens.create(database, PEPPER, TokenOwner(kind, account_id), spec(), who="ops")).secret
+        (await user_tokens.create(database, PEPPER, TokenOwner(kind, account_id), spec(), context=OPS)).secret
         for kind in ("user", "account")
     ]
     await verifier.poll()
     for secret in secrets:
         await principal_of(verifier, secret)
-    changed = await accounts.change(database, account_id, "Ada 2", AccountSettings(True, "a@b.c"), who="ops")
+    changed = await accounts.change(database, account_id, "Ada 2", AccountSettings(True, "a@b.c"), context=OPS)
     assert await accounts.find(database, account_id) == changed
-    await accounts.delete(database, account_id, who="ops")
+    await accounts.delete(database, account_id, context=OPS)
     await verifier.poll()
     assert [type(await verifier.verify(secret)) for secret in secrets] == [Refused, Refused]
     assert await accounts.find(database, account_id) is None
     assert await accounts.list_all(database) == []
-    for act in (accounts.delete(database, account_id, who="ops"), accounts.unblock(database, account_id)):
+    for act in (accounts.delete(database, account_id, context=OPS), accounts.set_blocked(database, account_id, False)):
         with pytest.raises(Missing):
             await act
     acts = [entry.action for entry in await audit.list_recent(database, account_id)]
     assert acts[:2] == ["account.delete", "account.update"]
 
 
-async def test_a_holder_has_only_so_many_tokens(sqlite_database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_number_of_tokens_per_owner_is_limited(
+    sqlite_database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
     account_id = (await accounts.create(sqlite_database, "Ada")).account_id
     monkeypatch.setitem(user_tokens.MAX_TOKENS, "user", 2)
     holder = TokenOwner("user", account_id)
-    made = [await user_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops") for _ in range(2)]
-    with pytest.raises(TooManyTokens, match="at most 2 user tokens"):
-        await user_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops")
-    await user_tokens.delete(sqlite_database, holder, made[0].token.api_token_id, who="ops")
-    await user_tokens.create(sqlite_database, PEPPER, holder, spec(), who="ops")
-    await user_tokens.create(sqlite_database, PEPPER, TokenOwner("account", account_id), spec(), who="ops")
+    made = [await user_tokens.create(sqlite_database, PEPPER, holder, spec(), context=OPS) for _ in range(2)]
+    with pytest.raises(TooManyTokens, match="at most 2 API tokens"):
+        await user_tokens.create(sqlite_database, PEPPER, holder, spec(), context=OPS)
+    await user_tokens.delete(sqlite_database, holder, made[0].token.api_token_id, context=OPS)
+    await user_tokens.create(sqlite_database, PEPPER, holder, spec(), context=OPS)
+    await user_tokens.create(sqlite_database, PEPPER, TokenOwner("account", account_id), spec(), context=OPS)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +209,7 @@ async def test_a_holder_has_only_so_many_tokens(sqlite_database: Database, monke
         ([], [], ["10.0.0.1", None, "nonsense"], []),
     ],
 )
-def test_an_address_is_let_in_or_kept_out(
+def test_address_condition_admits_or_rejects_an_address(
     within: list[str], not_within: list[str], admitted: list[str | None], kept_out: list[str | None]
 ) -> None:
     condition = AddressCondition(tuple(within), tuple(not_within))

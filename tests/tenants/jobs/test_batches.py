@@ -1,4 +1,6 @@
-"""batches.py: each request answered once and entered once, whoever dies; accounts served in fair shares."""
+"""tenants/jobs/batches.py: one result and one usage entry per request despite crashes, and fair shares between
+accounts.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,7 @@ def later(seconds: float) -> datetime:
 
 
 async def queue(database: Database, account_id: str, *, chunks: int = 1, of: int = 2, cost: int = 10) -> str:
-    """Queue a batch of so many chunks; its id."""
+    """Queue a batch with these chunks and return its id."""
     made = [NewChunk(number * of, of, cost, b"sealed") for number in range(chunks)]
     batch = NewBatch(uuid7(), account_id, "t" * 32, "@cf/test/parrot", "@cf/test/parrot", NOW, made)
     await batches.submit(database, batch, max_waiting=1000)
@@ -40,7 +42,7 @@ async def queue(database: Database, account_id: str, *, chunks: int = 1, of: int
 
 
 def answered(leased: LeasedChunk, numbers: Sequence[int] | None = None) -> list[Completion]:
-    """Answers to what a chunk needs, or to these of it."""
+    """Return results for all open requests of a chunk, or for `numbers`."""
     first = leased.key[1]
     wanted = range(first, first + leased.num_requests) if numbers is None else numbers
     return [
@@ -61,7 +63,7 @@ async def count(database: Database, table: Any) -> int:
         return int((await connection.execute(select(func.count()).select_from(table))).scalar_one())
 
 
-async def test_a_batch_is_finished_when_its_last_request_is_answered(database: Database, account_id: str):
+async def test_batch_is_finished_when_its_last_request_has_a_result(database: Database, account_id: str):
     batch_id = await queue(database, account_id, chunks=2)
     state = await batches.find(database, account_id, batch_id, NOW)
     assert state is not None
@@ -81,7 +83,7 @@ async def test_a_batch_is_finished_when_its_last_request_is_answered(database: D
     assert await count(database, usage_entries) == 4
 
 
-async def test_what_a_dead_worker_left_is_taken_over_without_what_it_had_answered(database: Database, account_id: str):
+async def test_expired_lease_is_taken_over_without_finished_requests(database: Database, account_id: str):
     await queue(database, account_id)
     leased = await take(database)
     await batches.answer(database, "w1", {leased.key: answered(leased, [0])}, NOW, **TIMES)
@@ -95,7 +97,7 @@ async def test_what_a_dead_worker_left_is_taken_over_without_what_it_had_answere
     assert await count(database, usage_entries) == 2
 
 
-async def test_answering_again_after_a_lost_confirmation_changes_nothing(database: Database, account_id: str):
+async def test_repeated_results_change_nothing(database: Database, account_id: str):
     batch_id = await queue(database, account_id)
     leased = await take(database)
     for _ in range(2):
@@ -106,7 +108,7 @@ async def test_answering_again_after_a_lost_confirmation_changes_nothing(databas
     assert await count(database, usage_entries) == 1
 
 
-async def test_a_worker_that_renews_is_not_taken_for_dead(database: Database, account_id: str):
+async def test_renewed_lease_is_not_taken_over(database: Database, account_id: str):
     await queue(database, account_id)
     leased = await take(database)
     for owner in ("w1", "another"):
@@ -115,7 +117,7 @@ async def test_a_worker_that_renews_is_not_taken_for_dead(database: Database, ac
     assert (await take(database, "w2", later(2 * LEASE_S))).num_losses == 1
 
 
-async def test_what_is_given_back_waits_as_long_as_it_is_told(database: Database, account_id: str):
+async def test_released_chunk_waits_until_its_time(database: Database, account_id: str):
     await queue(database, account_id)
     leased = await take(database)
     await batches.release(database, "w1", [leased.key], later(5))
@@ -124,14 +126,14 @@ async def test_what_is_given_back_waits_as_long_as_it_is_told(database: Database
     assert (await take(database, "w2", later(5))).num_losses == 0
 
 
-async def test_queueing_the_same_batch_again_queues_nothing(database: Database, account_id: str):
+async def test_submitting_a_batch_twice_queues_it_once(database: Database, account_id: str):
     batch = NewBatch(uuid7(), account_id, "t", "@cf/a/b", "@cf/a/b", NOW, [NewChunk(0, 1, 1, b"x")])
     for _ in range(2):
         await batches.submit(database, batch, max_waiting=10)
     assert await count(database, batch_chunks) == 1
 
 
-async def test_an_account_has_only_so_many_requests_waiting(database: Database, account_id: str):
+async def test_number_of_waiting_requests_per_account_is_limited(database: Database, account_id: str):
     await queue(database, account_id, chunks=3)
     batch = NewBatch(uuid7(), account_id, "t", "@cf/a/b", "@cf/a/b", NOW, [NewChunk(0, 5, 1, b"x")])
     with pytest.raises(QueueFull):
@@ -140,8 +142,8 @@ async def test_an_account_has_only_so_many_requests_waiting(database: Database, 
     assert await count(database, batches_table) == 2
 
 
-async def test_busy_accounts_share_alike_whatever_they_have_queued(database: Database):
-    """One has much work in dear chunks, another in cheap ones; a third comes late and has saved up nothing."""
+async def test_busy_accounts_get_equal_shares(database: Database):
+    """One account has expensive chunks, another many cheap ones. A third comes later and has saved up no priority."""
     ada, bob, eve = [(await accounts.create(database, name)).account_id for name in ("ada", "bob", "eve")]
     for _ in range(3):
         await queue(database, ada, chunks=10, of=1, cost=30)
@@ -158,7 +160,7 @@ async def test_busy_accounts_share_alike_whatever_they_have_queued(database: Dat
     assert max(gained) - min(gained) <= 2 * 30
 
 
-async def test_what_was_given_back_is_not_charged(database: Database):
+async def test_released_chunk_is_not_charged(database: Database):
     ada, bob = [(await accounts.create(database, name)).account_id for name in ("ada", "bob")]
     await queue(database, ada, chunks=2)
     await queue(database, bob, chunks=2)
@@ -168,13 +170,13 @@ async def test_what_was_given_back_is_not_charged(database: Database):
     assert {(await take(database, owner)).account_id for owner in ("w1", "w2")} == {ada, bob}
 
 
-async def test_blocked_and_deleted_accounts_are_told_apart(database: Database, account_id: str):
+async def test_chunk_of_a_blocked_or_deleted_account_is_marked(database: Database, account_id: str):
     await queue(database, account_id)
-    await accounts.block(database, account_id)
+    await accounts.set_blocked(database, account_id, True)
     assert (await take(database)).is_account_blocked
 
 
-async def test_finished_batches_are_let_go_and_others_stay(database: Database, account_id: str):
+async def test_expired_batches_are_deleted_and_others_stay(database: Database, account_id: str):
     over = await queue(database, account_id)
     leased = await take(database)
     await batches.answer(database, "w1", {leased.key: answered(leased)}, NOW, **TIMES)
@@ -187,8 +189,10 @@ async def test_finished_batches_are_let_go_and_others_stay(database: Database, a
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 8))])
-async def test_workers_that_die_at_any_moment_leave_one_answer_and_one_entry_each(database: Database, seed: int):
-    """Seeded: chunks are taken, answered in parts told once or twice, left by the dead and taken over, to the end."""
+async def test_killed_workers_leave_one_result_and_one_entry_per_request(database: Database, seed: int):
+    """Seeded: chunks are leased, answered in parts that may be repeated, abandoned and taken over, until all are
+    finished.
+    """
     choose = random.Random(seed)
     owners = (f"w{number}" for number in itertools.count())
     tenants = [(await accounts.create(database, name)).account_id for name in ("ada", "bob")]
@@ -230,7 +234,7 @@ async def count_open(database: Database) -> int:
         return int((await connection.execute(query)).scalar_one())
 
 
-async def test_workers_at_once_never_have_the_same_chunk(database: Database, account_id: str):
+async def test_concurrent_workers_never_lease_the_same_chunk(database: Database, account_id: str):
     await queue(database, account_id, chunks=8)
     found = await asyncio.gather(*(batches.take(database, f"w{n}", NOW, LEASE_S) for n in range(6)))
     keys = [one.key for one in found if one is not None]

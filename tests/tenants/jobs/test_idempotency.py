@@ -1,7 +1,8 @@
-"""tenants/jobs/idempotency.py as a machine: whoever asks, answers, is refused, dies or comes late, in any order.
+"""tenants/jobs/idempotency.py as a state machine of claims, responses, rejections, crashes and late owners in any
+order.
 
-A key has at most one answer until it expires, everyone who comes back is given that one, two never work on it while
-both are believed to live, and whoever takes over from the dead does so under the same request id.
+A key has at most one response until it expires, and every later request gets this response. Two live owners never work
+on one key at the same time, and an owner that takes over uses the first request id.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, rule, r
 
 from storage.database import Database, new_id_hex
 from tenants.jobs import idempotency
-from tenants.jobs.idempotency import Claimed, InUse, Kept, Keyed
+from tenants.jobs.idempotency import Claimed, Completed, InUse, Keyed
 
 LEASE_S, TTL_S = 10.0, 100.0
 OWNERS = itertools.count()
 
 
 class Keys(RuleBasedStateMachine):
-    """Requests under two keys of one account."""
+    """Requests with two keys of one account."""
 
     database: Database
     runner: asyncio.Runner
@@ -33,8 +34,8 @@ class Keys(RuleBasedStateMachine):
         super().__init__()
         self.account_id = new_id_hex()
         self.now = datetime(2026, 11, 22, tzinfo=UTC)
-        self.believed: dict[str, tuple[Claimed, datetime]] = {}  # key -> its owner, and until when
-        self.lost_id: dict[str, str] = {}  # key -> request id of an owner that may be dead
+        self.believed: dict[str, tuple[Claimed, datetime]] = {}  # by key: the live owner and the end of its lease
+        self.lost_id: dict[str, str] = {}  # by key: the request id of an owner that may have died
         self.answer: dict[str, bytes] = {}
         self.fingerprint: dict[str, str] = {}
         self.expires_at: dict[str, datetime] = {}
@@ -51,7 +52,7 @@ class Keys(RuleBasedStateMachine):
         times = {"lease_s": LEASE_S, "ttl_s": TTL_S}
         found = self._run(idempotency.take(self.database, keyed, owner, f"id-{owner}", self.now, **times))
         is_known = key in self.fingerprint
-        if isinstance(found, Kept):
+        if isinstance(found, Completed):
             assert found.answer == self.answer[key]
             assert body == self.fingerprint[key]
         elif isinstance(found, InUse):
@@ -78,7 +79,7 @@ class Keys(RuleBasedStateMachine):
         assert was_kept == self._is_owner(mine)
         if was_kept:
             self.answer[mine.keyed.key_hash] = answer
-        if is_told_twice:  # as after an answer of the database that was lost
+        if is_told_twice:  # a retry after the database's reply was lost
             assert not self._run(idempotency.keep(self.database, mine, b"again"))
 
     @rule(mine=consumes(held))
@@ -90,7 +91,7 @@ class Keys(RuleBasedStateMachine):
 
     @rule(mine=consumes(held))
     def dies(self, mine: Claimed | None) -> None:
-        """And says nothing any more."""
+        """Let an owner die."""
 
     @rule(mine=held)
     def renews(self, mine: Claimed | None) -> None:
@@ -122,7 +123,7 @@ class Keys(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("num_examples", [20, pytest.param(400, marks=pytest.mark.full)])
-def test_no_order_of_events_answers_a_key_twice(sqlite_url: str, num_examples: int):
+def test_no_order_of_events_gives_a_key_two_responses(sqlite_url: str, num_examples: int):
     with asyncio.Runner() as runner:
         database = Database.connect(sqlite_url)
         Keys.database, Keys.runner = database, runner
@@ -133,7 +134,7 @@ def test_no_order_of_events_answers_a_key_twice(sqlite_url: str, num_examples: i
             runner.run(database.close())
 
 
-async def test_of_many_at_once_one_is_let_through(database: Database):
+async def test_one_of_many_concurrent_requests_gets_the_lease(database: Database):
     keyed = Keyed(new_id_hex(), "a" * 64, "f" * 64)
     now = datetime.now(UTC)
     found = await asyncio.gather(

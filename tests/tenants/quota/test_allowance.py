@@ -1,4 +1,4 @@
-"""allowance.py: which budgets a call is held to, what the ledger says of them, and what a month comes to."""
+"""tenants/quota/allowance.py: the budgets that apply to a call, their usage by the ledger, and forecasts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from catalog.pricing import micro_neurons_for
 from storage.database import Database
 from telemetry.steady_clock import ACCEPT_JUMP_AFTER_S
 from tenants.quota import budgets
-from tenants.quota.allowance import Allowance, Budget, forecast
+from tenants.quota.allowance import Allowance, forecast
 from tenants.quota.budgets import MonthlyBudget
 from tenants.quota.quota_days import QuotaCalendar
+from tenants.quota.quota_plan import Budget
 from tenants.usage import usage_entries as usage
 from tests.tenants.usage.made_entries import entry
 
@@ -23,7 +24,7 @@ FREE = 10_000_000_000
 
 @dataclass
 class Clock:
-    """Moved by hand; `wall` may be made to jump."""
+    """A clock that is advanced by hand; `wall` can jump."""
 
     wall: datetime = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
     passed_s: float = 0.0
@@ -67,7 +68,7 @@ def allowance_of(database: Database | None, clock: Clock) -> Allowance:
     )
 
 
-def test_a_free_account_has_so_much_a_day_and_a_paid_one_as_much_as_it_likes() -> None:
+def test_free_account_has_a_daily_allowance_and_paid_account_has_none() -> None:
     clock = Clock()
     allowance = allowance_of(None, clock)
     [today] = allowance.of(Caller())
@@ -81,12 +82,12 @@ def test_a_free_account_has_so_much_a_day_and_a_paid_one_as_much_as_it_likes() -
     assert (tomorrow.since, tomorrow.key != today.key) == (today.until, True)
 
 
-async def test_what_is_used_is_the_ledgers_word_and_counts_are_raised_to_it(database: Database) -> None:
+async def test_counts_are_raised_to_the_ledger_s_values(database: Database) -> None:
     clock = Clock()
     allowance = allowance_of(database, clock)
-    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "neurons", 500), who="test")
-    await budgets.put(database, MonthlyBudget(ACCOUNT, "", "usd", 11_000), who="test")
-    await budgets.put(database, MonthlyBudget(ACCOUNT, "", "neurons", 5, refuses=False), who="test")
+    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "neurons", 500))
+    await budgets.put(database, MonthlyBudget(ACCOUNT, "", "usd", 11_000))
+    await budgets.put(database, MonthlyBudget(ACCOUNT, "", "neurons", 5, refuses=False))
     await allowance.refresh()
     held = {budget.name: budget for budget in allowance.of(Caller())}
     assert held.keys() == {"allowance", "account budget", "token budget"}
@@ -112,10 +113,10 @@ async def test_what_is_used_is_the_ledgers_word_and_counts_are_raised_to_it(data
     assert counts.used == {}, "only who calls is looked after"
 
 
-async def test_each_share_of_a_budget_that_is_passed_warns_once(database: Database) -> None:
+async def test_each_passed_threshold_alerts_once(database: Database) -> None:
     clock = Clock()
     allowance = allowance_of(database, clock)
-    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "neurons", 200, alert_percents=(50, 100)), who="test")
+    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "neurons", 200, alert_percents=(50, 100)))
     await allowance.refresh()
     await usage.write(database, [entry("r1", micro_neurons=100)])
     for _ in range(2):
@@ -128,26 +129,26 @@ async def test_each_share_of_a_budget_that_is_passed_warns_once(database: Databa
     assert await budgets.list_alerts(database, "f" * 32) == []
 
 
-async def test_a_budget_is_set_changed_listed_and_removed(database: Database) -> None:
+async def test_budget_is_set_changed_listed_and_removed(database: Database) -> None:
     budget = MonthlyBudget(ACCOUNT, TOKEN, "usd", 5_000_000, refuses=False, alert_percents=())
-    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "usd", 1), who="test")
-    await budgets.put(database, budget, who="test")
+    await budgets.put(database, MonthlyBudget(ACCOUNT, TOKEN, "usd", 1))
+    await budgets.put(database, budget)
     assert await budgets.list_all(database, ACCOUNT) == [budget]
-    assert await budgets.remove(database, ACCOUNT, TOKEN, "usd", who="test")
-    assert not await budgets.remove(database, ACCOUNT, TOKEN, "usd", who="test")
+    assert await budgets.remove(database, ACCOUNT, TOKEN, "usd")
+    assert not await budgets.remove(database, ACCOUNT, TOKEN, "usd")
     assert await budgets.list_all(database) == []
 
 
 @pytest.mark.parametrize(
     "bad", [{"unit": "euro"}, {"micro_amount": 0}, {"micro_amount": 10**16}, {"alert_percents": (0,)}]
 )
-def test_a_budget_that_makes_no_sense_is_refused(bad: dict[str, object]) -> None:
+def test_invalid_budget_is_rejected(bad: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="must be"):
         MonthlyBudget(**{"account_id": ACCOUNT, "api_token_id": "", "unit": "usd", "micro_amount": 1} | bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("jump_s", [3600, -3600, 86_400, -86_400, 61, -61, 1e7])
-def test_a_clock_that_jumps_moves_the_day_neither_back_nor_early(jump_s: float) -> None:
+def test_clock_jump_moves_the_day_neither_back_nor_forward(jump_s: float) -> None:
     clock = Clock(wall=datetime(2026, 11, 20, 23, 30, tzinfo=UTC))
     days = QuotaCalendar(clock)
     clock.wall += timedelta(seconds=jump_s)
@@ -157,7 +158,7 @@ def test_a_clock_that_jumps_moves_the_day_neither_back_nor_early(jump_s: float) 
         assert days.day() == datetime(2026, 11, 20, tzinfo=UTC)
         clock.wait(60)
         true += timedelta(seconds=60)
-    clock.wall -= timedelta(seconds=jump_s)  # set right again
+    clock.wall -= timedelta(seconds=jump_s)  # corrected
     before = days.day()
     for _ in range(40):
         clock.wait(60)
@@ -166,7 +167,7 @@ def test_a_clock_that_jumps_moves_the_day_neither_back_nor_early(jump_s: float) 
     assert before == datetime(2026, 11, 21, tzinfo=UTC)
 
 
-def test_a_clock_that_was_wrong_and_stays_corrected_is_believed_and_a_day_never_comes_again() -> None:
+def test_lasting_clock_correction_is_adopted_and_no_day_repeats() -> None:
     clock = Clock(wall=datetime(2026, 11, 20, 12, tzinfo=UTC))
     days = QuotaCalendar(clock)
     clock.wall -= timedelta(days=1)
@@ -176,7 +177,7 @@ def test_a_clock_that_was_wrong_and_stays_corrected_is_believed_and_a_day_never_
     assert days.now() == clock.wall
 
 
-def test_a_month_is_expected_to_go_on_as_the_last_week_did() -> None:
+def test_forecast_continues_the_last_week() -> None:
     noon = datetime(2026, 11, 20, 12, tzinfo=UTC)
     steady = {f"2026-11-{day:02}": 24 for day in range(1, 20)} | {"2026-11-20": 12}
     found = forecast(steady, noon, free_per_day=10)
@@ -188,7 +189,7 @@ def test_a_month_is_expected_to_go_on_as_the_last_week_did() -> None:
     assert at_the_end.expected == pytest.approx(at_the_end.used, abs=1)
 
 
-def test_budgets_are_values() -> None:
+def test_equal_budgets_are_equal_values() -> None:
     held = allowance_of(None, Clock()).of(Caller())
     assert held == allowance_of(None, Clock()).of(Caller())
     assert {*held}

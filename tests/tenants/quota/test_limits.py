@@ -1,4 +1,4 @@
-"""Rules as text, which of them hold for whom, and what a call must pass."""
+"""tenants/quota/limits.py: parsing rules, and the limits that apply to a call."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def passed(text: str, caller: Principal, task: str = "chat", model: str = "") ->
     return {item.name: item.limit for item in Limits(parse_rules(text)).items(caller, task, model)}
 
 
-def test_rules_are_read():
+def test_rules_are_parsed():
     assert parse_rules("") == {}
     assert parse_rules("contract") == parse_rules(CONTRACT)
     assert parse_rules("a-b=1/2") == {"a-b": Rule("a-b", "requests", 1, 2)}
@@ -33,11 +33,11 @@ def test_rules_are_read():
         parse_rules(",".join(f"a{chr(97 + i % 26)}{chr(97 + i // 26)}=1/2" for i in range(201)))
     with pytest.raises(ValueError, match="8192 characters"):
         parse_rules("a=1/2," * 2000)
-    with pytest.raises(ValueError, match="name no plan"):
+    with pytest.raises(ValueError, match="must not name a plan"):
         parse_own("free:account=1/60")
 
 
-def test_a_model_s_rule_takes_the_place_of_its_task_s():
+def test_model_rule_replaces_its_task_rule():
     rules = in_force(parse_rules("contract"), "paid")
     names = [(item.name, item.limit, item.span_ms) for item in items_of(rules, "a", "t", "text-generation", MODEL)]
     assert names == [("token", 1200, 300_000), (MODEL, 20, 60_000)]
@@ -45,7 +45,7 @@ def test_a_model_s_rule_takes_the_place_of_its_task_s():
     assert names == [("token", 1200), ("text-generation", 300)]
 
 
-def test_a_plan_an_account_and_a_token_have_rules_of_their_own():
+def test_rules_of_plan_account_and_token_replace_general_rules():
     text = "account=100/60, free:account=10/60, token.calls=5"
     assert passed(text, principal()) == {"account": 100, "token.calls": 5}
     assert passed(text, principal("free")) == {"account": 10, "token.calls": 5}
@@ -55,12 +55,12 @@ def test_a_plan_an_account_and_a_token_have_rules_of_their_own():
     assert passed("", principal()) == {}
 
 
-def test_a_request_that_runs_no_model_is_held_to_nothing_of_a_task():
+def test_request_without_a_model_is_not_limited_by_task_rules():
     limits = Limits(parse_rules("contract, account=5/60"))
     assert [item.name for item in limits.items(principal())] == ["account", "token"]
 
 
-def test_owners_do_not_share_what_is_counted():
+def test_each_owner_has_its_own_counts():
     limits = Limits(parse_rules("account=5/60, token=5/60, chat=5/60"))
     keys = {item.key for item in limits.items(principal(), "chat")}
     other = Principal("other", "tok2", frozenset())
@@ -69,7 +69,7 @@ def test_owners_do_not_share_what_is_counted():
     assert limits.items(principal(), "chat") is limits.items(principal(), "chat")
 
 
-def test_calls_that_wait_are_counted_apart_from_calls():
+def test_waiting_calls_are_counted_apart_from_running_calls():
     rules = in_force(parse_rules("account.calls=9, account.waiting=3, free:token.waiting=1"), "free")
     found = items_of(rules, "a", "t", "chat")
     assert [(item.name, item.kind, item.limit, item.ends_at_first_output) for item in found] == [

@@ -1,4 +1,6 @@
-"""What all gateways count together, on a real Redis: exact, given back after a flush, shared while Redis is away."""
+"""tenants/quota/quota.py on a real Redis: exact limits across gateways, recovery, and shares while Redis is
+unavailable.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -15,9 +18,11 @@ from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
 from storage.redis_link import Reply, Sender
 from tenants.quota import quota_script as script
+from tenants.quota.gateway_presence import PRESENCE_INTERVAL_S
 from tenants.quota.limits import Item, in_force, items_of, parse_rules
 from tenants.quota.quota import Quota
 from tenants.quota.quota_plan import Plan, QuotaExceeded, Reservation
+from tenants.quota.unreported_calls import UnreportedCalls
 from tests.waiting import wait_until
 
 LEASE_S = 60.0
@@ -25,7 +30,7 @@ LEASE_S = 60.0
 
 @pytest.fixture
 def redis(own_redis_server: EmbeddedRedis) -> Iterator[Redis]:
-    """Empty at the start of each test."""
+    """Return a client of an empty Redis."""
     if not own_redis_server.is_running:
         own_redis_server.start()
         own_redis_server.wait_ready()
@@ -39,7 +44,7 @@ MakeQuota = Callable[..., Quota]
 
 @pytest.fixture
 async def gateways(own_redis_server: EmbeddedRedis, redis: Redis) -> AsyncIterator[list[Quota]]:
-    """Two gateways' quotas, running."""
+    """Return the running quotas of two gateways."""
     ephemeral = Ephemeral.connect(own_redis_server.url, timeout_s=5)
     made = [Quota(own_redis_server.url, ephemeral, timeout_s=5, lease_s=LEASE_S) for _ in range(2)]
     jobs = []
@@ -59,113 +64,125 @@ def items(text: str, account_id: str = "a", token: str = "t") -> tuple[Item, ...
     return items_of(in_force(parse_rules(text), "paid"), account_id, token, "chat", "@cf/x/y")
 
 
-async def enter(
+async def reserve(
     quota: Quota, plan: Plan, op: str, tokens: int = 0, micro_neurons: int = 0
 ) -> Reservation | QuotaExceeded:
     try:
-        return await quota.enter(plan, op, tokens=tokens, micro_neurons=micro_neurons)
+        return await quota.reserve(plan, op, tokens=tokens, micro_neurons=micro_neurons)
     except QuotaExceeded as error:
         return error
 
 
+async def both_are_counted(redis: Redis) -> None:
+    """Wait until both gateways have announced themselves and counted each other."""
+    await wait_until(lambda: redis.zcard("presence:gateways") == 2)
+    await asyncio.sleep(PRESENCE_INTERVAL_S + 0.5)
+
+
+async def disconnect(quota: Quota, redis: Redis) -> None:
+    """Close all connections to Redis; they are reopened in the background."""
+    redis.client_kill_filter(_type="normal", skipme=True)
+    await wait_until(lambda: not quota.is_available, interval_s=0.001)
+
+
 async def admitted(quotas: list[Quota], plan_of: Callable[[Quota], Plan], count: int, **cost: int) -> list[Reservation]:
-    """Of so many calls at once, spread over the gateways, those that were let in."""
-    jobs = (enter(quotas[i % len(quotas)], plan_of(quotas[i % len(quotas)]), f"op{i}", **cost) for i in range(count))
+    """Return the admitted ones of `count` concurrent calls, spread over the gateways."""
+    jobs = (reserve(quotas[i % len(quotas)], plan_of(quotas[i % len(quotas)]), f"op{i}", **cost) for i in range(count))
     return [found for found in await asyncio.gather(*jobs) if isinstance(found, Reservation)]
 
 
-async def test_exactly_as_many_as_there_is_room_for_whoever_asks(gateways: list[Quota]):
+async def test_limit_is_exact_across_gateways(gateways: list[Quota]):
     text = items("chat=50/3600")
     assert len(await admitted(gateways, lambda quota: quota.plan("a", text), 200)) == 50
     other = items("chat=50/3600", "b")
     assert len(await admitted(gateways, lambda quota: quota.plan("b", other), 60)) == 50
 
 
-async def test_a_refusal_counts_nowhere_and_names_the_longest_wait(gateways: list[Quota]):
+async def test_rejected_call_is_counted_nowhere_and_waits_for_the_slowest_window(gateways: list[Quota]):
     quota = gateways[0]
     plan = quota.plan("a", items("account=5/3600, token=2/60, chat=1/600"))
-    first = await enter(quota, plan, "1")
+    first = await reserve(quota, plan, "1")
     assert isinstance(first, Reservation)
     assert [(s.item.name, s.remaining) for s in first.window_statuses] == [("account", 4), ("token", 1), ("chat", 0)]
-    refused = await enter(gateways[1], gateways[1].plan("a", plan.items), "2")
+    refused = await reserve(gateways[1], gateways[1].plan("a", plan.items), "2")
     assert isinstance(refused, QuotaExceeded)
     assert (refused.item.name, 590 < refused.retry_after_s <= 600) == ("chat", True)
     assert [(s.item.name, s.remaining) for s in refused.window_statuses] == [("account", 4), ("token", 1), ("chat", 0)]
     wider = gateways[1].plan("a", items("account=5/3600, token=2/60, chat=9/600"))
-    second = await enter(gateways[1], wider, "3")
+    second = await reserve(gateways[1], wider, "3")
     assert isinstance(second, Reservation)
     assert [s.remaining for s in second.window_statuses] == [3, 0, 7]
 
 
-async def test_a_window_begins_with_what_it_counts_first_and_ends_by_redis_s_clock(gateways: list[Quota], redis: Redis):
+async def test_window_starts_with_its_first_call_and_ends_by_the_redis_clock(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("chat=1/2"))
-    assert isinstance(await enter(quota, plan, "1"), Reservation)
-    assert isinstance(await enter(quota, plan, "2"), QuotaExceeded)
+    assert isinstance(await reserve(quota, plan, "1"), Reservation)
+    assert isinstance(await reserve(quota, plan, "2"), QuotaExceeded)
     (key,) = redis.keys("quota:r:*")  # type: ignore[misc]
-    redis.hincrby(key, "b", -2000)  # as if two seconds had passed
+    redis.hincrby(key, "b", -2000)  # moves the window's start back by two seconds
     other = gateways[1]
-    assert isinstance(await enter(other, other.plan("a", plan.items), "3"), Reservation)
-    # A clock that was set back does not close the window for longer than it is.
+    assert isinstance(await reserve(other, other.plan("a", plan.items), "3"), Reservation)
+    # A clock that was set back does not extend the window.
     redis.hincrby(key, "b", 3_600_000)
-    refused = await enter(other, other.plan("a", items("chat=1/2")), "4")
+    refused = await reserve(other, other.plan("a", items("chat=1/2")), "4")
     assert isinstance(refused, QuotaExceeded)
     assert refused.retry_after_s <= 2
 
 
-async def test_calls_at_once_are_counted_until_they_leave_or_their_lease_ends(gateways: list[Quota], redis: Redis):
+async def test_concurrent_calls_are_counted_until_settled_or_expired(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("account.calls=3, token.calls=2")
-    entered = [await enter(one, one.plan("a", text), str(i)) for i in range(3)]
-    assert [isinstance(found, Reservation) for found in entered] == [True, True, False]
-    assert isinstance(entered[2], QuotaExceeded)
-    assert (entered[2].item.name, entered[2].retry_after_s) == ("token.calls", 1)
-    assert isinstance(entered[0], Reservation)
-    one.leave(entered[0])
-    one.leave(entered[0])  # leaving twice is leaving once
+    reservations = [await reserve(one, one.plan("a", text), str(i)) for i in range(3)]
+    assert [isinstance(found, Reservation) for found in reservations] == [True, True, False]
+    assert isinstance(reservations[2], QuotaExceeded)
+    assert (reservations[2].item.name, reservations[2].retry_after_s) == ("token.calls", 1)
+    assert isinstance(reservations[0], Reservation)
+    one.settle(reservations[0])
+    one.settle(reservations[0])  # has no effect the second time
     await wait_until(lambda: redis.zcard("quota:open:a") == 1)
-    assert isinstance(await enter(two, two.plan("a", text), "4"), Reservation)
-    redis.zadd("quota:c:token:t", {"1": 1, "4": 1})  # the leases of those who died with their gateway
-    assert isinstance(await enter(two, two.plan("a", text), "5"), Reservation)
+    assert isinstance(await reserve(two, two.plan("a", text), "4"), Reservation)
+    redis.zadd("quota:c:token:t", {"1": 1, "4": 1})  # leases of dead gateways
+    assert isinstance(await reserve(two, two.plan("a", text), "5"), Reservation)
 
 
-async def test_whoever_asks_one_call_after_the_other_is_not_refused_for_the_one_before(gateways: list[Quota]):
+async def test_sequential_calls_are_not_rejected_because_of_each_other(gateways: list[Quota]):
     quota = gateways[0]
     plan = quota.plan("a", items("account.calls=2"))
-    other = await quota.enter(plan, "beside")
+    other = await quota.reserve(plan, "beside")
     for number in range(5):
-        entered = await quota.enter(plan, f"op{number}")
-        assert isinstance(await enter(quota, plan, f"more{number}"), QuotaExceeded)
-        quota.leave(entered)
-    quota.leave(other)
+        reservation = await quota.reserve(plan, f"op{number}")
+        assert isinstance(await reserve(quota, plan, f"more{number}"), QuotaExceeded)
+        quota.settle(reservation)
+    quota.settle(other)
 
 
-async def test_tokens_are_taken_by_a_guess_and_put_right_when_the_call_leaves(gateways: list[Quota], redis: Redis):
+async def test_estimated_tokens_are_corrected_when_the_call_is_settled(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("account.tokens=100/3600"))
-    first = await enter(quota, plan, "1", tokens=80)
+    first = await reserve(quota, plan, "1", tokens=80)
     assert isinstance(first, Reservation)
-    assert isinstance(await enter(quota, plan, "2", tokens=30), QuotaExceeded)
-    quota.leave(first, tokens=20)
+    assert isinstance(await reserve(quota, plan, "2", tokens=30), QuotaExceeded)
+    quota.settle(first, tokens=20)
     await wait_until(lambda: redis.hget("quota:t:account:a", "n") == b"20")
-    big = await enter(quota, plan, "3", tokens=5000)
+    big = await reserve(quota, plan, "3", tokens=5000)
     assert isinstance(big, QuotaExceeded)
-    second = await enter(quota, plan, "4", tokens=80)
+    second = await reserve(quota, plan, "4", tokens=80)
     assert isinstance(second, Reservation)
-    quota.leave(second, tokens=130)
+    quota.settle(second, tokens=130)
     await wait_until(lambda: redis.hget("quota:t:account:a", "n") == b"150")
 
 
-async def test_a_script_that_runs_twice_counts_once(gateways: list[Quota], redis: Redis):
+async def test_repeated_script_counts_once(gateways: list[Quota], redis: Redis):
     text = items("chat=5/3600, account.tokens=100/3600, account.calls=9")
-    found = [await enter(quota, quota.plan("a", text), "same", tokens=10) for quota in gateways]
-    assert all(isinstance(entered, Reservation) for entered in found)
+    found = [await reserve(quota, quota.plan("a", text), "same", tokens=10) for quota in gateways]
+    assert all(isinstance(reservation, Reservation) for reservation in found)
     assert redis.hget("quota:r:chat:a", "n") == b"1"
-    for quota, entered in zip(gateways, found, strict=True):
-        assert isinstance(entered, Reservation)
-        quota.leave(entered, tokens=30)
+    for quota, reservation in zip(gateways, found, strict=True):
+        assert isinstance(reservation, Reservation)
+        quota.settle(reservation, tokens=30)
         quota._flush()
-        await enter(quota, quota.plan("b", items("chat=5/3600", "b")), "behind it on the same connection")
+        await reserve(quota, quota.plan("b", items("chat=5/3600", "b")), "behind it on the same connection")
     assert redis.hget("quota:t:account:a", "n") == b"30"
     assert (redis.zcard("quota:open:a"), redis.zcard("quota:c:account:a")) == (0, 0)
 
@@ -198,20 +215,18 @@ async def spender(own_redis_server: EmbeddedRedis, redis: Redis) -> AsyncIterato
     yield quota, ledger
     await quota.close()
     await ephemeral.close()
-    await asyncio.sleep(0)  # for the transport to be closed
+    await asyncio.sleep(0)  # lets the transport close
 
 
-async def test_a_budget_is_reserved_before_and_settled_after_from_the_ledger_s_word_on(
-    spender: tuple[Quota, Ledger], redis: Redis
-):
+async def test_budget_is_seeded_from_the_ledger_then_reserved_and_settled(spender: tuple[Quota, Ledger], redis: Redis):
     quota, ledger = spender
     ledger.sums["day"] = 40
     plan = quota.plan("a", (), (Purse("day", 100),))
     found = await admitted([quota], lambda _: plan, 10, micro_neurons=20)
     assert (len(found), ledger.num_asked) == (3, 1)
     assert redis.hgetall("day") == {b"u": b"40", b"r": b"60"}
-    quota.leave(found[0], micro_neurons=5)
-    quota.leave(found[1], micro_neurons=50)
+    quota.settle(found[0], micro_neurons=5)
+    quota.settle(found[1], micro_neurons=50)
     await wait_until(lambda: redis.hgetall("day") == {b"u": b"95", b"r": b"20"})
     await quota.raise_used("day", 97)
     await quota.raise_used("day", 3)
@@ -219,77 +234,76 @@ async def test_a_budget_is_reserved_before_and_settled_after_from_the_ledger_s_w
     assert (redis.hget("day", "u"), redis.exists("unknown")) == (b"97", 0)
 
 
-async def test_what_a_dead_gateway_reserved_is_given_back_when_its_lease_ends(
-    spender: tuple[Quota, Ledger], redis: Redis
-):
+async def test_expired_lease_of_a_dead_gateway_releases_its_reservation(spender: tuple[Quota, Ledger], redis: Redis):
     quota, _ = spender
     plan = quota.plan("a", (), (Purse("day", 100), Purse("month", 1000)))
-    assert isinstance(await enter(quota, plan, "dead", micro_neurons=90), Reservation)
-    assert isinstance(await enter(quota, plan, "2", micro_neurons=50), QuotaExceeded)
+    assert isinstance(await reserve(quota, plan, "dead", micro_neurons=90), Reservation)
+    assert isinstance(await reserve(quota, plan, "2", micro_neurons=50), QuotaExceeded)
     redis.zadd("quota:open:a", {"dead": 1})
-    assert isinstance(await enter(quota, plan, "3", micro_neurons=50), Reservation)
+    assert isinstance(await reserve(quota, plan, "3", micro_neurons=50), Reservation)
     assert [redis.hget(key, "r") for key in ("day", "month")] == [b"50", b"50"]
 
 
-async def test_after_a_flush_nothing_begins_anew(gateways: list[Quota], redis: Redis):
+async def test_windows_and_calls_are_restored_after_redis_is_flushed(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("chat=10/3600, account.calls=4")
-    entered = [await enter(one, one.plan("a", text), str(i)) for i in range(4)]
-    assert isinstance(entered[0], Reservation)
-    one.leave(entered[0])
+    reservations = [await reserve(one, one.plan("a", text), str(i)) for i in range(4)]
+    assert isinstance(reservations[0], Reservation)
+    one.settle(reservations[0])
     await wait_until(lambda: redis.zcard("quota:open:a") == 3)
     redis.flushall()
     redis.script_flush()
-    assert isinstance(await enter(one, one.plan("a", text), "4"), Reservation)
+    assert isinstance(await reserve(one, one.plan("a", text), "4"), Reservation)
     assert redis.hget("quota:r:chat:a", "n") == b"5"
     assert redis.zcard("quota:c:account:a") == 4
-    refused = await enter(two, two.plan("a", text), "5")
+    refused = await reserve(two, two.plan("a", text), "5")
     assert isinstance(refused, QuotaExceeded)
     assert refused.item.name == "account.calls"
 
 
-async def test_while_redis_is_away_each_lets_in_its_share_of_what_was_left(
+async def test_each_gateway_enforces_its_share_of_the_rest_while_redis_is_unavailable(
     gateways: list[Quota], redis: Redis, own_redis_server: EmbeddedRedis
 ):
     one, two = gateways
-    await wait_until(lambda: [quota._local.num_gateways for quota in gateways] == [2, 2])
+    await both_are_counted(redis)
     text, plain = items("chat=50/3600"), items("chat=8/3600", "b")
-    before = [await enter(quota, quota.plan("a", text), f"{i}{quota._id}") for i in range(5) for quota in gateways]
+    before = [await reserve(quota, quota.plan("a", text), f"{i}{id(quota)}") for i in range(5) for quota in gateways]
     assert all(isinstance(found, Reservation) for found in before)
     own_redis_server.stop()
     seen = await admitted(gateways, lambda quota: quota.plan("a", text), 200)
-    assert 38 <= len(seen) <= 41  # of 40 left; one of the two may have seen one call less
+    assert 38 <= len(seen) <= 41  # of the remaining 40; one gateway may know one call less
     unseen = await admitted(gateways, lambda quota: quota.plan("b", plain), 30)
     assert len(unseen) == 8
-    for entered in seen[:7]:
-        (one if entered.op in one._running else two).leave(entered)
+    for reservation in seen[:7]:
+        one.settle(reservation)  # has no effect for reservations of the other gateway
+        two.settle(reservation)
     own_redis_server.start()
     own_redis_server.wait_ready()
-    await wait_until(lambda: all(quota._link.is_open for quota in gateways))
-    # Redis, which kept nothing, is told what was seen, what was let in meanwhile, and who is still there.
-    # Whoever comes back first gives back what it saw last, which may be one call less.
+    await wait_until(lambda: all(quota.is_available for quota in gateways))
+    # The gateways restore the windows they knew, the calls admitted meanwhile and the running calls. The first gateway
+    # to recover may know one call less.
     assert 9 + len(seen) <= int(redis.hget("quota:r:chat:a", "n") or 0) <= 10 + len(seen)
     assert int(redis.hget("quota:r:chat:b", "n") or 0) == 8
-    assert isinstance(await enter(two, two.plan("b", plain), "late"), QuotaExceeded)
+    assert isinstance(await reserve(two, two.plan("b", plain), "late"), QuotaExceeded)
 
 
-async def test_a_closed_budget_lets_nobody_in_while_redis_is_away(
+async def test_calls_with_a_budget_are_rejected_while_redis_is_unavailable(
     spender: tuple[Quota, Ledger], own_redis_server: EmbeddedRedis
 ):
     quota, _ = spender
     own_redis_server.stop()
     with pytest.raises(StoreUnavailable):
-        await quota.enter(quota.plan("a", (), (Purse("day", 100),)), "1", micro_neurons=1)
+        await quota.reserve(quota.plan("a", (), (Purse("day", 100),)), "1", micro_neurons=1)
     open_one = quota.plan("a", (), (Purse("day", 100, requires_redis=False),))
-    assert isinstance(await quota.enter(open_one, "2", micro_neurons=1), Reservation)
+    assert isinstance(await quota.reserve(open_one, "2", micro_neurons=1), Reservation)
 
 
-async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], redis: Redis):
+async def test_redis_that_rejects_writes_counts_as_unavailable(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("chat=4/3600"))
     redis.config_set("maxmemory", 1)
     try:
-        found = await enter(quota, plan, "1")
+        found = await reserve(quota, plan, "1")
         assert isinstance(found, Reservation)
         assert not found.is_counted
     finally:
@@ -297,85 +311,84 @@ async def test_a_redis_that_may_not_write_counts_as_away(gateways: list[Quota], 
     await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1")
 
 
-async def test_a_call_waits_until_it_has_output_and_is_under_way_until_it_leaves(gateways: list[Quota], redis: Redis):
+async def test_waiting_slot_is_held_until_output_and_call_slot_until_the_end(gateways: list[Quota], redis: Redis):
     one, two = gateways
     text = items("account.calls=4, account.waiting=2")
-    first, second, third = [await enter(one, one.plan("a", text), str(i)) for i in range(3)]
+    first, second, third = [await reserve(one, one.plan("a", text), str(i)) for i in range(3)]
     assert isinstance(first, Reservation)
     assert isinstance(second, Reservation)
     assert isinstance(third, QuotaExceeded)
     assert third.item.name == "account.waiting"
-    one.begun(first)
-    one.begun(first)
+    one.release_waiting(first)
+    one.release_waiting(first)
     await wait_until(lambda: redis.zrange("quota:w:account:a", 0, -1) == [b"1"])
-    assert isinstance(await enter(two, two.plan("a", text), "3"), Reservation)
+    assert isinstance(await reserve(two, two.plan("a", text), "3"), Reservation)
     assert redis.zcard("quota:c:account:a") == 3
     redis.flushall()
-    assert isinstance(await enter(one, one.plan("a", text), "4"), Reservation), (
+    assert isinstance(await reserve(one, one.plan("a", text), "4"), Reservation), (
         "who has output waits no more after a flush"
     )
     assert redis.zrange("quota:w:account:a", 0, -1) == [b"1", b"4"]
-    one.leave(first)
-    one.leave(second)
+    one.settle(first)
+    one.settle(second)
     await wait_until(lambda: redis.zrange("quota:w:account:a", 0, -1) == [b"4"])
-    assert one._local._calls == {"quota:c:account:a": 1, "quota:w:account:a": 1}
 
 
-async def test_while_redis_is_away_whoever_has_output_makes_room_for_another(
+async def test_first_output_releases_a_waiting_slot_while_redis_is_unavailable(
     gateways: list[Quota], redis: Redis, own_redis_server: EmbeddedRedis
 ):
     one = gateways[0]
-    await wait_until(lambda: one._local.num_gateways == 2)
+    await both_are_counted(redis)
     plan = one.plan("a", items("account.waiting=2"))
-    before = await enter(one, plan, "before")
+    before = await reserve(one, plan, "before")
     assert isinstance(before, Reservation)
     own_redis_server.stop()
-    assert isinstance(await enter(one, plan, "1"), QuotaExceeded), "its share is one"
-    one.begun(before)
-    found = await enter(one, plan, "2")
+    assert isinstance(await reserve(one, plan, "1"), QuotaExceeded), "its share is one"
+    one.release_waiting(before)
+    found = await reserve(one, plan, "2")
     assert isinstance(found, Reservation)
-    one.begun(found)
+    one.release_waiting(found)
     own_redis_server.start()
     own_redis_server.wait_ready()
-    await wait_until(lambda: one._link.is_open)
+    await wait_until(lambda: one.is_available)
     await wait_until(lambda: redis.zcard("quota:open:a") == 2)
     assert redis.zcard("quota:w:account:a") == 0
 
 
-async def test_who_finds_all_places_taken_is_told_how_long_one_is_held(
+async def test_retry_after_is_estimated_from_how_long_slots_are_held(
     gateways: list[Quota], monkeypatch: pytest.MonkeyPatch
 ):
     quota, now_s = gateways[0], 1000.0
     monkeypatch.setattr(quota, "_loop", Clockwork(lambda: now_s))
     plan = quota.plan("a", items("account.calls=2"))
     for number in range(30):
-        entered = await enter(quota, plan, str(number))
-        assert isinstance(entered, Reservation)
+        reservation = await reserve(quota, plan, str(number))
+        assert isinstance(reservation, Reservation)
         now_s += 20.0
-        quota.leave(entered)
+        quota.settle(reservation)
         quota._flush()
-    assert [isinstance(await enter(quota, plan, op), Reservation) for op in ("x", "y")] == [True, True]
-    refused = await enter(quota, plan, "z")
+    assert [isinstance(await reserve(quota, plan, op), Reservation) for op in ("x", "y")] == [True, True]
+    refused = await reserve(quota, plan, "z")
     assert isinstance(refused, QuotaExceeded)
     assert refused.retry_after_s == 10
 
 
 @dataclass(frozen=True)
 class Clockwork:
-    """An event loop's clock that is moved by hand; nothing is called later."""
+    """An event loop whose clock is advanced by hand and that calls nothing later."""
 
     time: Callable[[], float]
 
     def call_later(self, *_: object) -> None: ...
 
 
-async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
+async def test_new_connection_is_used_only_after_its_preparation(
     gateways: list[Quota], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ):
-    """A call that came while Redis was coming back found one script there and the next one not."""
+    """A call during recovery could find one script loaded and the next one missing."""
     quota = gateways[0]
     plan = quota.plan("a", items("chat=9/3600"))
-    assert isinstance(await enter(quota, plan, "1"), Reservation)
+    assert isinstance(await reserve(quota, plan, "1"), Reservation)
     may_go_on, load = asyncio.Event(), quota._load_scripts
 
     async def slowly(link: object) -> None:
@@ -385,68 +398,61 @@ async def test_nobody_uses_a_connection_before_it_has_been_told_everything(
     monkeypatch.setattr(quota, "_load_scripts", slowly)
     redis.flushall()
     redis.script_flush()
-    quota._link.drop("by the test")
-    found = await enter(quota, plan, "2")
+    await disconnect(quota, redis)
+    found = await reserve(quota, plan, "2")
     assert isinstance(found, Reservation)
     assert not found.is_counted
     may_go_on.set()
     await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"2")
 
 
-async def test_whoever_is_let_in_while_redis_is_told_of_others_is_told_too(
+async def test_calls_admitted_during_recovery_are_reported_too(
     gateways: list[Quota], redis: Redis, monkeypatch: pytest.MonkeyPatch
 ):
-    quota = gateways[0]
-    plan, send = quota.plan("a", items("chat=9/3600")), quota._send_owed
+    quota, send = gateways[0], UnreportedCalls.send
+    plan = quota.plan("a", items("chat=9/3600"))
     meanwhile: list[asyncio.Task[Reservation | QuotaExceeded]] = []
 
-    def send_owed(link: Sender) -> asyncio.Future[list[Reply]]:
-        told = send(link)
-        if not meanwhile:
-            meanwhile.append(asyncio.create_task(enter(quota, plan, "2")))
-        return told
+    def send_slowly(self: UnreportedCalls, link: Sender, **fields: Any) -> asyncio.Future[list[Reply]]:
+        replies = send(self, link, **fields)
+        if fields["running"] and not meanwhile:
+            meanwhile.append(asyncio.create_task(reserve(quota, plan, "2")))
+        return replies
 
-    monkeypatch.setattr(quota, "_send_owed", send_owed)
-    quota._link.drop("by the test")
-    alone = await enter(quota, plan, "1")
+    monkeypatch.setattr(UnreportedCalls, "send", send_slowly)
+    await disconnect(quota, redis)
+    alone = await reserve(quota, plan, "1")
     assert isinstance(alone, Reservation)
-    await wait_until(lambda: quota._link.is_open)
+    await wait_until(lambda: quota.is_available)
     assert isinstance(await meanwhile[0], Reservation)
-    assert isinstance(await enter(quota, plan, "3"), Reservation)
+    assert isinstance(await reserve(quota, plan, "3"), Reservation)
     assert redis.hget("quota:r:chat:a", "n") == b"3"
-    assert not quota._unreported
 
 
-async def test_what_was_owed_and_did_not_arrive_is_still_owed(gateways: list[Quota], redis: Redis):
-    quota = gateways[0]
-    plan = quota.plan("a", items("chat=9/3600"))
-    quota._link.drop("by the test")
-    entered = await enter(quota, plan, "1")
-    assert isinstance(entered, Reservation)
-
+async def test_unreported_calls_are_kept_if_they_do_not_arrive():
     class Broken:
         def send(self, _data: bytes, _num_replies: int = 1) -> asyncio.Future[Reply]:
-            answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            answer.set_exception(StoreUnavailable("by the test"))
-            return answer
+            reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            reply.set_exception(StoreUnavailable("by the test"))
+            return reply
 
+        def drop(self, reason: str) -> None: ...
+
+    unreported = UnreportedCalls()
+    unreported.add_reservation(Reservation(Plan("a", items("chat=9/3600")), "1", 0, 0), 0.0)
     with pytest.raises(StoreUnavailable):
-        await quota._send_owed(Broken())
-    await asyncio.sleep(
-        0
-    )  # from Python 3.12 on, what has failed already is raised before those who look at it are told
-    assert [each for each, _ in quota._unreported] == [entered]
-    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"1")
+        await unreported.send(Broken(), epoch="e", lease_ms=1000, running={}, now_s=1.0)
+    await wait_until(lambda: bool(unreported))  # set by a callback that runs after the exception is raised
 
 
-async def test_scripts_that_redis_forgets_between_two_of_them_are_told_again(gateways: list[Quota], redis: Redis):
+async def test_scripts_are_loaded_again_when_redis_loses_some(gateways: list[Quota], redis: Redis):
     quota = gateways[0]
     plan = quota.plan("a", items("chat=9/3600"))
-    assert isinstance(await enter(quota, plan, "1"), Reservation)
+    assert isinstance(await reserve(quota, plan, "1"), Reservation)
     redis.flushall()
     redis.script_flush()
-    redis.script_load(script.SCRIPTS["enter"])  # the one that is asked first, and not what it leads to
-    found = await enter(quota, plan, "2")
+    redis.script_load(script.SCRIPTS["reserve"])  # only the first script of a call
+    found = await reserve(quota, plan, "2")
     assert isinstance(found, Reservation)
     assert found.is_counted
     assert redis.hget("quota:r:chat:a", "n") == b"2"

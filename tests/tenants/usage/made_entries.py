@@ -1,4 +1,4 @@
-"""Usage entries to write in tests."""
+"""Usage entries for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOON = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
 
 
 def entry(request_id: str, **fields: Any) -> UsageEntry:
-    """One entry that is plain but for `fields`."""
+    """Return a plain entry with these fields changed."""
     plain: dict[str, Any] = {
         "request_id": request_id,
         "account_id": "a" * 32,

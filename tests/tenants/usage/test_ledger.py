@@ -1,4 +1,4 @@
-"""tenants/usage/ledger.py: one row per call, whatever dies, and whenever."""
+"""tenants/usage/ledger.py: one row per call, whatever fails."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 async def ledger(switchable: SwitchableDatabase, tmp_path: Path) -> AsyncIterator[UsageLedger]:
-    """A ledger that runs."""
+    """Return a running ledger."""
     ledger = UsageLedger(Spool(tmp_path / "spool"), switchable)
     running = asyncio.create_task(ledger.run())
     yield ledger
@@ -43,7 +43,7 @@ async def _ids(database: Database) -> list[str]:
     return sorted(found.request_id for found in await usage.list_recent(database, "a" * 32, limit=100_000))
 
 
-async def test_what_is_recorded_is_in_the_database_soon(ledger: UsageLedger, database: Database) -> None:
+async def test_recorded_entry_is_in_the_database_soon(ledger: UsageLedger, database: Database) -> None:
     await asyncio.gather(*(ledger.record(entry(f"r{number:03}")) for number in range(300)))
     expected = [f"r{number:03}" for number in range(300)]
 
@@ -53,7 +53,7 @@ async def test_what_is_recorded_is_in_the_database_soon(ledger: UsageLedger, dat
     await wait_until(all_there)
 
 
-async def test_while_calls_go_on_their_entries_are_gathered(
+async def test_entries_of_concurrent_calls_are_written_in_batches(
     ledger: UsageLedger, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flush, num_flushes = ledger.flush, 0
@@ -75,7 +75,7 @@ async def test_while_calls_go_on_their_entries_are_gathered(
     assert await _ids(database) == ids
 
 
-async def test_while_the_database_is_away_recording_goes_on_and_nothing_is_lost(
+async def test_recording_continues_without_loss_while_the_database_is_unavailable(
     ledger: UsageLedger, switchable: SwitchableDatabase, database: Database
 ) -> None:
     switchable.is_away = True
@@ -90,7 +90,7 @@ async def test_while_the_database_is_away_recording_goes_on_and_nothing_is_lost(
     await wait_until(all_there)
 
 
-async def test_what_a_former_process_left_is_moved_by_the_next(switchable: SwitchableDatabase, tmp_path: Path) -> None:
+async def test_entries_of_a_previous_process_are_moved(switchable: SwitchableDatabase, tmp_path: Path) -> None:
     switchable.is_away = True
     former = UsageLedger(Spool(tmp_path / "spool"), switchable)
     await former.record(entry("r1"))
@@ -102,15 +102,15 @@ async def test_what_a_former_process_left_is_moved_by_the_next(switchable: Switc
     assert await _ids(switchable) == ["r1"]
 
 
-async def test_closing_moves_what_there_is(switchable: SwitchableDatabase, tmp_path: Path) -> None:
+async def test_close_moves_remaining_entries(switchable: SwitchableDatabase, tmp_path: Path) -> None:
     ledger = UsageLedger(Spool(tmp_path / "spool"), switchable)
     await ledger.record(entry("r1"))
     await ledger.close()
     assert await _ids(switchable) == ["r1"]
 
 
-async def test_a_spool_replayed_twice_gives_one_row_each(switchable: SwitchableDatabase, tmp_path: Path) -> None:
-    """As after a crash between the commit and the acknowledgement, again and again; nobody remembers how far it was."""
+async def test_replayed_spool_gives_one_row_per_entry(switchable: SwitchableDatabase, tmp_path: Path) -> None:
+    """As after repeated crashes between the commit and the acknowledgement, with the position unknown."""
     for _ in range(3):
         async with switchable.transaction() as connection:
             await connection.execute(delete(usage_spools))
@@ -125,9 +125,7 @@ async def test_a_spool_replayed_twice_gives_one_row_each(switchable: SwitchableD
     assert total.num_calls == 2
 
 
-async def test_without_a_spool_the_ledger_itself_takes_the_entry_or_says_it_cannot(
-    switchable: SwitchableDatabase, tmp_path: Path
-) -> None:
+async def test_full_spool_writes_to_the_database_or_fails(switchable: SwitchableDatabase, tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool", max_bytes=8000)
     ledger = UsageLedger(spool, switchable)
     await _fill_up(spool)
@@ -146,7 +144,7 @@ async def _fill_up(spool: Spool) -> None:
             await spool.append(bytes(100))
 
 
-async def test_a_database_that_takes_no_rows_at_all_costs_no_entry(tmp_path: Path) -> None:
+async def test_database_that_accepts_no_rows_loses_no_entry(tmp_path: Path) -> None:
     url = f"sqlite://{tmp_path / 'unmigrated.db'}"
     database = Database.connect(url)
     ledger = UsageLedger(Spool(tmp_path / "spool"), database)
@@ -160,7 +158,7 @@ async def test_a_database_that_takes_no_rows_at_all_costs_no_entry(tmp_path: Pat
     await database.close()
 
 
-async def test_an_entry_that_no_database_will_take_is_kept_aside_and_stops_no_other(
+async def test_invalid_entry_is_set_aside_and_others_are_written(
     switchable: SwitchableDatabase, tmp_path: Path
 ) -> None:
     spool = Spool(tmp_path / "spool")
@@ -177,12 +175,12 @@ async def test_an_entry_that_no_database_will_take_is_kept_aside_and_stops_no_ot
     assert sorted(bytes.fromhex(line) for line in kept) == sorted([b"not an entry", usage.encode(too_big)])
 
 
-async def test_an_older_copy_of_the_database_that_takes_over_is_told_again(sqlite_url: str, tmp_path: Path) -> None:
-    """As after failing over to a replica that lagged: what it had confirmed and does not know is moved once more."""
+async def test_older_copy_of_the_database_gets_the_entries_again(sqlite_url: str, tmp_path: Path) -> None:
+    """As after a failover to a replica that lagged: entries that the replica does not have are moved again."""
     file = Path(sqlite_url.removeprefix("sqlite://"))
     database = Database.connect(sqlite_url)
     ledger = UsageLedger(Spool(tmp_path / "spool", segment_bytes=4096, keep_s=600), database)
-    for number in range(40):  # some segments of them
+    for number in range(40):  # several segments
         await ledger.record(entry(f"r{number:02}"))
         await ledger.flush()
         if number == 9:
@@ -203,7 +201,7 @@ async def test_an_older_copy_of_the_database_that_takes_over_is_told_again(sqlit
     await database.close()
 
 
-async def test_an_older_copy_is_found_out_by_the_next_batch_too(sqlite_url: str, tmp_path: Path) -> None:
+async def test_older_copy_is_detected_by_the_next_batch(sqlite_url: str, tmp_path: Path) -> None:
     database = Database.connect(sqlite_url)
     ledger = UsageLedger(Spool(tmp_path / "spool", keep_s=600), database)
     await ledger.record(entry("r1"))
@@ -218,10 +216,10 @@ async def test_an_older_copy_is_found_out_by_the_next_batch_too(sqlite_url: str,
     await database.close()
 
 
-async def test_a_spool_that_lost_its_cursor_goes_on_where_the_ledger_is(
+async def test_spool_without_a_cursor_continues_at_the_ledger_s_position(
     switchable: SwitchableDatabase, tmp_path: Path
 ) -> None:
-    """So entries that the ledger has had, and has let go of since, are not counted again."""
+    """Entries that the ledger had and has deleted since are not counted again."""
     ledger = UsageLedger(Spool(tmp_path / "spool"), switchable)
     await ledger.record(entry("r1"))
     await ledger.close()
@@ -234,10 +232,10 @@ async def test_a_spool_that_lost_its_cursor_goes_on_where_the_ledger_is(
     assert await _ids(switchable) == ["r2"]
 
 
-async def test_killed_again_and_again_each_recorded_call_has_one_row(
+async def test_killed_processes_leave_one_row_per_recorded_call(
     database: Database, database_url: str, tmp_path: Path
 ) -> None:
-    """Real processes, killed while they record and while they move; each prints what `record` returned for."""
+    """Processes are killed while they record and move entries; each prints the calls for which `record` returned."""
     program = (
         "import asyncio, itertools, sys\n"
         "from pathlib import Path\n"
@@ -274,9 +272,7 @@ async def test_killed_again_and_again_each_recorded_call_has_one_row(
     assert len(set(found) - recorded) <= 3 * 5, "only what was under way when the process died may be there besides"
 
 
-async def test_a_postgres_that_dies_and_returns_loses_and_doubles_nothing(
-    postgres_server: PostgresServer, tmp_path: Path
-) -> None:
+async def test_postgres_crash_loses_and_doubles_no_entry(postgres_server: PostgresServer, tmp_path: Path) -> None:
     server = PostgresServer()
     server.start()
     await migrate(server.url)

@@ -1,6 +1,6 @@
-"""Reserve, settle, crash, flush, replay, in any order, on a real Redis and a real ledger: nobody gets more than there
-is, what is counted is what the ledger says once the two have been compared, and the ledger is the sum of what was
-settled.
+"""Reserve, settle, crash, flush and replay in any order, on a real Redis and a real ledger.
+
+The budget is never exceeded, the counts equal the ledger after a comparison, and the ledger equals the settled calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ GATEWAYS = 2
 
 
 class Money(RuleBasedStateMachine):
-    """Calls of one free account through two gateways, all of them at one time: no day ends meanwhile."""
+    """Calls of one free account through two gateways. The clock stands still, so no day ends."""
 
     clock = HandClock()
     database: Database
@@ -44,9 +44,9 @@ class Money(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.caller = Caller(account_id=new_id_hex())
-        self.settled = 0  # in the ledger
-        self.open: dict[str, int] = {}  # op -> reserved, of calls that hold it
-        self.unreported = 0  # settled in the ledger, and not told to Redis
+        self.settled = 0  # micro-neurons in the ledger
+        self.open: dict[str, int] = {}  # reserved micro-neurons of open calls, by operation id
+        self.unreported = 0  # settled in the ledger but not reported to Redis
         self.entries: list[UsageEntry] = []
 
     held = Bundle("held")
@@ -58,46 +58,47 @@ class Money(RuleBasedStateMachine):
         plan = quota.plan(self.caller.account_id, (), (budget,))
         op = f"op{next(self.ops)}"
         try:
-            entered = self._run(quota.enter(plan, op, micro_neurons=cost))
+            reservation = self._run(quota.reserve(plan, op, micro_neurons=cost))
         except QuotaExceeded:
             assert self.settled + sum(self.open.values()) + cost > LIMIT, "there was room"
             return None
-        # What was settled and not told is not counted until the next comparison: no more than that is given away.
+        # Unreported settlements are not counted until the next comparison, so the limit may be exceeded by no more than
+        # these.
         assert self.settled - self.unreported + sum(self.open.values()) + cost <= LIMIT
         self.open[op] = cost
-        return gateway, entered
+        return gateway, reservation
 
     @rule(call=consumes(held), share=st.sampled_from([0.0, 0.5, 1.0]), is_told=st.booleans())
     def settle(self, call: tuple[int, Reservation] | None, share: float, is_told: bool) -> None:
-        """The entry becomes durable; then the gateway tells Redis, or dies before it does."""
+        """Write the entry; then the gateway reports to Redis, or dies before."""
         if call is None:
             return
-        gateway, entered = call
-        used = int(entered.micro_neurons * share)
+        gateway, reservation = call
+        used = int(reservation.micro_neurons * share)
         self._enter(used)
         if is_told:
-            self._leave(gateway, entered, used)
+            self._settle(gateway, reservation, used)
         else:
             self.unreported += used
-            self._lease_ends(entered)
-        del self.open[entered.op]
+            self._lease_ends(reservation)
+        del self.open[reservation.op]
 
     @rule(call=consumes(held))
     def crash(self, call: tuple[int, Reservation] | None) -> None:
-        """Nothing was done, and nothing is said; the lease ends."""
+        """Crash without a report; the lease expires."""
         if call is not None:
             self._lease_ends(call[1])
             del self.open[call[1].op]
 
     @rule()
     def flush(self) -> None:
-        """Redis forgets; what is open is taken up again by its gateway, what is used comes from the ledger."""
+        """Flush Redis; gateways restore open calls, and the used amount comes from the ledger."""
         self.redis.flushall()
         self.unreported = 0
         (budget,) = self.allowance.of(self.caller)
-        for quota in self.quotas:  # both notice
+        for quota in self.quotas:  # both gateways notice the flush
             plan = quota.plan(self.caller.account_id, (), (budget,))
-            self._leave_now(quota, self._run(quota.enter(plan, f"op{next(self.ops)}", micro_neurons=0)))
+            self._settle_now(quota, self._run(quota.reserve(plan, f"op{next(self.ops)}", micro_neurons=0)))
 
     @rule()
     def replay(self) -> None:
@@ -116,7 +117,7 @@ class Money(RuleBasedStateMachine):
         assert all(value >= 0 for value in counted.values()), counted
 
     def teardown(self) -> None:
-        """The ledger is what was settled."""
+        """Check that the ledger equals the settled calls."""
         (budget,) = self.allowance.of(self.caller)
         assert self._run(self.allowance.used(budget)) == self.settled
 
@@ -126,16 +127,16 @@ class Money(RuleBasedStateMachine):
         self._run(usage.write(self.database, [one]))
         self.settled += used
 
-    def _leave(self, gateway: int, entered: Reservation, used: int) -> None:
-        self.quotas[gateway].leave(entered, micro_neurons=used)
+    def _settle(self, gateway: int, reservation: Reservation, used: int) -> None:
+        self.quotas[gateway].settle(reservation, micro_neurons=used)
         self._behind(self.quotas[gateway])
 
-    def _leave_now(self, quota: Quota, entered: Reservation) -> None:
-        quota.leave(entered)
+    def _settle_now(self, quota: Quota, reservation: Reservation) -> None:
+        quota.settle(reservation)
         self._behind(quota)
 
     def _behind(self, quota: Quota) -> None:
-        """Until all that was said on this connection has been done."""
+        """Wait until all commands sent on this connection have run."""
 
         async def said() -> None:
             quota._flush()
@@ -143,10 +144,10 @@ class Money(RuleBasedStateMachine):
 
         self._run(said())
 
-    def _lease_ends(self, entered: Reservation) -> None:
-        self.redis.zadd(f"quota:open:{self.caller.account_id}", {entered.op: 1})
+    def _lease_ends(self, reservation: Reservation) -> None:
+        self.redis.zadd(f"quota:open:{self.caller.account_id}", {reservation.op: 1})
         for quota in self.quotas:
-            quota._running.pop(entered.op, None)
+            quota._running.pop(reservation.op, None)
 
     def _counted(self) -> dict[str, int]:
         (budget,) = self.allowance.of(self.caller)
@@ -161,9 +162,7 @@ async def _nothing() -> None: ...
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("num_examples", [8, pytest.param(150, marks=pytest.mark.full)])
-def test_no_order_of_events_gives_away_more_than_there_is(
-    sqlite_url: str, redis_server: EmbeddedRedis, num_examples: int
-) -> None:
+def test_no_order_of_events_exceeds_the_budget(sqlite_url: str, redis_server: EmbeddedRedis, num_examples: int) -> None:
     with asyncio.Runner() as runner, Redis.from_url(redis_server.url) as redis:
         redis.flushall()
         database = Database.connect(sqlite_url)
@@ -192,6 +191,6 @@ def test_no_order_of_events_gives_away_more_than_there_is(
                     await quota.close()
                 await ephemeral.close()
                 await database.close()
-                await asyncio.sleep(0)  # for the transports to be closed
+                await asyncio.sleep(0)  # lets the transports close
 
             runner.run(stop())

@@ -1,5 +1,6 @@
-"""P6: ten thousand calls, their processes and the database killed meanwhile, everything replayed twice: none lost, none
-doubled, and the sums the same."""
+"""P6: ten thousand calls while processes and the database are killed, and everything is replayed twice. No row is lost
+or doubled, and the sums agree.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ SEED = 6
 
 
 async def gateway(spool: Path, url: str, acknowledged: Path, done: set[str], first: int, last: int) -> None:
-    """A process's whole life: record the calls of its share that no former life was acknowledged."""
+    """Run one process: record the calls of its share that are not acknowledged yet."""
     ledger = UsageLedger(Spool(spool, segment_bytes=64 * 1024, keep_s=600), Database.connect(url))
     running = asyncio.create_task(ledger.run())
     left = iter([number for number in range(first, last) if str(number) not in done])
@@ -43,7 +44,7 @@ async def gateway(spool: Path, url: str, acknowledged: Path, done: set[str], fir
                 await ledger.record(entry(f"call-{number:05}", prompt_tokens=number, completion_tokens=number % 7))
                 file.write(f"{number}\n")
                 file.flush()
-                await asyncio.sleep(0.002)  # what a call takes beside
+                await asyncio.sleep(0.002)  # simulates the rest of a call
 
         await asyncio.gather(*(client() for _ in range(AT_ONCE)))
     await ledger.close()
@@ -59,7 +60,7 @@ async def _ends(process: asyncio.subprocess.Process, within_s: float) -> bool:
 
 
 async def _lives(number: int, url: str, folder: Path, choose: random.Random) -> None:
-    """One gateway after the other on the same spool; each but the last is killed."""
+    """Run one gateway after another on the same spool, killing each but the last."""
     share = NUM_CALLS // NUM_GATEWAYS + 1
     first, last = number * share, min((number + 1) * share, NUM_CALLS)
     arguments = [str(folder / f"spool{number}"), url, str(folder / f"acknowledged{number}"), str(first), str(last)]
@@ -89,7 +90,7 @@ async def _kill_the_database(server: PostgresServer, is_over: asyncio.Event, cho
 
 
 async def _replay(database: Database, folder: Path) -> None:
-    """As to a ledger that never heard of the spools."""
+    """Move all entries again, as for a ledger that does not know the spools."""
     async with database.transaction() as connection:
         await connection.execute(delete(usage_spools))
     for number in range(NUM_GATEWAYS):
@@ -98,13 +99,13 @@ async def _replay(database: Database, folder: Path) -> None:
             try:
                 await ledger.flush()
                 break
-            except StoreUnavailable:  # a connection that the database's last death broke
+            except StoreUnavailable:  # a connection broken by the database's last crash
                 await asyncio.sleep(0.1)
         await ledger.close()
 
 
 @pytest.mark.skipif(find_postgres() is None, reason="no Postgres")
-async def test_ten_thousand_calls_are_ten_thousand_rows_whatever_is_killed(tmp_path: Path) -> None:
+async def test_ten_thousand_calls_are_ten_thousand_rows_despite_kills(tmp_path: Path) -> None:
     server = PostgresServer()
     server.start()
     try:

@@ -16,7 +16,7 @@ from tenants.usage import usage_sums
 from tests.tenants.usage.made_entries import EVER, NOON, entry
 
 
-async def test_an_entry_comes_back_as_it_was_written(database: Database) -> None:
+async def test_entry_is_read_as_written(database: Database) -> None:
     entries = [entry("r1"), entry("r2", ttft_ms=None, is_stream=False, started_at=NOON + timedelta(seconds=1))]
     assert await usage.write(database, entries) == 2
     assert await usage.list_recent(database, "a" * 32) == entries[::-1]
@@ -24,7 +24,7 @@ async def test_an_entry_comes_back_as_it_was_written(database: Database) -> None
     assert await usage.list_recent(database, "f" * 32) == []
 
 
-async def test_writing_again_changes_nothing_and_counts_only_what_was_new(database: Database) -> None:
+async def test_repeated_entry_changes_nothing_and_only_new_entries_are_counted(database: Database) -> None:
     assert await usage.write(database, []) == 0
     assert await usage.write(database, [entry("r1"), entry("r1", completion_tokens=99), entry("r2")]) == 2
     assert await usage.write(database, [entry("r2", completion_tokens=99), entry("r3")]) == 1
@@ -32,7 +32,7 @@ async def test_writing_again_changes_nothing_and_counts_only_what_was_new(databa
     assert {found.request_id: found.completion_tokens for found in recent} == {"r1": 5, "r2": 5, "r3": 5}
 
 
-async def test_many_entries_are_written_at_once_and_by_several_at_once(database: Database) -> None:
+async def test_concurrent_writers_store_every_entry_once(database: Database) -> None:
     entries = [entry(f"r{number}") for number in range(1200)]
     counts = await asyncio.gather(*(usage.write(database, entries[start:]) for start in (0, 300, 600)))
     assert sum(counts) == 1200
@@ -48,7 +48,9 @@ async def test_many_entries_are_written_at_once_and_by_several_at_once(database:
         ("token", {"b" * 32: 3, "d" * 32: 1}),
     ],
 )
-async def test_sums_are_by_model_by_utc_day_and_by_token(database: Database, by: Any, expected: dict[str, int]) -> None:
+async def test_totals_are_grouped_by_model_utc_day_and_token(
+    database: Database, by: Any, expected: dict[str, int]
+) -> None:
     late = datetime(2026, 11, 20, 23, 59, 59, 999999, tzinfo=UTC)
     entries = [
         entry("r1"),
@@ -63,7 +65,7 @@ async def test_sums_are_by_model_by_utc_day_and_by_token(database: Database, by:
     assert all(total.completion_tokens == 5 * total.num_calls for total in totals)
 
 
-async def test_a_period_takes_its_beginning_and_leaves_its_end(database: Database) -> None:
+async def test_period_includes_its_start_and_excludes_its_end(database: Database) -> None:
     await usage.write(database, [entry(f"r{hour}", started_at=NOON + timedelta(hours=hour)) for hour in range(5)])
     [total] = await usage_sums.total(
         database, usage_sums.Filter("a" * 32), NOON + timedelta(hours=1), NOON + timedelta(hours=3)
@@ -72,7 +74,7 @@ async def test_a_period_takes_its_beginning_and_leaves_its_end(database: Databas
     assert await usage_sums.total(database, usage_sums.Filter("a" * 32), NOON - timedelta(days=2), NOON) == []
 
 
-async def test_a_name_that_no_column_can_hold_costs_characters_not_the_row(database: Database) -> None:
+async def test_too_long_text_is_shortened_and_the_row_is_written(database: Database) -> None:
     await usage.write(database, [entry("r1", node_id="n\0ode" * 100, pop="p" * 500)])
     [found] = await usage.list_recent(database, "a" * 32)
     assert found.node_id == ("node" * 100)[:128]
@@ -89,22 +91,22 @@ async def test_a_name_that_no_column_can_hold_costs_characters_not_the_row(datab
         started_at=st.datetimes(timezones=st.just(UTC)),
     )
 )
-def test_a_spooled_entry_is_read_as_it_was(one: usage.UsageEntry) -> None:
+def test_spool_record_round_trip(one: usage.UsageEntry) -> None:
     assert usage.decode(usage.encode(one)) == one
 
 
 @pytest.mark.parametrize("record", [b"", b"\x00", b"{}", b"\x80", usage.encode(entry("r1"))[:-1]])
-def test_what_is_no_entry_is_refused(record: bytes) -> None:
+def test_invalid_record_is_rejected(record: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         usage.decode(record)
 
 
-def test_a_time_without_a_zone_is_refused_before_it_is_spooled() -> None:
+def test_naive_time_is_rejected_before_spooling() -> None:
     with pytest.raises(ValueError, match="zone"):
         usage.encode(entry("r1", started_at=datetime(2026, 1, 1)))
 
 
-async def test_percentiles_are_of_each_model_and_of_its_newest_calls(database: Database) -> None:
+async def test_percentiles_cover_the_newest_calls_of_each_model(database: Database) -> None:
     entries = [
         entry(
             f"r{number:03}", duration_ms=float(number), ttft_ms=number / 2, started_at=NOON + timedelta(seconds=number)
@@ -120,7 +122,7 @@ async def test_percentiles_are_of_each_model_and_of_its_newest_calls(database: D
     assert (newest.num_calls, newest.total_ms) == (10, (95.0, 100.0, 100.0))
 
 
-async def test_entries_are_gone_through_oldest_first_in_pages(database: Database) -> None:
+async def test_entries_are_paged_oldest_first(database: Database) -> None:
     entries = [entry(f"r{number}", started_at=NOON + timedelta(seconds=number // 2)) for number in range(7)]
     await usage.write(database, entries)
     found: list[usage.UsageEntry] = []

@@ -1,4 +1,4 @@
-"""tenants/usage/usage_sums.py on both databases: each call in exactly one sum, whatever is folded and whenever."""
+"""tenants/usage/usage_sums.py on both databases: each call is counted in exactly one sum, whatever is folded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def _by(database: Database, by: usage_sums.Group, which: Filter = MINE) ->
     return {total.key: total.num_calls for total in await usage_sums.total(database, which, *EVER, by=by)}
 
 
-async def test_a_total_has_every_figure_of_its_calls(database: Database) -> None:
+async def test_total_has_every_sum(database: Database) -> None:
     figures = {"device_us": 7, "bytes_in": 10, "bytes_out": 30, "num_tool_calls": 2, "attempts": 2}
     await usage.write(database, [entry("r1", is_useful=True, **figures), entry("r2", is_useful=True, num_retried=1)])
     [total] = await usage_sums.total(database, MINE, *EVER)
@@ -29,7 +29,7 @@ async def test_a_total_has_every_figure_of_its_calls(database: Database) -> None
     assert total.micro_neurons_per_useful == total.micro_neurons == 2 * 1_234_567_890_123
 
 
-async def test_calls_are_grouped_and_picked_by_what_they_were(database: Database) -> None:
+async def test_totals_are_grouped_and_filtered(database: Database) -> None:
     await usage.write(
         database,
         [
@@ -52,7 +52,7 @@ async def test_calls_are_grouped_and_picked_by_what_they_were(database: Database
     }
 
 
-async def test_folding_keeps_every_call_counted_once_late_ones_too(database: Database) -> None:
+async def test_folding_counts_every_call_once_including_late_ones(database: Database) -> None:
     day = timedelta(days=1)
     times = [NOON + timedelta(minutes=minutes) for minutes in (0, 1, 59, 60, 60 * 13)]
     await usage.write(database, [entry(f"r{number}", started_at=at) for number, at in enumerate(times)])
@@ -69,7 +69,7 @@ async def test_folding_keeps_every_call_counted_once_late_ones_too(database: Dat
     assert await _by(database, "hour") == {"2026-11-20T00:00Z": 5, "2026-11-21T01:00Z": 1}
 
 
-async def test_writers_and_folders_at_once_lose_and_double_nothing(database: Database) -> None:
+async def test_concurrent_writes_and_folds_count_every_call_once(database: Database) -> None:
     entries = [entry(f"r{number:03}", started_at=NOON + timedelta(seconds=20 * number)) for number in range(45)]
 
     async def write(part: int) -> None:
@@ -85,7 +85,7 @@ async def test_writers_and_folders_at_once_lose_and_double_nothing(database: Dat
     assert await _by(database, "day") == {"2026-11-20": 45}
 
 
-async def test_entries_are_let_go_and_their_sums_stay(database: Database) -> None:
+async def test_deleted_entries_keep_their_sums(database: Database) -> None:
     now = datetime.now(UTC)
     await usage.write(database, [entry(uuid7(), started_at=now - timedelta(hours=hours)) for hours in range(4)])
     soon = now + timedelta(minutes=1)
@@ -97,7 +97,7 @@ async def test_entries_are_let_go_and_their_sums_stay(database: Database) -> Non
     assert sum((await _by(database, "day")).values()) == 4
 
 
-def test_ids_sort_by_the_time_they_were_made_in() -> None:
+def test_ids_sort_by_creation_time() -> None:
     before = datetime.now(UTC)
     made = uuid7()
     assert uuid7_floor(before - timedelta(milliseconds=1)) < made < uuid7_floor(before + timedelta(seconds=10))
@@ -107,7 +107,7 @@ def test_ids_sort_by_the_time_they_were_made_in() -> None:
     ("moment", "month"),
     [(datetime(2026, 12, 31, 23, 59, tzinfo=UTC), (12, 1)), (datetime(2026, 1, 31, tzinfo=UTC), (1, 2))],
 )
-def test_a_month_begins_with_its_first_day(moment: datetime, month: tuple[int, int]) -> None:
+def test_month_starts_with_its_first_day(moment: datetime, month: tuple[int, int]) -> None:
     first, next_first = usage_sums.month_of(moment)
     assert (first.month, next_first.month) == month
     assert first.day == next_first.day == 1

@@ -1,4 +1,4 @@
-"""tenants/usage/usage_upkeep.py: what is kept for so long is let go after it, and not because a clock was wrong."""
+"""tenants/usage/usage_upkeep.py: old entries are deleted, but not because of a wrong clock."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from storage.database import Database, uuid7_floor
 from tenants.usage import usage_entries as usage
 from tenants.usage import usage_sums
 from tenants.usage.usage_sums import Filter
-from tenants.usage.usage_upkeep import Kept, UsageMaintenance
+from tenants.usage.usage_upkeep import UsageMaintenance, UsageRetention
 from tests.tenants.hand_clock import HandClock
 from tests.tenants.usage.made_entries import EVER, entry
 
@@ -18,7 +18,7 @@ MINE = Filter("a" * 32)
 
 
 class ClockOfToday(HandClock):
-    """Moved by hand, from now on."""
+    """A clock that is advanced by hand and starts at the current time."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class ClockOfToday(HandClock):
 
 @pytest.mark.parametrize("wrong_by", [timedelta(), timedelta(days=40), timedelta(days=-40)])
 @pytest.mark.parametrize("is_wrong_from_the_start", [False, True])
-async def test_each_call_is_known_as_long_as_it_should_be_whatever_a_clock_says(
+async def test_entries_are_deleted_only_by_correct_clocks(
     sqlite_database: Database, wrong_by: timedelta, is_wrong_from_the_start: bool
 ):
     database, clock, now = sqlite_database, ClockOfToday(), datetime.now(UTC)
@@ -35,7 +35,7 @@ async def test_each_call_is_known_as_long_as_it_should_be_whatever_a_clock_says(
     await usage.write(database, [entry(uuid7_floor(at), started_at=at) for at in begun])
     if is_wrong_from_the_start:
         clock.jump_wall(wrong_by.total_seconds())
-    upkeep = UsageMaintenance(database, clock, Kept())
+    upkeep = UsageMaintenance(database, clock, UsageRetention())
     if not is_wrong_from_the_start:
         clock.jump_wall(wrong_by.total_seconds())
     await upkeep.turn()
@@ -45,6 +45,6 @@ async def test_each_call_is_known_as_long_as_it_should_be_whatever_a_clock_says(
     assert sum(total.num_calls for total in await usage_sums.total(database, MINE, *EVER)) == 3
 
 
-async def test_the_database_tells_its_time(database: Database):
+async def test_database_returns_its_clock(database: Database):
     before, told, after = datetime.now(UTC), await database.now(), datetime.now(UTC)
     assert before - timedelta(seconds=1) <= told <= after + timedelta(seconds=1)

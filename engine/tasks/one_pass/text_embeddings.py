@@ -1,0 +1,132 @@
+"""The model of the task text embeddings in its worker process: token rows to sentence vectors, with `transformers`.
+
+Pooling and normalization follow the model's sentence-transformers files. Never runs code of a model. A row's result
+does not depend on other rows, except for rounding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.tasks.text_embeddings import EmbeddingModelInfo, TokenRow
+
+MAX_PADDED_TOKENS = 4096  # per forward pass
+_MAX_WASTE = 1.25  # longest to shortest row of a pass
+_MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")
+
+
+class UnsupportedModel(ValueError):
+    """The folder does not contain a supported embedding model."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Post-processing: `pooling` mean or cls, and whether vectors are normalized to unit length."""
+
+    pooling: str
+    is_normalised: bool
+
+
+def read_recipe(model_dir: Path) -> Recipe:
+    """Read `modules.json` and the pooling module it names; the default is mean pooling with normalization.
+
+    Raises UnsupportedModel for unknown modules or poolings.
+    """
+    modules_file = model_dir / "modules.json"
+    if not modules_file.exists():
+        return Recipe("mean", is_normalised=True)
+    modules = {module["type"].rpartition(".")[2]: module["path"] for module in json.loads(modules_file.read_text())}
+    unknown = set(modules) - {"Transformer", "Pooling", "Normalize"}
+    if unknown:
+        raise UnsupportedModel(f"modules {', '.join(sorted(unknown))} are not supported")
+    pooling = json.loads((model_dir / modules["Pooling"] / "config.json").read_text()) if "Pooling" in modules else {}
+    modes = [
+        key.removeprefix("pooling_mode_") for key, value in pooling.items() if key.startswith("pooling_mode_") and value
+    ]
+    names = {"mean_tokens": "mean", "cls_token": "cls"}
+    if len(modes) > 1 or any(mode not in names for mode in modes):
+        raise UnsupportedModel(f"pooling by {', '.join(modes)} is not supported")
+    return Recipe(names[modes[0]] if modes else "mean", is_normalised="Normalize" in modules)
+
+
+class EmbeddingModel:
+    """One loaded model, a `WorkerModel`."""
+
+    item_type = TokenRow
+
+    def __init__(self, model_dir: Path, device: str) -> None:
+        """Raises UnsupportedModel, OSError, ValueError or KeyError."""
+        config = json.loads((model_dir / "config.json").read_text())
+        if "auto_map" in config or config.get("model_type") not in _MODEL_TYPES:
+            raise UnsupportedModel(f"embedding models are {', '.join(_MODEL_TYPES)} without code of their own")
+        self._recipe = read_recipe(model_dir)
+        self._device = torch.device(device)
+        self._model = _load(model_dir).to(self._device)
+        self._num_dimensions = int(config["hidden_size"])
+        self._pad_id = int(config.get("pad_token_id") or 0)
+        self.info = EmbeddingModelInfo(self._recipe.pooling, int(config["vocab_size"]))
+
+    def warm_up(self) -> None:
+        self.run([TokenRow(bytes(4 * 8), is_cls=False)])
+
+    @torch.inference_mode()
+    def run(self, items: list[TokenRow]) -> list[bytes]:
+        """Return the vector of each row as little-endian float32."""
+        rows = [np.frombuffer(item.token_ids, dtype=np.int32) for item in items]
+        is_cls = np.array([item.is_cls for item in items])
+        vectors = np.empty((len(rows), self._num_dimensions), dtype="<f4")
+        for group in group_by_length([len(row) for row in rows]):
+            length = max(len(rows[index]) for index in group)
+            token_ids = np.full((len(group), length), self._pad_id, dtype=np.int64)  # [B, T]
+            mask = np.zeros((len(group), length), dtype=np.int64)  # [B, T]
+            for number, index in enumerate(group):
+                token_ids[number, : len(rows[index])] = rows[index]
+                mask[number, : len(rows[index])] = 1
+            pooled = self._forward(torch.from_numpy(token_ids), torch.from_numpy(mask), torch.from_numpy(is_cls[group]))
+            vectors[group] = pooled.float().cpu().numpy()
+        return [vector.tobytes() for vector in vectors]
+
+    def _forward(self, token_ids: torch.Tensor, mask: torch.Tensor, is_cls: torch.Tensor) -> torch.Tensor:
+        token_ids, mask, is_cls = (each.to(self._device) for each in (token_ids, mask, is_cls))
+        hidden = self._model(input_ids=token_ids, attention_mask=mask).last_hidden_state  # [B, T, D]
+        weights = mask.unsqueeze(-1).to(hidden.dtype)  # [B, T, 1]
+        mean = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)  # [B, D]
+        pooled = torch.where(is_cls.unsqueeze(-1), hidden[:, 0], mean)
+        return torch.nn.functional.normalize(pooled, dim=-1) if self._recipe.is_normalised else pooled
+
+
+def _load(model_dir: Path) -> Any:
+    """Load the bare transformer in float32, from safetensors and JSON only."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers import AutoModel
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    model = AutoModel.from_pretrained(
+        model_dir, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
+    )
+    return model.eval()
+
+
+def group_by_length(lengths: list[int]) -> Iterator[list[int]]:
+    """Yield indices of rows for one pass: of similar length, and with few padded tokens."""
+    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
+    group: list[int] = []
+    for index in order:
+        longest = lengths[group[0]] if group else 0
+        is_full = (len(group) + 1) * longest > MAX_PADDED_TOKENS or longest > lengths[index] * _MAX_WASTE + 8
+        if group and is_full:
+            yield group
+            group = []
+        group.append(index)
+    if group:
+        yield group
