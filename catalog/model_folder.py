@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from catalog.card import CardFacts, parse_facts
-from catalog.errors import InvalidModelId, PublishError
+from catalog.card import CardFacts, parse_facts, parse_model_id
+from catalog.errors import PublishError
 from catalog.listed import ListedModel, listed_models
 from telemetry.clock import SYSTEM_CLOCK
 from weight_files.safetensors_header import HeaderError, read_header
@@ -96,8 +96,9 @@ def facts_of(
 def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
     """Return the facts of a model without a card, derived from its files. They have no prices.
 
-    Raises PublishError if the task cannot be derived.
+    Raises InvalidModelId for an invalid name, and PublishError if the task cannot be derived.
     """
+    parse_model_id(name)
     common = {"name": name, "created_at": now, "tags": ("published",)}
     if folder.architecture.endswith("ForCausalLM"):
         window = folder.config.get("max_position_embeddings", 2048)
@@ -116,7 +117,7 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
         raise PublishError(f"the task of {folder.architecture} is unknown: pass a card")
     try:
         return msgspec.convert(facts, CardFacts)
-    except (msgspec.ValidationError, InvalidModelId) as error:
+    except msgspec.ValidationError as error:
         raise PublishError(f"config.json: {error}") from error
 
 

@@ -91,6 +91,10 @@ def _list_files(repo_id: str, revision: str) -> tuple[str, tuple[HubFile, ...]]:
     try:
         info = HfApi(endpoint=_endpoint()).model_info(repo_id, revision=revision, files_metadata=True)
     except (HTTPError, OSError, ValueError) as error:
+        if getattr(error, "response", None) is None and not isinstance(error, ValueError):
+            hub = _endpoint() or "https://huggingface.co"
+            reason = f"{hub} cannot be reached ({_first_line(error)}); HF_ENDPOINT selects another hub"
+            raise PullError(f"{repo_id}: {reason}") from error
         raise PullError(f"{repo_id}: {_first_line(error)}") from error
     commit = info.sha or ""
     if not _COMMIT.fullmatch(commit):

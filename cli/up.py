@@ -15,7 +15,7 @@ from cli.output import CommandFailed, JsonOption, print_json
 from local_platform.data_dir import DEFAULT_DATA, KEYS, DataDir, DataDirInUse
 from local_platform.environment import check_environment
 from local_platform.errors import PlatformError
-from local_platform.plan import Plan, free_port, listen_error, plan_nodes
+from local_platform.plan import Plan, free_port, listen_error, plan_models, plan_nodes
 
 if TYPE_CHECKING:
     from local_platform.platform import EmbeddedPlatform
@@ -31,6 +31,9 @@ def up(
         int | None, typer.Option(help="Number of nodes, assigned to the PoPs in turn. Default: one per PoP.", min=1)
     ] = None,
     pops: Annotated[str, typer.Option(help="Comma-separated PoPs. The gateway runs in the first one.")] = "local",
+    starter: Annotated[
+        bool, typer.Option("--starter/--no-starter", help="Serve the starter model if it is installed, or else spark.")
+    ] = True,
     json: JsonOption = False,
 ) -> None:
     """Start the whole platform on this machine: redis-server, gateway and nodes. Ctrl-C drains and stops it."""
@@ -43,7 +46,8 @@ def up(
     data_dir = DataDir(data)
     try:
         data_dir.create()
-        plan = Plan(host, port or free_port(host), node_pops)
+        models = plan_models(os.environ, has_starter=starter)
+        plan = Plan(host, port or free_port(host), node_pops, models)
         with data_dir.locked(plan.origin):
             if problem is not None:
                 raise CommandFailed(f"cannot listen on {host} port {plan.port}: {problem}; choose another with --port")

@@ -68,24 +68,30 @@ def _token_routes(base: str, reading: Access, writing: Access) -> tuple[Route, .
     )
 
 
+def _openai_routes(base: str) -> tuple[Route, ...]:
+    """Return the routes of OpenAI's and Anthropic's clients below a base URL."""
+    responses = base + "/responses/{response_id}"
+    return (
+        Route("POST", base + "/chat/completions", Access.RUN_MODELS, CHAT_COMPLETIONS),
+        Route("POST", base + "/completions", Access.RUN_MODELS, COMPLETIONS),
+        Route("POST", base + "/embeddings", Access.RUN_MODELS, EMBEDDINGS),
+        Route("POST", base + "/responses", Access.RUN_MODELS, RESPONSES),
+        Route("POST", base + "/responses/input_tokens", Access.RUN_MODELS, RESPONSE_TOKENS),
+        Route("GET", responses, Access.RUN_MODELS, stored_responses.get),
+        Route("DELETE", responses, Access.RUN_MODELS, stored_responses.delete),
+        Route("POST", responses + "/cancel", Access.RUN_MODELS, stored_responses.cancel),
+        Route("GET", responses + "/input_items", Access.RUN_MODELS, stored_responses.list_input),
+        Route("POST", base + "/messages", Access.RUN_MODELS, MESSAGES),
+        Route("POST", base + "/messages/count_tokens", Access.RUN_MODELS, MESSAGE_TOKENS),
+        Route("GET", base + "/models", Access.RUN_MODELS, models.list_openai),
+        Route("GET", base + "/models/{model...}", Access.RUN_MODELS, models.get_openai),
+    )
+
+
 _ROUTES = (
     Route("POST", ACCOUNT + "/ai/run", Access.RUN_MODELS, RUN_NAMED),
     Route("POST", ACCOUNT + "/ai/run/{model...}", Access.RUN_MODELS, RUN),
-    Route("POST", ACCOUNT + "/ai/v1/chat/completions", Access.RUN_MODELS, CHAT_COMPLETIONS),
-    Route("POST", ACCOUNT + "/ai/v1/completions", Access.RUN_MODELS, COMPLETIONS),
-    Route("POST", ACCOUNT + "/ai/v1/embeddings", Access.RUN_MODELS, EMBEDDINGS),
-    Route("POST", ACCOUNT + "/ai/v1/responses", Access.RUN_MODELS, RESPONSES),
-    Route("GET", ACCOUNT + "/ai/v1/responses/{response_id}", Access.RUN_MODELS, stored_responses.get),
-    Route("DELETE", ACCOUNT + "/ai/v1/responses/{response_id}", Access.RUN_MODELS, stored_responses.delete),
-    Route("POST", ACCOUNT + "/ai/v1/responses/input_tokens", Access.RUN_MODELS, RESPONSE_TOKENS),
-    Route("POST", ACCOUNT + "/ai/v1/responses/{response_id}/cancel", Access.RUN_MODELS, stored_responses.cancel),
-    Route(
-        "GET", ACCOUNT + "/ai/v1/responses/{response_id}/input_items", Access.RUN_MODELS, stored_responses.list_input
-    ),
-    Route("POST", ACCOUNT + "/ai/v1/messages", Access.RUN_MODELS, MESSAGES),
-    Route("POST", ACCOUNT + "/ai/v1/messages/count_tokens", Access.RUN_MODELS, MESSAGE_TOKENS),
-    Route("GET", ACCOUNT + "/ai/v1/models", Access.RUN_MODELS, models.list_openai),
-    Route("GET", ACCOUNT + "/ai/v1/models/{model...}", Access.RUN_MODELS, models.get_openai),
+    *_openai_routes(ACCOUNT + "/ai/v1"),
     Route("GET", ACCOUNT + "/ai/models/search", Access.RUN_MODELS, models.search),
     Route("GET", ACCOUNT + "/ai/models/schema", Access.RUN_MODELS, models.schema),
     Route("GET", ACCOUNT + "/ai/authors/search", Access.RUN_MODELS, models.search_authors),
@@ -145,6 +151,7 @@ _ROUTES = (
 )
 ROUTES = (
     *_ROUTES,
+    *_openai_routes("/v1"),  # in the account of the API token
     Route("GET", "/openapi.json", Access.PUBLIC, docs.OpenApi(_ROUTES)),
     Route("GET", "/admin/sign-in", Access.PUBLIC, sign_in.begin),
     Route("GET", "/admin/callback", Access.PUBLIC, sign_in.finish),
@@ -154,7 +161,9 @@ ROUTES = (
     Route("GET", "/docs/docs.js", Access.PUBLIC, docs.script),
     Route("GET", "/docs/docs.css", Access.PUBLIC, docs.style),
 )
-_OPENAI_PATH = re.compile(rb"/client/v4/accounts/[^/]+/ai/v1(?:/(messages)?|$)")
+_OPENAI_PATH = re.compile(rb"(?:/client/v4/accounts/[^/]+/ai)?/v1(?:/(messages)?|$)")
+# Paths that OpenAI's clients request below a wrong base URL.
+_WITHOUT_BASE = re.compile(rb"/(?:chat/completions|completions|embeddings|responses|models)$")
 
 
 def build_app(services: Services) -> App:
@@ -243,7 +252,7 @@ class _App:
         if preflight is not None:
             await exchange.send_empty(204, preflight)
             return
-        route, parameters = self._router.match(scope["method"], scope["raw_path"])
+        route, parameters = self._match(scope, exchange)
         scope["hearth.route"] = route.path
         if isinstance(route.endpoint, Endpoint):
             account_id, model = parameters.get("account_id", account_id), parameters.get("model")
@@ -263,6 +272,16 @@ class _App:
         response.raw_headers.extend(exchange.response_headers)
         exchange.has_started = True
         await response(scope, receive, send)
+
+    def _match(self, scope: Scope, exchange: Exchange) -> tuple[Route, dict[str, str]]:
+        """Return the route and its parameters. Raises Refusal, with the right base URL for OpenAI clients."""
+        try:
+            return self._router.match(scope["method"], scope["raw_path"])
+        except Refusal as refusal:
+            if refusal.reason is Reason.NO_ROUTE and _WITHOUT_BASE.search(scope["raw_path"]):
+                exchange.api_format = ApiFormat.OPENAI
+                raise Refusal(Reason.BASE_URL_WRONG) from None
+            raise
 
     async def _authorize(self, method: str, access: Access, account_id: str | None, exchange: Exchange) -> Principal:
         """Return the caller, with permission to use the route in the account of the path. Raises Refusal."""

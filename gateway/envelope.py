@@ -97,7 +97,7 @@ def error_frame(refusal: Refusal) -> bytes:
 
 def error_entry(refusal: Refusal) -> dict[str, Any]:
     """Return one of the envelope's `errors`; `source` names the field of the body at fault, if any."""
-    entry: dict[str, Any] = {"code": refusal.row.code, "message": refusal.message}
+    entry: dict[str, Any] = {"code": refusal.row.code, "message": refusal.message_with_hint}
     pointer = pointer_of(refusal.detail) if refusal.reason is Reason.INPUT_INVALID else None
     return entry if pointer is None else entry | {"source": {"pointer": pointer}}
 
@@ -120,11 +120,11 @@ def openai_error(refusal: Refusal) -> dict[str, Any]:
     status = refusal.row.status
     kind = _OPENAI_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     param = field_of(refusal.detail) if refusal.reason is Reason.INPUT_INVALID else refusal.row.field
-    return {"message": refusal.message, "type": kind, "param": param, "code": refusal.row.code}
+    return {"message": refusal.message_with_hint, "type": kind, "param": param, "code": refusal.row.code}
 
 
 def anthropic_error(refusal: Refusal) -> dict[str, Any]:
     """Return the `error` object of the Anthropic format."""
     status = refusal.row.status
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": kind, "message": refusal.message, "code": refusal.row.code}
+    return {"type": kind, "message": refusal.message_with_hint, "code": refusal.row.code}

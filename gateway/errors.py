@@ -25,6 +25,7 @@ class Row:
     `should_retry` becomes `x-should-retry`: False stops clients that would repeat what cannot succeed.
     `closes`: the connection is closed, because the bytes that follow cannot be trusted.
     `field`: the field of the body at fault, if it is always the same; other rows name the field in their `detail`.
+    `hint` says what to do. It follows the message, except in Workers, which parse the message.
     """
 
     status: int
@@ -34,12 +35,27 @@ class Row:
     should_retry: bool | None = None
     closes: bool = False
     field: str | None = None
+    hint: str = ""
+
+
+_LISTING = "GET /client/v4/accounts/<account_id>/ai/models/search lists the models."
+_HOW_TO_AUTHENTICATE = (
+    "Send an API token as `Authorization: Bearer <token>`. "
+    "`hearth up` prints one, and `hearth token create` creates more."
+)
 
 
 class Reason(enum.Enum):
     """The table. `{detail}` in a message is replaced by the Refusal's `detail`."""
 
     NO_ROUTE = Row(400, 7000, "No route for that URI")
+    BASE_URL_WRONG = Row(
+        404,
+        7000,
+        "No route for that URI",
+        hint="The base URL for OpenAI clients is <origin>/v1, or for a certain account "
+        "<origin>/client/v4/accounts/<account_id>/ai/v1.",
+    )
     METHOD_NOT_ALLOWED = Row(405, 7001, "{detail} not supported for requested URI.")
     ACCOUNT_ID_MALFORMED = Row(404, 7003, "Could not route to {detail}, perhaps your object identifier is invalid?")
     HEAD_UNREADABLE = Row(400, 3003, "The request cannot be read as HTTP", closes=True)
@@ -51,9 +67,9 @@ class Reason(enum.Enum):
     TARGET_TOO_LONG = Row(414, 3006, "The request target is longer than 8192 bytes", closes=True)
     HEADERS_TOO_LARGE = Row(431, 3006, "The headers are more than 100 or larger than 32768 bytes", closes=True)
     CROWDED = Row(429, 971, "Too many connections of this address without a credential", should_retry=True, closes=True)
-    CREDENTIAL_MALFORMED = Row(400, 9106, "Authentication failed (status: 400)")
+    CREDENTIAL_MALFORMED = Row(400, 9106, "Authentication failed (status: 400)", hint=_HOW_TO_AUTHENTICATE)
     CREDENTIAL_REPEATED = Row(400, 3003, "More than one Authorization header")
-    CREDENTIAL_REFUSED = Row(401, 10000, "Authentication error")
+    CREDENTIAL_REFUSED = Row(401, 10000, "Authentication error", hint=_HOW_TO_AUTHENTICATE)
     NOT_PERMITTED = Row(403, 10000, "Authentication error")
     ADDRESS_REFUSED = Row(403, 10001, "This credential may not be used from this address")
     API_TOKEN_INVALID = Row(401, 1000, "Invalid API Token")
@@ -65,8 +81,14 @@ class Reason(enum.Enum):
     OBJECT_INVALID = Row(400, 1004, "{detail}")
     HEADER_INVALID = Row(400, 3003, "{detail}")
     QUERY_INVALID = Row(400, 3003, "{detail}")
-    MODEL_ID_INVALID = Row(404, 3042, "Invalid model name", field="model")
-    MODEL_UNKNOWN = Row(400, 5007, "No such model {detail} or task", field="model")
+    MODEL_ID_INVALID = Row(
+        404,
+        3042,
+        "Invalid model name",
+        field="model",
+        hint="A model id has the form @cf/<author>/<model>. " + _LISTING,
+    )
+    MODEL_UNKNOWN = Row(400, 5007, "No such model {detail} or task", field="model", hint=_LISTING)
     MODEL_NOT_HERE = Row(400, 5007, "No such model {detail}", should_retry=False, field="model")
     MODEL_RETIRED = Row(
         410, 5028, "This model was deprecated on {detail}", is_ai=True, should_retry=False, field="model"
@@ -136,12 +158,21 @@ class Refusal(Exception):
     """A request that is refused. `detail` fills the row's message: a field, a limit or a validated name, never a value
     from the body, a credential or a library's text. The exception is a node's message about the caller's schema."""
 
-    def __init__(self, reason: Reason, detail: str = "", *, retry_after_s: int | None = None, allow: str = "") -> None:
+    def __init__(
+        self,
+        reason: Reason,
+        detail: str = "",
+        *,
+        retry_after_s: int | None = None,
+        allow: str = "",
+        suggestion: str = "",
+    ) -> None:
         super().__init__(reason.name)
         self.reason = reason
         self.detail = detail
         self.retry_after_s = retry_after_s
         self.allow = allow  # the route's methods, for METHOD_NOT_ALLOWED
+        self.suggestion = suggestion  # precedes the row's hint
 
     @property
     def row(self) -> Row:
@@ -151,6 +182,12 @@ class Refusal(Exception):
     def message(self) -> str:
         """The message of the error response."""
         return f"AiError: {self.text}" if self.row.is_ai else self.text
+
+    @property
+    def message_with_hint(self) -> str:
+        """The message, followed by what the caller can do."""
+        advice = " ".join(text for text in (self.suggestion, self.row.hint) if text)
+        return f"{self.message}. {advice}" if advice else self.message
 
     @property
     def text(self) -> str:

@@ -7,6 +7,7 @@ share these functions, so that both give the same errors.
 
 from __future__ import annotations
 
+import difflib
 from typing import Any
 
 from catalog.card import RUN_TASKS, ModelCard, parse_model_id
@@ -27,7 +28,7 @@ async def find_model(registry: Registry, text: str) -> Resolved:
     if resolved is None:
         listed = registry.find_listed(name)
         if listed is None:
-            raise Refusal(Reason.MODEL_UNKNOWN, name)
+            raise _unknown(registry, name)
         if registry.is_retired(listed):
             raise _retired(listed, listed.successor)
         raise Refusal(Reason.MODEL_NOT_HERE, f"{name} or task: {_remedy(listed)}")
@@ -42,7 +43,7 @@ async def find_shown(registry: Registry, text: str) -> AnyModel:
     resolved = registry.find(name) or await registry.look_up(name)
     found = registry.find_listed(name) if resolved is None else resolved.card
     if found is None:
-        raise Refusal(Reason.MODEL_UNKNOWN, name)
+        raise _unknown(registry, name)
     return found
 
 
@@ -57,12 +58,20 @@ def model_in(body: dict[str, Any]) -> str:
 def require_task(card: ModelCard, task: type[Task]) -> None:
     """Raise Refusal if the model does another task than the endpoint."""
     if card.task_slug != task.slug:
-        raise Refusal(Reason.MODEL_UNKNOWN, card.name)
+        raise Refusal(Reason.MODEL_UNKNOWN, card.name, suggestion=f"The task of this model is {card.task}.")
+
+
+def _unknown(registry: Registry, name: str) -> Refusal:
+    """Return the refusal for an unknown name, with similar names of models that can run."""
+    similar = difflib.get_close_matches(name, [card.name for card in registry.all()], n=3, cutoff=0.7)
+    suggestion = f"Did you mean {' or '.join(similar)}?" if similar else ""
+    return Refusal(Reason.MODEL_UNKNOWN, name, suggestion=suggestion)
 
 
 def _retired(model: AnyModel, successor: str | None) -> Refusal:
     instead = f"use {successor} instead" if successor else "use an alternative model"
-    return Refusal(Reason.MODEL_RETIRED, f"{model.planned_deprecation_date}. Please {instead}")
+    alias = f"The operator can serve another model under this name with `hearth model alias {model.name} <model>`."
+    return Refusal(Reason.MODEL_RETIRED, f"{model.planned_deprecation_date}. Please {instead}", suggestion=alias)
 
 
 def _remedy(model: ListedModel) -> str:

@@ -8,16 +8,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 MAX_NODES = 64
+SPARK = "@cf/hearth/spark"
+MINILM = "@cf/hearth/minilm"
 _POP = re.compile(r"[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start. `nodes` maps node id to PoP; the gateway is in the PoP of the first node."""
+    """What to start. `nodes` maps node id to PoP; the gateway is in the PoP of the first node. Nodes load `models` in
+    order; the first one is the chat model of the printed examples."""
 
     host: str
     port: int
     nodes: Mapping[str, str]
+    models: tuple[str, ...] = (SPARK, MINILM)
 
     @property
     def origin(self) -> str:
@@ -46,6 +50,19 @@ def plan_nodes(pops: str, nodes: int | None) -> dict[str, str]:
     if not len(names) <= count <= MAX_NODES:
         raise ValueError(f"--nodes must be between {len(names)} and {MAX_NODES}: each PoP needs a node (got {count})")
     return {f"{names[i % len(names)]}-{i // len(names) + 1}": names[i % len(names)] for i in range(count)}
+
+
+def plan_models(environ: Mapping[str, str], *, has_starter: bool) -> tuple[str, ...]:
+    """Return the models that nodes load: those of HEARTH_NODE_MODELS, or else a chat model and the embedding model.
+
+    The chat model is the starter model if it is wanted and installed.
+    """
+    from catalog.builtin import STARTER, find_folder
+
+    chosen = environ.get("HEARTH_NODE_MODELS", "").strip()
+    if chosen:
+        return tuple(name.strip() for name in chosen.split(","))
+    return (STARTER if has_starter and find_folder(STARTER) is not None else SPARK, MINILM)
 
 
 def listen_error(host: str, port: int) -> str | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from local_platform.data_dir import URL_FIELDS, DataDir
 from local_platform.errors import PlatformError
 from local_platform.first_account import create_first_account
-from local_platform.plan import Plan
+from local_platform.plan import MINILM, Plan
 from local_platform.readiness import is_gateway_ready, load_progress, read_nodes
 from local_platform.service_keys import ensure_key
 from local_platform.supervisor import Child, ChildSpec
@@ -28,8 +28,6 @@ from storage.errors import StoreUnavailable
 if TYPE_CHECKING:
     from storage.ephemeral import Ephemeral
 
-CHAT_MODEL = "@cf/hearth/spark"
-EMBED_MODEL = "@cf/hearth/minilm"
 _START_DEADLINE_S = 120.0
 _GATEWAY_GRACE_S = 130.0  # longer than the default HEARTH_DRAIN_TIMEOUT_S of 120 s
 _NODE_GRACE_S = 15.0
@@ -71,9 +69,7 @@ class EmbeddedPlatform:
         self._process_environs: dict[str, dict[str, str]] = {}
         self._nodes = {node_id: self._node_child(node_id, pop) for node_id, pop in plan.nodes.items()}
         self._gateway = self._gateway_child()
-        # Nodes load these models in order; the first one is shown in the printed examples.
-        models = os.environ.get("HEARTH_NODE_MODELS", "").split(",")
-        self._chat_model = models[0].strip() or CHAT_MODEL
+        self._chat_model = plan.models[0]
         self._current_step = ""
         self._is_ready = False
 
@@ -117,7 +113,7 @@ class EmbeddedPlatform:
             "account_id": self._secrets.account_id,
             "api_token": self._secrets.api_token,
             "chat_model": self._chat_model,
-            "embed_model": EMBED_MODEL,
+            "embed_model": MINILM,
             "pid": os.getpid(),
             "pids": {
                 "redis": self._redis.pid,
@@ -236,6 +232,7 @@ class EmbeddedPlatform:
             "HEARTH_NODE_HTTP": f"unix://{self._run_dir / f'node-{node_id}.http.sock'}",
             "HEARTH_NODE_CACHE_DIR": str(self._data_dir.path / "cache" / node_id),
             "HEARTH_SERVICE_KEYS": self._service_keys[f"node/{node_id}"],
+            "HEARTH_NODE_MODELS": ",".join(self._plan.models),
         }
         shared = {name: self._urls()[name] for name in ("REDIS_URL", "OBJECTS_URL", "HEARTH_SERVICE_RING")}
         return self._process("engine", node_id, f"node-{node_id}", shared, environ, ())

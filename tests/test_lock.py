@@ -27,7 +27,7 @@ def problem_of(line: str) -> str | None:
     """Return why a line must not be in a lock file, or None."""
     if re.search(r"file://|https?://|@ |^-|[/\\]", line):
         return "a place instead of a version"
-    pinned = re.fullmatch(r"([a-z0-9][a-z0-9.-]*)==([^\s;]+)(; python_version < '3\.\d+')?", line)
+    pinned = re.fullmatch(r"([a-z0-9][a-z0-9.-]*)==([^\s;]+)", line)
     if pinned is None:
         return "not NAME==VERSION"
     if Version(pinned[2]).local:

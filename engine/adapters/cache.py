@@ -1,7 +1,7 @@
 """Adapter cache: the LoRA adapters in a rank's memory. The least recently used idle one is evicted first.
 
-A thread reads, checks and places adapters while steps continue. Adapters with references are never evicted. Which
-sequence waits for which adapter is the business of `queue.py`.
+A thread reads and checks adapters and writes them to slots while steps continue. Adapters with references are never
+evicted. `queue.py` knows which sequence waits for which adapter.
 """
 
 from __future__ import annotations
@@ -162,25 +162,25 @@ class AdapterCache:
             form = read_adapter(Path(adapter.folder), MAX_RANK)
             check_fit(form, self.sites)
             size = self._size_of(form)
-            place = self._allocate(size) if may_place else None
-            if place is None:
+            adapter_slot = self._allocate(size) if may_place else None
+            if adapter_slot is None:
                 return LoadResult(OUT_OF_CAPACITY, size)
-            self._fill(place, adapter, form)
+            self._fill(adapter_slot, adapter, form)
         except (AdapterError, WeightsError) as error:
             logger.warning("adapter rejected: %s", error)
             return LoadResult(BAD_ADAPTER)
         except Exception as error:
             logger.error("adapter failed to load", exc_info=error)
             return LoadResult(BAD_ADAPTER)
-        logger.info("adapter loaded", extra={"rank": form.max_rank, "size_bytes": place[0].slot_bytes})
+        logger.info("adapter loaded", extra={"rank": form.max_rank, "size_bytes": adapter_slot[0].slot_bytes})
         return LoadResult(RUNNING)
 
-    def _fill(self, place: AdapterSlot, adapter: LocalAdapter, form: AdapterForm) -> None:
+    def _fill(self, adapter_slot: AdapterSlot, adapter: LocalAdapter, form: AdapterForm) -> None:
         """Read an adapter into its slot and cache it with one reference. Frees the slot if that fails.
 
         Raises AdapterError or WeightsError.
         """
-        pool, slot = place
+        pool, slot = adapter_slot
         try:
             matrices = self._read(Path(adapter.folder) / WEIGHTS_FILE, form)
             pool.write(slot, matrices)

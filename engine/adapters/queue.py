@@ -208,15 +208,15 @@ class AdapterQueue:
         placing = [each for each in self._wanted.values() if each.loading is not None and each.size is not None]
         in_order = self._waiting_for_room()
         self._drain_for([*placing, *in_order[:1]] if in_order[:1] == [self._timed_out] else placing)
-        rest = iter(in_order)
-        blocked = next((each for each in rest if not self._try_load(each, placing, ready)), None)
+        remaining = iter(in_order)
+        blocked = next((each for each in remaining if not self._try_load(each, placing, ready)), None)
         self._timed_out, self._timeout_at_s = None, math.inf
         if blocked is not None and self._clock() >= blocked.since_s + MAX_WAIT_S:
             self._timed_out = blocked
             self._drain_for([*placing, blocked])
         elif blocked is not None:
             self._timeout_at_s = blocked.since_s + MAX_WAIT_S
-        for wanted in rest:
+        for wanted in remaining:
             self._join(wanted, ready)
 
     def _drain_for(self, placing: list[_Wanted]) -> None:

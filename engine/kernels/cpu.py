@@ -34,7 +34,8 @@ from engine.kernels.reference import ACTIVATIONS, Kernels, ReferenceLowRank
 
 # torch's operator without its Python wrapper, at a third of the calls; the wrapper if this private name is missing.
 _SILU: Operator = getattr(torch._C._nn, "silu", ACTIVATIONS["silu"])
-_MIN_RUN_TOKENS = 16  # tokens of one adapter from which a product of their own is faster than a copy for each
+_FIRST, _SUM = torch.zeros(1, dtype=torch.int32), 0  # offsets and mode of embedding_bag
+_MIN_RUN_TOKENS = 16  # adjacent tokens of one adapter that share a product
 
 
 class CpuKernels(Kernels):
@@ -112,27 +113,43 @@ class CpuKernels(Kernels):
 
 
 class CpuLowRank(ReferenceLowRank):
-    """As the reference, with batched products: a product per adapter for its many tokens, one for all other tokens.
+    """As the reference, with torch's matrix products, and one product for a long run of tokens of one adapter.
 
-    Each of the other tokens is multiplied by a copy of its adapter, so that its result does not depend on other tokens.
+    Other tokens are multiplied one by one, so that their result does not depend on other tokens.
     """
 
     def bind(self, memory: torch.Tensor, tokens: LowRankTokens) -> AddLowRank:
-        slots, counts = tokens.slots.unique_consecutive(return_counts=True)
-        has_many = counts >= _MIN_RUN_TOKENS
-        is_single = ~has_many.repeat_interleave(counts)
-        runs = zip(slots[has_many].unsqueeze(1), tokens.rows[~is_single].split(counts[has_many].tolist()), strict=True)
-        batches = [(slot, rows.unsqueeze(0)) for slot, rows in runs]  # [1], [1, n]
-        if is_single.any():
-            batches.append((tokens.slots[is_single], tokens.rows[is_single].unsqueeze(1)))  # [n], [n, 1]
+        groups = []
+        for slot, first, last in _runs(tokens):
+            matrices = self._matrices(memory[slot])
+            step = last - first if last - first >= _MIN_RUN_TOKENS else 1
+            groups += [(slice(row, row + step), *matrices) for row in range(first, last, step)]
 
         def add(x: torch.Tensor, y: torch.Tensor) -> None:
-            for batch, rows in batches:
-                a, *outputs = memory[batch].split(self._sizes, 1)
-                hidden = torch.bmm(x[rows].to(memory.dtype), a.view(len(batch), self._shape.num_in, -1))
-                for own, b, (first, last) in zip(
-                    hidden.split(self._shape.rank, 2), outputs, self._shape.parts, strict=True
+            for rows, inputs, outputs in groups:
+                hidden = _product(x[rows].to(memory.dtype), inputs)  # [n, P r]
+                for own, matrix, (first, last) in zip(
+                    hidden.split(self._shape.rank, 1), outputs, self._shape.parts, strict=True
                 ):
-                    y[rows, first:last] += torch.bmm(own, b.view(len(batch), self._shape.rank, -1))
+                    y[rows, first:last].add_(_product(own, matrix))
 
         return add
+
+
+def _product(x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
+    """Return x [n, C] @ matrix [C, out]; one bfloat16 row as a weighted sum of rows, faster than a product."""
+    if len(x) > 1 or x.dtype == torch.float32:
+        return torch.mm(x, matrix)
+    indices = torch.arange(len(matrix), dtype=torch.int32)
+    return torch.embedding_bag(matrix, indices, _FIRST, False, _SUM, False, x.reshape(-1))[0]
+
+
+def _runs(tokens: LowRankTokens) -> list[tuple[int, int, int]]:
+    """Return slot, first row and last row + 1 of each run of adjacent tokens with one adapter."""
+    runs: list[tuple[int, int, int]] = []
+    for slot, row in zip(tokens.slots.tolist(), tokens.rows.tolist(), strict=True):
+        if runs and runs[-1][0] == slot and runs[-1][2] == row:
+            runs[-1] = (slot, runs[-1][1], row + 1)
+        else:
+            runs.append((slot, row, row + 1))
+    return runs

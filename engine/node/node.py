@@ -7,8 +7,10 @@ models' processes.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
 from engine.node.gateway_server import GatewayServer, tls_context
@@ -22,7 +24,7 @@ from engine.serving.adapters import NodeAdapters
 from engine.serving.addresses import parse_address, parse_http_address
 from engine.serving.calls import Calls
 from engine.serving.disk_cache import DiskCache
-from engine.serving.http_server import HttpServer
+from engine.serving.http_server import CannotListen, HttpServer
 from engine.serving.loaders import Loaders
 from engine.serving.model_store import ModelStore
 from engine.serving.replicas import Replicas
@@ -89,9 +91,11 @@ class Node:
         self._put_away.push_async_callback(self._ephemeral.close)
         self._put_away.push_async_callback(self._replicas.close)
         try:
-            await self._gateways.open(parse_address(self._settings.listen))
+            with _naming("HEARTH_NODE_LISTEN"):
+                await self._gateways.open(parse_address(self._settings.listen))
             self._put_away.push_async_callback(self._gateways.close)
-            await self._http.open(parse_http_address(self._settings.http))
+            with _naming("HEARTH_NODE_HTTP"):
+                await self._http.open(parse_http_address(self._settings.http))
             self._put_away.push_async_callback(self._http.close)
         except BaseException:
             await self._put_away.aclose()
@@ -136,3 +140,12 @@ class Node:
 
     def _changed(self) -> None:
         self._presence.changed()
+
+
+@contextlib.contextmanager
+def _naming(setting: str) -> Iterator[None]:
+    """Name the setting of an address in the error that it cannot be listened on."""
+    try:
+        yield
+    except CannotListen as error:
+        raise CannotListen(f"{setting}: {error}") from error

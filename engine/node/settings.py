@@ -45,7 +45,7 @@ class NodeSettings(ProcessSettings):
     http: str = setting(
         "HEARTH_NODE_HTTP",
         "plain HTTP door for people and health checks: host:port or unix:///path",
-        default="127.0.0.1:8788",
+        default="127.0.0.1:8790",
         check=parsed_by(parse_http_address),
     )
     node_id: str = setting(

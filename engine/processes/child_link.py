@@ -27,7 +27,7 @@ _NUM_CHECKS = 4  # successive checks without any change, after which a child han
 class ChildLink(asyncio.Protocol):
     """Belongs to one event loop. `name` names the child in logs and messages.
 
-    `on_frame` gets each payload. `on_lost` is called at least once when no more frames will come, for whatever reason.
+    `on_frame` gets each payload. `on_lost` is called at least once when no more frames will come.
     `on_exit` is called once, with a line that says how, if the child ends without `close`. `has_pending` returns True
     while the child has work to respond to.
     """
@@ -49,7 +49,7 @@ class ChildLink(asyncio.Protocol):
         self._on_frame = on_frame
         self._on_lost = on_lost
         self._on_exit = on_exit
-        self._is_owed = has_pending
+        self._has_pending = has_pending
         self._check_s = hang_timeout_s / _NUM_CHECKS
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -143,7 +143,7 @@ class ChildLink(asyncio.Protocol):
     def _check(self) -> None:
         """Check for frames and activity since the last check; kill the child if it hangs."""
         self._timer = None
-        if not self.is_alive or not self._is_owed():
+        if not self.is_alive or not self._has_pending():
             return
         activity = self._total_activity()
         is_idle = activity.cpu_ticks == self._activity.cpu_ticks and not activity.is_busy

@@ -1,6 +1,6 @@
 """The main function of a forked process: run its work, log an error, exit.
 
-The log never contains request content: only error types and places in the code.
+The log never contains request content: only error types and lines of the code.
 """
 
 from __future__ import annotations

@@ -47,13 +47,13 @@ def receive_frame(channel: socket.socket) -> bytearray | None:
 def receive_exactly(channel: socket.socket, num_bytes: int) -> bytearray | None:
     """Wait for exactly `num_bytes`; return None if the other end closes first."""
     data = bytearray(num_bytes)
-    rest = memoryview(data)
-    while rest:
+    missing = memoryview(data)
+    while missing:
         try:
-            count = channel.recv_into(rest)
+            count = channel.recv_into(missing)
         except ConnectionResetError:
             return None
         if not count:
             return None
-        rest = rest[count:]
+        missing = missing[count:]
     return data

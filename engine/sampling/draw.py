@@ -151,16 +151,16 @@ def _nucleus_threshold(weights: Floats, top_p: float) -> float:
     Splits at the mean and continues on the side of the threshold, so that all passes together read a few times V.
     """
     target = top_p * float(weights.sum(dtype=np.float64))
-    above, rest = 0.0, weights
-    while len(rest) > _NUM_CANDIDATES:
-        is_upper = rest > rest.mean()
-        upper = float(rest[is_upper].sum(dtype=np.float64))
+    above, remaining = 0.0, weights
+    while len(remaining) > _NUM_CANDIDATES:
+        is_upper = remaining > remaining.mean()
+        upper = float(remaining[is_upper].sum(dtype=np.float64))
         if not is_upper.any():  # all equal
             break
         if above + upper >= target:
-            rest = rest[is_upper]
+            remaining = remaining[is_upper]
         else:
-            above, rest = above + upper, rest[~is_upper]
-    descending = np.sort(rest)[::-1]
+            above, remaining = above + upper, remaining[~is_upper]
+    descending = np.sort(remaining)[::-1]
     index = np.searchsorted(above + descending.cumsum(dtype=np.float64), target)
     return float(descending[min(int(index), len(descending) - 1)])

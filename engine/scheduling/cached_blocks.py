@@ -2,7 +2,7 @@
 
 Each owner's blocks form a ring from oldest to newest; an owner's oldest block is evicted first. The owner is chosen by:
 
-1. blocks that were unused while the whole pool was evicted STAY_TURNOVERS times over, whoever owns them, so that owners
+1. blocks that were unused while the whole pool was evicted STAY_TURNOVERS times over, of any owner, so that owners
    that never return do not shrink the cache of the others;
 2. otherwise the owner with the most blocks, so that an owner that fills the cache evicts only its own blocks.
 

@@ -1,20 +1,20 @@
-// A streaming chat: POST {"question": "..."} and read the answer as it is written, as server-sent events.
+// A chat Worker: POST {"question": "..."} returns the response of the model as a stream of server-sent events.
 
 const MODEL = "@cf/hearth/spark";
 
 export default {
   async fetch(request, env) {
     if (request.method !== "POST") {
-      return new Response('POST {"question": "..."} to ask.\n', { status: 405, headers: { allow: "POST" } });
+      return new Response('Send POST {"question": "..."}.\n', { status: 405, headers: { allow: "POST" } });
     }
     let question;
     try {
       ({ question } = await request.json());
     } catch {
-      return Response.json({ error: "the body is no JSON" }, { status: 400 });
+      return Response.json({ error: "the body must be JSON" }, { status: 400 });
     }
     if (typeof question !== "string" || question === "") {
-      return Response.json({ error: "question must be a text" }, { status: 400 });
+      return Response.json({ error: "question must be a string that is not empty" }, { status: 400 });
     }
     const stream = await env.AI.run(MODEL, {
       messages: [

@@ -1,17 +1,17 @@
-// Takes a POSTed picture and tells of it: its kind and size, read from its first bytes, and what a model says to them.
-// The built-in model reads text only, so the picture itself is not sent to it.
+// An image Worker: POST a PNG or JPEG picture. Returns its type and size, read from its first bytes, and a model's comment
+// on its size. The built-in model reads text only, so the picture itself is not sent to the model.
 
 const MODEL = "@cf/hearth/spark";
 
 export default {
   async fetch(request, env) {
     if (request.method !== "POST") {
-      return new Response("POST a PNG or JPEG picture.\n", { status: 405, headers: { allow: "POST" } });
+      return new Response("Send a PNG or JPEG picture with POST.\n", { status: 405, headers: { allow: "POST" } });
     }
     const picture = await request.arrayBuffer();
     const found = pngSize(picture) ?? jpegSize(picture);
     if (found === undefined) {
-      return Response.json({ error: "the body is neither a PNG nor a JPEG picture" }, { status: 415 });
+      return Response.json({ error: "the body must be a PNG or JPEG picture" }, { status: 415 });
     }
     const { response } = await env.AI.run(MODEL, {
       prompt: `What is a picture of ${found.width} by ${found.height} pixels good for?`,

@@ -51,14 +51,14 @@ async def get(services: Services, request: ManagementRequest, query: ResponseQue
     record = await _find(services, request)
     if query.stream:
         return _Events(services, request, -1 if query.starting_after is None else query.starting_after)
-    account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
+    account_id, response_id = request.principal.account_id, request.path_params["response_id"]
     return _bare(envelope.encode(await background_responses.current(services, account_id, response_id, record)))
 
 
 async def cancel(services: Services, request: ManagementRequest) -> Response:
     """Cancel a background response. A response that has ended is returned unchanged."""
     record = await _find(services, request)
-    account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
+    account_id, response_id = request.principal.account_id, request.path_params["response_id"]
     if not msgspec.json.decode(record.response)["background"]:
         raise invalid(
             "only a response that was created with 'background' can be cancelled: close its connection instead"
@@ -85,7 +85,7 @@ async def delete(services: Services, request: ManagementRequest) -> Response:
     """Delete a stored response; later requests cannot continue from it. An unfinished response must be cancelled
     first."""
     record = await _find(services, request)
-    account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
+    account_id, response_id = request.principal.account_id, request.path_params["response_id"]
     if not background_responses.is_final(await background_responses.current(services, account_id, response_id, record)):
         raise invalid("a response that is not finished cannot be deleted: cancel it first")
     await services.stored_responses.delete(account_id, response_id)
@@ -105,16 +105,14 @@ class _Events(Response):
     async def __call__(self, scope: Scope, _receive: Receive, _send: Send) -> None:
         exchange: Exchange = scope["hearth.exchange"]
         exchange.has_started = False
-        ids = self._request.path_params
-        with self._services.admission.enter(self._request.principal.account_id) as slot:
-            await background_responses.stream(
-                self._services, exchange, slot, ids["response_id"], ids["account_id"], self._after
-            )
+        account_id, response_id = self._request.principal.account_id, self._request.path_params["response_id"]
+        with self._services.admission.enter(account_id) as slot:
+            await background_responses.stream(self._services, exchange, slot, response_id, account_id, self._after)
 
 
 async def _find(services: Services, request: ManagementRequest) -> StoredRecord:
     """Return the stored response. Raises Refusal if this account has none with this id; StoreUnavailable."""
-    account_id, response_id = request.path_params["account_id"], request.path_params["response_id"]
+    account_id, response_id = request.principal.account_id, request.path_params["response_id"]
     record = None
     if _RESPONSE_ID.fullmatch(response_id):
         record = await services.stored_responses.find(account_id, response_id)

@@ -40,10 +40,10 @@ def failed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 
 def test_fine_tune_is_published_listed_and_removed(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    asked = ("publish", str(folder), "--name", "cf-public-magicoder", "--model", SPARK)
-    made = printed(capsys, *asked)
+    arguments = ("publish", str(folder), "--name", "cf-public-magicoder", "--model", SPARK)
+    made = printed(capsys, *arguments)
     assert (made["account"], made["public"], made["is_complete"], made["model"]) == ("", True, True, SPARK)
-    assert "already used by another fine-tune" in failed(capsys, *asked)
+    assert "already used by another fine-tune" in failed(capsys, *arguments)
     assert [row["id"] for row in printed(capsys, "list")] == [made["id"]]
     assert printed(capsys, "list", "--account", "0" * 32) == []
     assert printed(capsys, "remove", made["id"])["name"] == "cf-public-magicoder"
@@ -53,19 +53,19 @@ def test_fine_tune_is_published_listed_and_removed(capsys: pytest.CaptureFixture
 
 
 def test_what_cannot_be_served_is_named_and_leaves_nothing(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
-    asked = ("publish", str(folder), "--name", "style", "--model")
-    assert "there is no model @cf/acme/none" in failed(capsys, *asked, "@cf/acme/none")
-    assert "does not support fine-tunes" in failed(capsys, *asked, "@cf/hearth/minilm")
+    arguments = ("publish", str(folder), "--name", "style", "--model")
+    assert "there is no model @cf/acme/none" in failed(capsys, *arguments, "@cf/acme/none")
+    assert "does not support fine-tunes" in failed(capsys, *arguments, "@cf/hearth/minilm")
     assert "'/name' must be" in failed(capsys, "publish", str(folder), "--name", "../x", "--model", SPARK)
     (folder / "adapter_config.json").write_bytes(config_bytes(use_dora=True))
-    assert "use_dora" in failed(capsys, *asked, SPARK)
+    assert "use_dora" in failed(capsys, *arguments, SPARK)
     (folder / "adapter_config.json").write_bytes(config_bytes(r=8))
-    assert "has rank 4, but adapter_config.json has rank 8" in failed(capsys, *asked, SPARK)
+    assert "has rank 4, but adapter_config.json has rank 8" in failed(capsys, *arguments, SPARK)
     (folder / "adapter_config.json").write_bytes(config_bytes(model_type="mistral"))
-    assert "'model_type' is 'mistral', but the model is of another family" in failed(capsys, *asked, SPARK)
+    assert "'model_type' is 'mistral', but the model is of another family" in failed(capsys, *arguments, SPARK)
     (folder / "adapter_config.json").write_bytes(config_bytes())
     (folder / "adapter_model.safetensors").write_bytes(weights_bytes())
-    assert "'layers.0.self_attn.q_proj' maps 16 to 16, the model's maps 256 to 256" in failed(capsys, *asked, SPARK)
+    assert "'layers.0.self_attn.q_proj' maps 16 to 16, the model's maps 256 to 256" in failed(capsys, *arguments, SPARK)
     (folder / "adapter_model.safetensors").unlink()
-    assert "adapter_model.safetensors: No such file" in failed(capsys, *asked, SPARK)
+    assert "adapter_model.safetensors: No such file" in failed(capsys, *arguments, SPARK)
     assert printed(capsys, "list") == []

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from catalog.builtin import STARTER
 from catalog.manifest import decode_manifest, manifest_key
 from cli.main import run
 from variants import comparison
@@ -100,7 +101,7 @@ def test_every_refusal_is_one_line_that_names_the_field_and_leaves_nothing(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err.splitlines()[-1]
-    assert listed(capsys).keys() - {TAKEN} == {MODEL, "@cf/hearth/spark-draft", "@cf/hearth/minilm"}
+    assert listed(capsys).keys() - {TAKEN} == {MODEL, "@cf/hearth/spark-draft", "@cf/hearth/minilm", STARTER}
     assert not list((tmp_path / "objects").rglob("*.json"))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []
 
@@ -141,6 +142,6 @@ def test_one_that_is_interrupted_leaves_nothing(capsys: pytest.CaptureFixture[st
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
     assert process.returncode not in (0, None)
-    assert listed(capsys).keys() == {MODEL, "@cf/hearth/spark-draft", "@cf/hearth/minilm"}
+    assert listed(capsys).keys() == {MODEL, "@cf/hearth/spark-draft", "@cf/hearth/minilm", STARTER}
     assert not list((tmp_path / "objects").rglob("*.json"))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import pytest
 
-from local_platform.platform import CHAT_MODEL
+from local_platform.plan import SPARK
 from tests.ports import free_port
 from tests.processes import is_running
 from tests.waiting import wait_until_blocking
@@ -36,7 +36,7 @@ class Up:
         self._err = data.with_suffix(".err")
         command = [sys.executable, "-m", "cli.main", "up", "--data", str(data), "--port", str(self.port), *options]
         # Only the chat model is loaded at start: loading the embedding model occupies two cores for seconds.
-        environ = {**os.environ, "HEARTH_NODE_MODELS": CHAT_MODEL, **environ}
+        environ = {**os.environ, "HEARTH_NODE_MODELS": SPARK, **environ}
         with self._out.open("w") as out, self._err.open("w") as err:
             self.process = subprocess.Popen(command, stdout=out, stderr=err, env=environ)
 

@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from catalog.builtin import STARTER
 from cli.progress import Progress
 from cli.ready_text import ready_text
-from local_platform.plan import Plan, free_port, listen_error, plan_nodes
+from local_platform.plan import MINILM, SPARK, Plan, free_port, listen_error, plan_models, plan_nodes
 
 DEV = {
     "base_url": "http://127.0.0.1:8787/client/v4",
@@ -89,3 +90,15 @@ def test_progress_measures_the_drain_from_its_start(
         progress.restart_clock()
         progress.done("drained and stopped")
     assert capsys.readouterr().err == "hearth: ready (4.3 s)\nhearth: drained and stopped (0.5 s)\n"
+
+
+def test_nodes_load_the_starter_model_if_it_is_wanted_and_installed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("catalog.builtin.find_folder", lambda name: Path("/somewhere"))
+    assert plan_models({}, has_starter=True) == (STARTER, MINILM)
+    assert plan_models({}, has_starter=False) == (SPARK, MINILM)
+    monkeypatch.setattr("catalog.builtin.find_folder", lambda name: None)
+    assert plan_models({}, has_starter=True) == (SPARK, MINILM)
+
+
+def test_models_of_the_setting_take_precedence_over_the_starter_model():
+    assert plan_models({"HEARTH_NODE_MODELS": "@cf/a/b, @cf/c/d"}, has_starter=True) == ("@cf/a/b", "@cf/c/d")

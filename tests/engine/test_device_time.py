@@ -51,7 +51,7 @@ def test_device_time_charged_equals_busy_time():
     assert driver.engine.status().busy_us == int(driver.engine.device_time.busy_us)
 
 
-def test_a_step_is_shared_as_its_tokens_are():
+def test_time_of_a_step_is_divided_in_proportion_to_tokens():
     driver = Driver(SlowRunner(num_blocks=64))
     long, short = driver.add(prompt_of(48), max_tokens=1), driver.add(prompt_of(12, 1), max_tokens=1)
     found = charged_us(driver)
@@ -81,7 +81,7 @@ def test_idle_time_is_not_charged():
     assert driver.engine.device_time.busy_us <= worked_s * 1e6
 
 
-def test_the_share_crosses_to_the_replica():
+def test_device_time_reaches_the_replica():
     ids = np.array([1, 2], np.int64)
     report = StepReport(ids, ids.astype(np.int32), ids.astype(np.uint8), ids.astype(np.int32), device_us=ids * 10**12)
     frame = wire.encode_report(report, EngineStatus())

@@ -185,9 +185,7 @@ def test_hostile_parameters_of_batch_mates_change_no_token_and_break_nothing(new
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
-def test_no_end_token_is_drawn_before_so_many_tokens_and_batch_mates_end_as_ever(
-    new_driver, cases: list[Case], temperature: float
-):
+def test_min_tokens_delays_end_tokens_of_its_own_sequence_only(new_driver, cases: list[Case], temperature: float):
     prompt, greedy = cases[1].prompt, cases[1].greedy
     ends = (greedy[3], 511, 2**31 - 1)  # one that comes soon; the last is in no vocabulary
     driver = new_driver(num_blocks=20, max_step_tokens=17)
@@ -243,7 +241,7 @@ HOSTILE_REQUESTS = {
 
 
 @pytest.mark.parametrize("max_step_tokens", [17, 512])
-def test_whatever_batch_mates_do_nobody_else_gets_another_token(new_driver, cases: list[Case], max_step_tokens: int):
+def test_invalid_and_failing_sequences_change_no_token_of_others(new_driver, cases: list[Case], max_step_tokens: int):
     """Invalid requests, non-finite logits, duplicate ids and many aborts change nothing for the other sequences."""
     driver = new_driver(max_step_tokens=max_step_tokens, max_waiting=200)
     model = driver.runner._model = NumbersGone(driver.runner)
@@ -271,7 +269,7 @@ def test_whatever_batch_mates_do_nobody_else_gets_another_token(new_driver, case
     assert driver.engine.blocks.num_in_use == 0
 
 
-def test_a_warm_call_computes_fewer_than_32_prompt_tokens_and_another_tenant_s_all(new_driver):
+def test_cached_prompt_computes_fewer_than_32_tokens_but_not_for_another_tenant(new_driver):
     driver = new_driver()
     prompt = np.random.default_rng(0).integers(3, 512, 400).tolist()
     answers = []
@@ -287,7 +285,7 @@ def test_a_warm_call_computes_fewer_than_32_prompt_tokens_and_another_tenant_s_a
     assert answers[0] == answers[1] == answers[2]
 
 
-def test_a_cancelled_sequence_computes_nothing_more(new_driver, cases: list[Case]):
+def test_aborted_sequence_computes_no_more_tokens(new_driver, cases: list[Case]):
     driver = new_driver(max_step_tokens=64)
     sequence_id = driver.add(np.random.default_rng(0).integers(3, 512, 400).tolist(), **GREEDY)
     driver.step()
@@ -319,7 +317,7 @@ class Said:
         return [token_id for output in self.outputs for token_id in output.token_ids]
 
 
-async def test_a_real_rank_answers_cancels_sleeps_and_its_death_is_noticed(model_dir: Path, cases: list[Case], caplog):
+async def test_rank_process_serves_aborts_sleeps_and_its_death_is_reported(model_dir: Path, cases: list[Case], caplog):
     zygote = Zygote()
     exits: list[str] = []
 

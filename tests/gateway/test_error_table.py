@@ -68,20 +68,29 @@ def by_an_old_binding(running: Running) -> httpx.Response:
 Ask = Callable[[Running], httpx.Response]
 UNKNOWN = {"Authorization": "Bearer cfut_" + "a" * 46}
 
+HINT = (
+    "Send an API token as `Authorization: Bearer <token>`. "
+    "`hearth up` prints one, and `hearth token create` creates more."
+)
+LISTING = "GET /client/v4/accounts/<account_id>/ai/models/search lists the models."
+
 ROWS: list[tuple[int, int, str, Ask]] = [
     (7000, 400, "No route for that URI", lambda r: httpx.get(f"{r.gateway.base_url}/nowhere")),
     (7001, 405, "GET not supported for requested URI.", lambda r: httpx.get(f"{r.account_url}/ai/run/{PARROT}")),
     (7003, 404, "Could not route to /client/v4/accounts/x/ai/run/m, perhaps your object identifier is invalid?",
      lambda r: httpx.post(f"{r.gateway.base_url}/accounts/x/ai/run/m")),
-    (9106, 400, "Authentication failed (status: 400)", lambda r: httpx.post(f"{r.account_url}/ai/run/{PARROT}")),
-    (9106, 400, "Authentication failed (status: 400)", lambda r: run(r, {}, headers={"Authorization": "Bearer no"})),
-    (10000, 401, "Authentication error", lambda r: run(r, {}, headers=UNKNOWN)),
-    (10000, 401, "Authentication error", lambda r: run(r, {}, token="revoked")),
+    (9106, 400, "Authentication failed (status: 400). " + HINT,
+     lambda r: httpx.post(f"{r.account_url}/ai/run/{PARROT}")),
+    (9106, 400, "Authentication failed (status: 400). " + HINT,
+     lambda r: run(r, {}, headers={"Authorization": "Bearer no"})),
+    (10000, 401, "Authentication error. " + HINT, lambda r: run(r, {}, headers=UNKNOWN)),
+    (10000, 401, "Authentication error. " + HINT, lambda r: run(r, {}, token="revoked")),
     (10000, 403, "Authentication error", lambda r: run(r, {}, token="scopeless")),
     (10000, 403, "Authentication error", lambda r: run(r, {}, token="other")),
     (1000, 401, "Invalid API Token", lambda r: verify(r, "account")),
-    (5007, 400, "No such model @cf/no/thing or task", lambda r: run(r, {}, "@cf/no/thing")),
-    (3042, 404, "Invalid model name", lambda r: run(r, {}, "llama")),
+    (5007, 400, "No such model @cf/no/thing or task. " + LISTING, lambda r: run(r, {}, "@cf/no/thing")),
+    (3042, 404, "Invalid model name. A model id has the form @cf/<author>/<model>. " + LISTING,
+     lambda r: run(r, {}, "llama")),
     (5004, 400, "AiError: Invalid data: the body is not valid JSON", lambda r: run(r, content=b"{")),
     (5006, 400, SCHEMA + "oneOf at '/' not met, 0 matches: required properties at '/' are 'prompt', "
      "required properties at '/' are 'messages'", lambda r: run(r, {})),
@@ -104,7 +113,8 @@ ROWS: list[tuple[int, int, str, Ask]] = [
     (3039, 400, "AiError: The finetune lacks files: adapter_config.json, adapter_model.safetensors",
      through_an_empty_finetune),
     (3042, 404, "No such finetune", lambda r: run(r, {"prompt": "x", "lora": "nobody-s"}, HANDY)),
-    (5028, 410, "AiError: This model was deprecated on 2026-02-03. Please use @cf/test/parrot instead",
+    (5028, 410, "AiError: This model was deprecated on 2026-02-03. Please use @cf/test/parrot instead. The operator "
+     f"can serve another model under this name with `hearth model alias {OVER} <model>`.",
      lambda r: run(r, {"prompt": "x"}, OVER)),
     (5004, 415, "AiError: Content-Encoding is not supported",
      lambda r: run(r, {"prompt": "x"}, headers={"content-encoding": "br"})),

@@ -188,7 +188,7 @@ def test_malformed_model_id_is_invalid(client: httpx.Client, running: Running, m
 def test_unknown_model_is_named_in_the_error(client: httpx.Client, running: Running):
     answer = client.post(run_url(running, "@cf/no/thing"), json=GOOD_BODY)
     assert code_of(answer) == (400, 5007)
-    assert answer.json()["errors"][0]["message"] == "No such model @cf/no/thing or task"
+    assert answer.json()["errors"][0]["message"].startswith("No such model @cf/no/thing or task. ")
     assert answer.json()["result"] is None
 
 

@@ -11,7 +11,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.adapters.cache import AdapterCache
 from engine.adapters.local_adapter import LocalAdapter
+from engine.adapters.slot_pool import AdapterShape, AdapterSize
+from engine.config import EngineConfig
 
 Matrices = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
@@ -61,3 +64,8 @@ def save_merged(model_dir: Path, folder: Path, matrices: Matrices, scale: float)
         weights[name] = (weights[name].double() + scale * (b.double() @ a.double())).to(weights[name].dtype)
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def has_references(cache: AdapterCache, budget_bytes: int = EngineConfig.adapter_memory_bytes) -> bool:
+    """Return True if any adapter of the cache is in use: one as large as the budget would not fit."""
+    return not cache.has_room([AdapterSize(AdapterShape(8, ()), budget_bytes)])

@@ -10,16 +10,23 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from engine.adapters import cache as cache_module
 from engine.adapters import queue
 from engine.adapters.cache import AdapterCache
 from engine.adapters.local_adapter import LocalAdapter
+from engine.adapters.slot_pool import AdapterShape, SlotPool
+from engine.kernels.reference import Kernels
+from engine.layers.linear import Linear
 from engine.report import BAD_ADAPTER, OUT_OF_CAPACITY, RUNNING
 from engine.runner import Runner
-from tests.engine.adapters.made import Matrices, named, random_matrices, save_adapter
+from tests.engine.adapters.made import Matrices, has_references, named, random_matrices, save_adapter
 from tests.engine.driver import OTHER_NAMESPACE, Driver
 from tests.engine.made_checkpoints import runner_of, save_random
+from tests.engine.pusher import Pusher
+from weight_files.adapter_files import read_adapter
 
 PROMPT = list(range(3, 40))
+TARGETS = ("q_proj", "v_proj")
 GREEDY = {"max_tokens": 6, "temperature": 0.0}
 
 
@@ -37,19 +44,18 @@ def runner(base: Path) -> Runner:
     return runner_of(base)
 
 
-def matrices_of(
-    runner: Runner, seed: int = 0, targets: tuple[str, ...] = ("q_proj", "v_proj"), rank: int = 4
-) -> Matrices:
+def matrices_of(runner: Runner, seed: int = 0, targets: tuple[str, ...] = TARGETS, rank: int = 4) -> Matrices:
     return random_matrices(named(runner.adapters.sites, targets), rank, seed)
 
 
-def cache_for(runner: Runner, num_adapters: int) -> AdapterCache:
-    """Return a cache for `num_adapters` of rank 4 (padded to 8) on queries and values."""
-    sites = named(runner.adapters.sites, ["q_proj", "v_proj"])
-    size_bytes = sum(8 * (num_in + num_out) * 4 for num_in, num_out in sites.values())
-    cache = AdapterCache(runner._model, torch.float32, num_adapters * size_bytes)
-    runner.adapters = cache
-    return cache
+def size_bytes(runner: Runner) -> int:
+    """Return the bytes of an adapter of rank 4 (padded to 8) on queries and values."""
+    return sum(8 * (num_in + num_out) * 4 for num_in, num_out in named(runner.adapters.sites, TARGETS).values())
+
+
+def runner_for(base: Path, num_adapters: int) -> Runner:
+    """Return a runner with memory for `num_adapters` of rank 4 on queries and values."""
+    return runner_of(base, adapter_memory_bytes=num_adapters * size_bytes(runner_of(base)))
 
 
 def take(cache: AdapterCache, adapter: LocalAdapter) -> tuple[int, int]:
@@ -63,29 +69,26 @@ def take(cache: AdapterCache, adapter: LocalAdapter) -> tuple[int, int]:
     return handle, code
 
 
-def num_references(cache: AdapterCache) -> int:
-    return sum(each.num_references for each in cache._cached.values())
-
-
-def test_least_recently_used_idle_adapter_is_evicted_and_a_referenced_one_never(runner: Runner, tmp_path: Path):
-    cache = cache_for(runner, 2)
+def test_least_recently_used_idle_adapter_is_evicted_and_a_referenced_one_never(base: Path, tmp_path: Path):
+    runner = runner_for(base, 2)
+    cache = runner.adapters
     adapters = [save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(4)]
     first, _ = take(cache, adapters[0])
     take(cache, adapters[1])
     assert take(cache, adapters[2]) == (0, OUT_OF_CAPACITY)
     assert cache.release(adapters[1].digest)
-    third, code = take(cache, adapters[2])
-    assert (code, cache.acquire(adapters[0].digest)) == (RUNNING, first), "the one in use has stayed"
+    _, code = take(cache, adapters[2])
+    assert (code, cache.acquire(adapters[0].digest)) == (RUNNING, first), "the adapter in use stays"
     assert [cache.release(adapters[number].digest) for number in (0, 2, 0)] == [False, True, True]
     take(cache, adapters[3])
     assert cache.acquire(adapters[0].digest) == first, "0 was used after 2"
-    assert cache.acquire(adapters[2].digest) == 0, "2 left"
-    assert third not in cache._step.adapter_slots
-    assert cache.used_bytes == cache._budget_bytes
+    assert cache.acquire(adapters[2].digest) == 0, "2 was evicted"
+    assert cache.used_bytes == 2 * size_bytes(runner)
 
 
-def test_memory_of_idle_adapters_is_reused_for_another_shape(runner: Runner, tmp_path: Path):
-    cache = cache_for(runner, 2)
+def test_memory_of_idle_adapters_is_reused_for_another_shape(base: Path, tmp_path: Path):
+    runner = runner_for(base, 2)
+    cache = runner.adapters
     pair = [save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(2)]
     handles = [take(cache, each)[0] for each in pair]
     small = save_adapter(tmp_path / "small", matrices_of(runner, 5, ("v_proj",)))
@@ -93,22 +96,22 @@ def test_memory_of_idle_adapters_is_reused_for_another_shape(runner: Runner, tmp
     cache.release(pair[1].digest)
     large = save_adapter(tmp_path / "large", matrices_of(runner, 6, rank=16))
     assert take(cache, large)[1] == OUT_OF_CAPACITY
-    assert set(cache._step.adapter_slots) == set(handles), "nobody leaves for one that does not fit then either"
-    cache.release(pair[0].digest)
+    assert cache.acquire(pair[1].digest) == handles[1], "no adapter is evicted if that does not make enough room"
+    assert [cache.release(each.digest) for each in pair] == [True, True]
     assert take(cache, small)[1] == RUNNING
-    assert sum(pool.num_used for pool in cache._pools.values()) == len(cache._cached)
-    assert cache.used_bytes == sum(pool.num_used * pool.slot_bytes for pool in cache._pools.values())
+    assert cache.used_bytes < 2 * size_bytes(runner)
 
 
-def test_load_without_placing_returns_the_needed_size(runner: Runner, tmp_path: Path):
-    cache = cache_for(runner, 2)
+def test_load_without_placing_returns_the_needed_size(base: Path, tmp_path: Path):
+    runner = runner_for(base, 2)
+    cache = runner.adapters
     one, two = (save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in range(2))
     large = save_adapter(tmp_path / "large", matrices_of(runner, 2, rank=16))
-    looked = [cache.load(each, may_place=False).result(20) for each in (one, large)]
-    sizes = [each.size for each in looked if each.size is not None]
-    assert [each.code for each in looked] == [OUT_OF_CAPACITY] * 2
+    results = [cache.load(each, may_place=False).result(20) for each in (one, large)]
+    sizes = [each.size for each in results if each.size is not None]
+    assert [each.code for each in results] == [OUT_OF_CAPACITY] * 2
     assert not cache.used_bytes
-    assert [each.num_bytes for each in sizes] == [cache._budget_bytes // 2, cache._budget_bytes]
+    assert [each.num_bytes for each in sizes] == [size_bytes(runner), 2 * size_bytes(runner)]
     take(cache, one)
     take(cache, two)
     cache.release(one.digest)
@@ -117,28 +120,41 @@ def test_load_without_placing_returns_the_needed_size(runner: Runner, tmp_path: 
     assert cache.evictions_for(sizes[1:]) == {one.digest, two.digest}
 
 
-def test_reused_slot_contains_nothing_of_the_previous_adapter(runner: Runner, tmp_path: Path):
-    cache = cache_for(runner, 1)
-    before = save_adapter(tmp_path / "a", matrices_of(runner, 1, rank=8))
-    take(cache, before)
-    cache.release(before.digest)
-    small = save_adapter(tmp_path / "b", matrices_of(runner, 2, rank=3))
-    handle, _ = take(cache, small)
-    fresh = cache_for(runner, 1)
-    fresh_handle, _ = take(fresh, small)
-    pool, slot = cache._step.adapter_slots[handle]
-    fresh_pool, fresh_slot = fresh._step.adapter_slots[fresh_handle]
-    assert torch.equal(pool.read(slot), fresh_pool.read(fresh_slot))
-    assert int(pool.read(slot).count_nonzero()) == 3 * pool.slot_bytes // torch.float32.itemsize // 8
+def test_reused_slot_contains_nothing_of_the_previous_adapter(base: Path, tmp_path: Path):
+    reused, fresh = runner_for(base, 1), runner_for(base, 1)
+    before = save_adapter(tmp_path / "a", matrices_of(fresh, 1, rank=8))
+    small = save_adapter(tmp_path / "b", matrices_of(fresh, 2, rank=3))
+    take(reused.adapters, before)
+    reused.adapters.release(before.digest)
+    assert torch.equal(*(logits_with(each, take(each.adapters, small)[0]) for each in (reused, fresh)))
+
+
+def test_freed_slot_is_cleared(runner: Runner):
+    sites = named(runner.adapters.sites, TARGETS)
+    linears = [
+        ("", Linear({name: num_out}, num_in, False, torch.float32, torch.device("cpu")))
+        for name, (num_in, num_out) in sites.items()
+    ]
+    pool = SlotPool(AdapterShape(8, tuple(sorted(sites))), linears, torch.float32, 1 << 24, Kernels())
+    slot = pool.take()
+    pool.write(slot, random_matrices(sites, 8))
+    assert pool.read(slot).any()
     pool.free(slot)
-    assert not pool.read(slot).count_nonzero()
+    assert not pool.read(slot).any()
 
 
-def test_adapter_larger_than_the_budget_is_rejected(runner: Runner, tmp_path: Path):
-    cache = cache_for(runner, 1)
+def logits_with(runner: Runner, handle: int) -> torch.Tensor:
+    """Return the logits after the prompt, computed with an adapter."""
+    pusher = Pusher(runner)
+    pusher.table.adapter[0], pusher.table.has_adapters = handle, True
+    return pusher.push(PROMPT)
+
+
+def test_adapter_larger_than_the_budget_is_rejected(base: Path, tmp_path: Path):
+    runner = runner_for(base, 1)
     large = save_adapter(tmp_path / "large", matrices_of(runner, 0, rank=20))
-    assert take(cache, large) == (0, BAD_ADAPTER)
-    assert not AdapterCache(runner._model, torch.float32, 0).sites
+    assert take(runner.adapters, large) == (0, BAD_ADAPTER)
+    assert not runner_of(base, adapter_memory_bytes=0).adapters.sites
 
 
 def save_bad(harm: str, folder: Path, matrices: Matrices) -> LocalAdapter:
@@ -171,7 +187,7 @@ def test_bad_adapter_ends_only_its_own_sequences(base: Path, tmp_path: Path):
         ended = [driver.add(PROMPT, adapter=each, **GREEDY) for each in others for _ in range(2)]
         driver.run()
         assert {driver.finishes[each] for each in ended} <= {"bad_adapter"}
-        assert not num_references(driver.runner.adapters)
+        assert not has_references(driver.runner.adapters)
         assert not driver.engine.status().num_waiting
         return [driver.tokens[each] for each in good]
 
@@ -188,7 +204,7 @@ def test_sequences_waiting_for_an_adapter_can_be_aborted(base: Path, tmp_path: P
     assert (driver.finishes[aborted], driver.finishes[kept]) == ("aborted", "length")
     driver.abort(driver.add(PROMPT, adapter=adapter, **GREEDY))
     driver.run()
-    assert not num_references(runner.adapters)
+    assert not has_references(runner.adapters)
 
 
 def test_long_queue_for_one_adapter_does_not_delay_another_tenant(
@@ -196,20 +212,19 @@ def test_long_queue_for_one_adapter_does_not_delay_another_tenant(
 ):
     """With one slot and no waiting time, sequences queued for a slot yield their adapter."""
     monkeypatch.setattr(queue, "MAX_WAIT_S", 0.0)
-    runner = runner_of(base)
-    cache_for(runner, 1)
+    runner = runner_for(base, 1)
     one, other = (save_adapter(tmp_path / str(seed), matrices_of(runner, seed)) for seed in (1, 2))
     driver = Driver(runner, max_sequences=2)
     many = [driver.add(PROMPT[number:], adapter=one, **GREEDY) for number in range(10)]
     while not driver.tokens[many[1]]:
         driver.step()
-    assert num_references(runner.adapters) == len(many)
-    asked = driver.add(PROMPT, adapter=other, tenant=2, **GREEDY)
-    runner.adapters._reader.submit(int).result(20)  # after it was looked at
+    assert has_references(runner.adapters, size_bytes(runner))
+    waiting = driver.add(PROMPT, adapter=other, tenant=2, **GREEDY)
+    runner.adapters.load(other, may_place=False).result(20)  # adapters are read one after the other
     driver.run()
-    assert {driver.finishes[each] for each in (*many, asked)} == {"length"}
-    assert list(driver.finishes).index(asked) <= 4, "those that had begun end before"
-    assert not num_references(runner.adapters)
+    assert {driver.finishes[each] for each in (*many, waiting)} == {"length"}
+    assert list(driver.finishes).index(waiting) <= 4, "sequences that run end first"
+    assert not has_references(runner.adapters, size_bytes(runner))
     monkeypatch.undo()
     alone = Driver(runner_of(base))
     again = [alone.add(PROMPT[number:], adapter=one, **GREEDY) for number in range(10)]
@@ -233,13 +248,13 @@ def test_prefix_cache_is_separate_for_each_adapter(base: Path, tmp_path: Path):
     assert cached(one, namespace=OTHER_NAMESPACE) == 0
 
 
-def test_steps_continue_while_an_adapter_is_read(base: Path, tmp_path: Path):
+def test_steps_continue_while_an_adapter_is_read(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     runner = runner_of(base)
     adapter = save_adapter(tmp_path / "a", matrices_of(runner, 1))
     driver = Driver(runner)
     plain = driver.add(PROMPT, max_tokens=40, temperature=0.0)
     gate = threading.Event()
-    release = runner.adapters._reader.submit(gate.wait, 20)
+    monkeypatch.setattr(cache_module, "read_adapter", lambda *given: gate.wait(20) and read_adapter(*given))
     driver.step()
     waiting = driver.add(PROMPT, adapter=adapter, **GREEDY)
     for _ in range(10):
@@ -247,6 +262,5 @@ def test_steps_continue_while_an_adapter_is_read(base: Path, tmp_path: Path):
     assert len(driver.tokens[plain]) >= 10
     assert not driver.tokens[waiting]
     gate.set()
-    release.result()
     driver.run()
     assert driver.finishes[waiting] == "length"

@@ -16,7 +16,7 @@ from engine.kernels.cpu import CpuKernels
 from engine.kernels.reference import Kernels
 from engine.report import RUNNING
 from engine.runner import Runner
-from tests.engine.adapters.made import named, random_matrices, save_adapter, save_merged
+from tests.engine.adapters.made import has_references, named, random_matrices, save_adapter, save_merged
 from tests.engine.driver import Driver
 from tests.engine.made_checkpoints import KINDS, Pusher, runner_of, save_random
 
@@ -107,7 +107,7 @@ def test_mixed_adapter_batch_generates_the_same_tokens_as_single_sequences(
         ]
         driver.run()
         assert set(driver.finishes.values()) == {"length"}
-        assert not any(each.num_references for each in driver.runner.adapters._cached.values())
+        assert not has_references(driver.runner.adapters)
         return [driver.tokens[each] for each in ids]
 
     alone = [run([number], 64)[0] for number in range(5)]

@@ -77,7 +77,7 @@ class Store:
         return [digest for digest, _, _ in done]
 
 
-class Room:
+class QueueDriver:
     """A queue over a store, with a manual clock, that records which sequences got their adapter."""
 
     def __init__(self, num_places: int) -> None:
@@ -120,188 +120,189 @@ class Room:
 
 
 def test_adapter_without_room_waits_for_the_first_idle_one():
-    room = Room(2)
-    a, _b, c = (room.ask(each) for each in "abc")
-    assert room.settle() == ["a", "b"]
-    assert room.queue.num_waiting == 1
-    assert room.queue.is_waiting(c)
-    assert room.settle(100.0) == [], "nobody ended"
-    room.end(a)
-    assert room.settle() == ["c"]
-    assert sorted(room.store.references) == ["b", "c"]
-    room.end(_b, c)
-    assert (room.queue.num_waiting, set(room.store.references.values())) == (0, {0})
+    driver = QueueDriver(2)
+    a, _b, c = (driver.ask(each) for each in "abc")
+    assert driver.settle() == ["a", "b"]
+    assert driver.queue.num_waiting == 1
+    assert driver.queue.is_waiting(c)
+    assert driver.settle(100.0) == [], "no sequence has ended"
+    driver.end(a)
+    assert driver.settle() == ["c"]
+    assert sorted(driver.store.references) == ["b", "c"]
+    driver.end(_b, c)
+    assert (driver.queue.num_waiting, set(driver.store.references.values())) == (0, {0})
 
 
 def test_last_reference_may_end_before_a_load_result_is_taken():
-    room = Room(1)
-    a = room.ask("a")
-    room.settle()
-    b = room.ask("b")
-    room.store.work()  # b has found no room
-    room.end(a)  # and nobody has been told of that yet
-    assert room.settle() == ["b"]
-    room.end(b)
+    driver = QueueDriver(1)
+    a = driver.ask("a")
+    driver.settle()
+    b = driver.ask("b")
+    driver.store.work()  # there is no room for b
+    driver.end(a)  # before the queue has seen that
+    assert driver.settle() == ["b"]
+    driver.end(b)
 
 
 def test_adapter_is_not_read_again_without_a_change():
-    room = Room(1)
-    room.ask("a")
-    room.ask("b")
-    room.settle()
+    driver = QueueDriver(1)
+    driver.ask("a")
+    driver.ask("b")
+    driver.settle()
     for _ in range(5):
-        room.settle(MAX_WAIT_S)
-        assert room.store.work() == []
+        driver.settle(MAX_WAIT_S)
+        assert driver.store.work() == []
 
 
 def test_loaded_adapters_can_be_joined_until_a_waiting_one_times_out():
-    room = Room(2)
-    held = [room.ask(each) for each in ("a", "a", "b")]
-    room.settle()
-    waiting = room.ask("c")
-    assert room.settle(0.9 * MAX_WAIT_S) == []
-    held.append(room.ask("a"))
+    driver = QueueDriver(2)
+    held = [driver.ask(each) for each in ("a", "a", "b")]
+    driver.settle()
+    waiting = driver.ask("c")
+    assert driver.settle(0.9 * MAX_WAIT_S) == []
+    held.append(driver.ask("a"))
     assert held[-1].adapter, "there is time left"
-    assert room.settle(0.2 * MAX_WAIT_S) == []
-    later = room.ask("b")
+    assert driver.settle(0.2 * MAX_WAIT_S) == []
+    later = driver.ask("b")
     assert not later.adapter, "b leaves for c: fewest use it"
-    assert room.ask("a").adapter, "a does not"
-    assert room.settle() == []
-    room.end(held[2])
-    assert room.settle() == ["c"]
-    assert room.queue.is_waiting(later)
-    room.end(waiting)
-    assert room.settle() == ["b"]
+    assert driver.ask("a").adapter, "a is not draining"
+    assert driver.settle() == []
+    driver.end(held[2])
+    assert driver.settle() == ["c"]
+    assert driver.queue.is_waiting(later)
+    driver.end(waiting)
+    assert driver.settle() == ["b"]
 
 
 def test_joining_sequences_cannot_starve_a_large_adapter():
     """A large adapter needs two slots while other sequences keep wanting one of them."""
-    room = Room(2)
-    open_ = [room.ask("a"), room.ask("b")]
-    room.settle()
-    large = room.ask("two")
-    room.settle(1.1 * MAX_WAIT_S)
+    driver = QueueDriver(2)
+    open_ = [driver.ask("a"), driver.ask("b")]
+    driver.settle()
+    large = driver.ask("two")
+    driver.settle(1.1 * MAX_WAIT_S)
     for number in range(20):
-        open_.append(room.ask("ab"[number % 2]))
-        room.settle(0.01)
+        open_.append(driver.ask("ab"[number % 2]))
+        driver.settle(0.01)
         for each in [each for each in open_ if each.adapter][:1]:
-            room.end(each)
+            driver.end(each)
             open_.remove(each)
     assert large.adapter
-    room.end(large)
+    driver.end(large)
     while open_:
-        room.settle()
-        room.end(*[each for each in open_ if each.adapter])
+        driver.settle()
+        driver.end(*[each for each in open_ if each.adapter])
         open_ = [each for each in open_ if not each.adapter]
 
 
 def test_small_adapter_does_not_overtake_a_large_one():
-    room = Room(2)
-    a, b = room.ask("a"), room.ask("b")
-    room.settle()
-    large = room.ask("two")
-    room.settle()
-    room.end(a)
-    small = room.ask("c")
-    assert room.settle() == [], "there is a place for c, but not for the one before it"
-    room.end(large)
-    assert room.settle() == ["c"]
-    room.end(b, small)
+    driver = QueueDriver(2)
+    a, b = driver.ask("a"), driver.ask("b")
+    driver.settle()
+    large = driver.ask("two")
+    driver.settle()
+    driver.end(a)
+    small = driver.ask("c")
+    assert driver.settle() == [], "c would fit, but waits behind a larger adapter"
+    driver.end(large)
+    assert driver.settle() == ["c"]
+    driver.end(b, small)
 
 
 def test_queued_sequence_yields_a_draining_adapter_after_a_timeout():
-    room = Room(1)
-    runs, queued = room.ask("a"), [room.ask("a") for _ in range(5)]
-    room.settle()
-    other = room.ask("b", tenant=2)
-    room.settle(0.9 * MAX_WAIT_S)
-    room.counters.charge_prompt(runs.tenant_index, 100, 0)
-    assert room.queue.take_yielded(lambda: queued) == []
-    room.settle(0.2 * MAX_WAIT_S)
-    assert room.queue.take_yielded(lambda: queued) == queued
-    assert room.store.references == {"a": 1}
+    driver = QueueDriver(1)
+    runs, queued = driver.ask("a"), [driver.ask("a") for _ in range(5)]
+    driver.settle()
+    other = driver.ask("b", tenant=2)
+    driver.settle(0.9 * MAX_WAIT_S)
+    driver.counters.charge_prompt(runs.tenant_index, 100, 0)
+    assert driver.queue.take_yielded(lambda: queued) == []
+    driver.settle(0.2 * MAX_WAIT_S)
+    assert driver.queue.take_yielded(lambda: queued) == queued
+    assert driver.store.references == {"a": 1}
     assert {each.adapter for each in queued} == {0}
-    assert room.settle() == []
-    room.end(runs)
+    assert driver.settle() == []
+    driver.end(runs)
     for each in queued:
-        del room.codes[each.sequence_id]
-    assert room.settle() == ["b"]
-    assert room.settle(2 * MAX_WAIT_S) == []
-    assert room.queue.take_yielded(lambda: [other]) == [], "it has had less: nobody takes it from there"
-    room.end(other)
-    assert room.settle() == ["a"] * 5
-    room.end(*queued)
+        del driver.codes[each.sequence_id]
+    assert driver.settle() == ["b"]
+    assert driver.settle(2 * MAX_WAIT_S) == []
+    assert driver.queue.take_yielded(lambda: [other]) == [], "the less served tenant keeps its adapter"
+    driver.end(other)
+    assert driver.settle() == ["a"] * 5
+    driver.end(*queued)
 
 
 def test_tenant_with_many_adapters_does_not_starve_another():
-    room = Room(1)
-    many = [room.ask(f"a{number}", tenant=1) for number in range(20)]
-    other = room.ask("b", tenant=2)
-    assert room.settle() == ["a0"]
-    room.counters.charge_prompt(many[0].tenant_index, 100, 0)
-    room.end(many[0])
-    assert room.settle() == ["b"]
-    room.counters.charge_prompt(other.tenant_index, 200, 0)
-    room.end(other)
-    assert room.settle() == ["a1"], "and within one, who came first"
+    driver = QueueDriver(1)
+    many = [driver.ask(f"a{number}", tenant=1) for number in range(20)]
+    other = driver.ask("b", tenant=2)
+    assert driver.settle() == ["a0"]
+    driver.counters.charge_prompt(many[0].tenant_index, 100, 0)
+    driver.end(many[0])
+    assert driver.settle() == ["b"]
+    driver.counters.charge_prompt(other.tenant_index, 200, 0)
+    driver.end(other)
+    assert driver.settle() == ["a1"], "first come, first served within a tenant"
 
 
 def test_draining_adapter_can_be_joined_when_its_slot_is_not_needed_any_more():
-    room = Room(1)
-    first = room.ask("a")
-    room.settle()
-    waiting = room.ask("b")
-    room.settle(2 * MAX_WAIT_S)
-    room.end(waiting)
-    second = room.ask("a")
-    assert room.settle() == ["a"]
-    room.end(first, second)
-    assert room.store.references == {"a": 0}
+    driver = QueueDriver(1)
+    first = driver.ask("a")
+    driver.settle()
+    waiting = driver.ask("b")
+    driver.settle(2 * MAX_WAIT_S)
+    driver.end(waiting)
+    second = driver.ask("a")
+    assert driver.settle() == ["a"]
+    driver.end(first, second)
+    assert driver.store.references == {"a": 0}
 
 
 def test_bad_adapter_is_rejected_while_others_wait():
-    room = Room(1)
-    room.ask("a")
-    room.ask("b")
-    room.settle()
-    bad = room.ask("bad")
-    room.settle()
-    assert room.codes[bad.sequence_id] == BAD_ADAPTER
-    assert room.queue.num_waiting == 1
+    driver = QueueDriver(1)
+    driver.ask("a")
+    driver.ask("b")
+    driver.settle()
+    bad = driver.ask("bad")
+    driver.settle()
+    assert driver.codes[bad.sequence_id] == BAD_ADAPTER
+    assert driver.queue.num_waiting == 1
 
 
 def test_released_waiting_sequence_leaves_no_state():
-    room = Room(1)
-    a = room.ask("a")
-    room.settle()
-    gone, stays, reading = room.ask("b"), room.ask("c"), room.ask("d")
-    room.end(reading)  # while it is being looked at
-    room.settle()
-    room.end(gone)
-    room.end(a)
-    assert room.settle() == ["c"]
-    room.end(stays)
-    room.settle()
-    assert (room.queue.num_waiting, room.queue._wanted, room.queue._used) == (0, {}, {})
+    driver = QueueDriver(1)
+    a = driver.ask("a")
+    driver.settle()
+    gone, stays, reading = driver.ask("b"), driver.ask("c"), driver.ask("d")
+    driver.end(reading)  # while its adapter is read
+    driver.settle()
+    driver.end(gone)
+    driver.end(a)
+    assert driver.settle() == ["c"]
+    driver.end(stays)
+    driver.settle()
+    assert driver.queue.num_waiting == 0
+    assert not any(driver.store.references.values())
 
 
 @pytest.mark.parametrize("num_places", [2, 3, 7])
 def test_every_sequence_gets_its_adapter(num_places: int):
     """Random arrivals and departures for 12 adapters of two sizes; then all remaining sequences are served."""
     rng = np.random.default_rng(num_places)
-    room, open_ = Room(num_places), list[Sequence]()
+    driver, open_ = QueueDriver(num_places), list[Sequence]()
     names = [f"{HUGE if number % 4 == 0 else 'one'}{number}" for number in range(12)]
     for _ in range(400):
         if rng.random() < 0.5 or not open_:
-            open_.append(room.ask(names[rng.integers(12)], tenant=int(rng.integers(3))))
+            open_.append(driver.ask(names[rng.integers(12)], tenant=int(rng.integers(3))))
         else:
-            room.end(open_.pop(int(rng.integers(len(open_)))))  # it ends, or is aborted
+            driver.end(open_.pop(int(rng.integers(len(open_)))))  # it ends, or is aborted
         if rng.random() < 0.7:
-            room.settle(float(rng.random()))
+            driver.settle(float(rng.random()))
     for _ in range(200):
-        room.settle()
-        room.end(*[each for each in open_ if each.adapter])
+        driver.settle()
+        driver.end(*[each for each in open_ if each.adapter])
         open_ = [each for each in open_ if not each.adapter]
     assert not open_
-    assert set(room.codes.values()) == {RUNNING}
-    assert set(room.store.references.values()) == {0}
+    assert set(driver.codes.values()) == {RUNNING}
+    assert set(driver.store.references.values()) == {0}

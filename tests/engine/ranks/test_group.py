@@ -138,7 +138,7 @@ async def test_ranks_apply_their_parts_of_adapters(compare: Compare, kind: str, 
 # ── the group as one replica ──
 
 
-class Door:
+class ReplicaClient:
     """A replica of the built-in model."""
 
     def __init__(self, replica: Replica) -> None:
@@ -151,7 +151,7 @@ class Door:
         return text, outputs[-1].finish or ""
 
 
-class Group(Door):
+class Group(ReplicaClient):
     """A replica with two ranks, and the exit lines it reported."""
 
     def __init__(self, replica: Replica, exits: list[str]) -> None:
@@ -179,62 +179,64 @@ async def test_group_serves_like_one_rank_and_reports_its_size(zygote: Zygote, t
         "Repeat the following: the red house stands in the garden, and the red house stands in the garden.",
     ]
     person = Constraint("json_schema", json.dumps(record(name=STRING, age=INTEGER)))
-    answers = []
+    results = []
     for num_ranks, speculation in ((1, "off"), (2, "off"), (2, "prompt_lookup")):
         config = replace(CONFIG, tensor_parallel=num_ranks, speculation=speculation)
         replica = await Replica.start(zygote, config, "r1", lambda _: None)
-        door = Door(replica)
-        answers.append(await asyncio.gather(*(door.ask(question) for question in questions)))
-        answers[-1].append(await door.ask("Describe a person.", constraint=person, max_tokens=60))
-        answers[-1].append(await door.ask("Hello!", seed=5, temperature=0.9))
+        client = ReplicaClient(replica)
+        results.append(await asyncio.gather(*(client.ask(question) for question in questions)))
+        results[-1].append(await client.ask("Describe a person.", constraint=person, max_tokens=60))
+        results[-1].append(await client.ask("Hello!", seed=5, temperature=0.9))
         status = replica.status()
         assert (status.num_ranks, status.num_drafted > 0) == (num_ranks, speculation != "off")
         assert f"-tp{num_ranks}-" in replica.info.layout_tag
         assert replica.info.architecture == "LlamaForCausalLM"
         adapter = save_adapter(tmp_path, random_matrices(replica.info.adapter_sites, 4, seed=3))
-        answers[-1].append(await door.ask("Hello!", adapter=adapter))
-        assert (await door.ask("Hello!", adapter=LocalAdapter("a" * 64, "/nowhere")))[1] == "bad_adapter"
+        results[-1].append(await client.ask("Hello!", adapter=adapter))
+        assert (await client.ask("Hello!", adapter=LocalAdapter("a" * 64, "/nowhere")))[1] == "bad_adapter"
         await replica.close()
-    assert answers[0] == answers[1] == answers[2]
-    assert answers[0][5][1] in ("stop", "length")
-    assert json.loads(answers[1][3][0])["age"] is not None
+    assert results[0] == results[1] == results[2]
+    assert results[0][5][1] in ("stop", "length")
+    assert json.loads(results[1][3][0])["age"] is not None
 
 
 @pytest.mark.parametrize("who", ["follower", "leader"])
 async def test_a_rank_that_dies_ends_the_group_and_every_sequence(
     zygote: Zygote, who: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with opened(zygote) as door:
-        answer = asyncio.ensure_future(door.ask("Tell me a story.", max_tokens=2000, ignore_eos=True))
-        await wait_until(lambda: door.replica.status().num_steps > 3)
-        os.kill(door.follower if who == "follower" else door.replica.pid, signal.SIGKILL)
+    async with opened(zygote) as client:
+        answer = asyncio.ensure_future(client.ask("Tell me a story.", max_tokens=2000, ignore_eos=True))
+        await wait_until(lambda: client.replica.status().num_steps > 3)
+        os.kill(client.follower if who == "follower" else client.replica.pid, signal.SIGKILL)
         assert (await answer)[1] == "crashed"
-        await wait_until(lambda: door.exits and not is_running(door.follower) and not is_running(door.replica.pid))
+        await wait_until(
+            lambda: client.exits and not is_running(client.follower) and not is_running(client.replica.pid)
+        )
 
 
 async def test_death_of_an_idle_follower_ends_the_group(zygote: Zygote, capfd: pytest.CaptureFixture[str]) -> None:
-    async with opened(zygote) as door:
-        os.kill(door.follower, signal.SIGKILL)
-        await wait_until(lambda: door.exits == ["the rank process ended with exit code 1"])
+    async with opened(zygote) as client:
+        os.kill(client.follower, signal.SIGKILL)
+        await wait_until(lambda: client.exits == ["the rank process ended with exit code 1"])
 
 
 async def test_hung_follower_is_detected_and_the_group_killed(
     zygote: Zygote, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    async with opened(zygote, replace(CONFIG, step_timeout_s=0.4)) as door:
-        os.kill(door.follower, signal.SIGSTOP)
-        assert (await door.ask("Hello!"))[1] == "crashed"
-        await wait_until(lambda: door.exits and not is_running(door.follower))
-    assert door.exits[0].startswith("the rank process was killed: it did not respond for")
+    async with opened(zygote, replace(CONFIG, step_timeout_s=0.4)) as client:
+        os.kill(client.follower, signal.SIGSTOP)
+        assert (await client.ask("Hello!"))[1] == "crashed"
+        await wait_until(lambda: client.exits and not is_running(client.follower))
+    assert client.exits[0].startswith("the rank process was killed: it did not respond for")
 
 
 async def test_idle_group_sleeps_and_exits_on_close(zygote: Zygote) -> None:
-    async with opened(zygote) as door:
-        await door.ask("Hello!", max_tokens=3)
-        pids = (door.replica.pid, door.follower)
+    async with opened(zygote) as client:
+        await client.ask("Hello!", max_tokens=3)
+        pids = (client.replica.pid, client.follower)
         await wait_until(lambda: are_at_rest(*pids))
     await wait_until(lambda: not any(is_running(pid) for pid in pids))
-    assert door.exits == []
+    assert client.exits == []
 
 
 async def test_follower_that_dies_before_joining_fails_the_load(

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 CONFIG = EngineConfig(model_dir=Path("/nowhere"), max_sequences=8, max_step_tokens=64)
 
 
-class Ears:
+class OutputRecorder:
     """A sink that stores its outputs and can be awaited."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Ears:
         self.began = asyncio.Event()
 
     def __call__(self, output: SequenceOutput) -> None:
-        assert not self.ended.is_set(), "news after the end"
+        assert not self.ended.is_set(), "an output after the end"
         self.outputs.append(output)
         self.began.set()
         if output.finish:
@@ -55,29 +55,29 @@ class Ears:
         return [token_id for output in self.outputs for token_id in output.token_ids]
 
 
-class Open:
-    """A replica and shorthand for talking to it."""
+class ReplicaClient:
+    """Adds sequences to a replica and records its exits."""
 
     def __init__(self, replica: Replica, exits: list[str]) -> None:
         self.replica = replica
         self.exits = exits
         self._next_id = 0
 
-    def add(self, prompt: list[int], **sampling: object) -> tuple[int, Ears]:
+    def add(self, prompt: list[int], **sampling: object) -> tuple[int, OutputRecorder]:
         self._next_id += 1
-        ears = Ears()
+        recorder = OutputRecorder()
         array = np.array(prompt, dtype=np.int32)
         request = SequenceRequest(self._next_id, array, Sampling(**sampling), b"n" * 32, 1)  # type: ignore[arg-type]
-        self.replica.add(request, ears)
-        return self._next_id, ears
+        self.replica.add(request, recorder)
+        return self._next_id, recorder
 
 
 @asynccontextmanager
-async def opened(zygote: Zygote, entry: str = "working", config: EngineConfig = CONFIG) -> AsyncIterator[Open]:
+async def opened(zygote: Zygote, entry: str = "working", config: EngineConfig = CONFIG) -> AsyncIterator[ReplicaClient]:
     exits: list[str] = []
     replica = await Replica.start(zygote, config, "r1", exits.append, entry=f"tests.fakes.rank:{entry}")
     try:
-        yield Open(replica, exits)
+        yield ReplicaClient(replica, exits)
     finally:
         await replica.close()
 
@@ -87,123 +87,123 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 async def test_tokens_arrive_step_by_step_and_the_last_output_has_a_finish(zygote: Zygote):
-    async with opened(zygote) as door:
-        _, ears = door.add(prompt_of(30), max_tokens=12, ignore_eos=True)
-        assert ears.outputs == []
-        assert await ears.end() == "length"
-        assert ears.token_ids == answer(prompt_of(30), 12, ignore_end=True)
-        assert len(ears.outputs) == 12
-        assert door.replica.num_open == 0
+    async with opened(zygote) as client:
+        _, recorder = client.add(prompt_of(30), max_tokens=12, ignore_eos=True)
+        assert recorder.outputs == []
+        assert await recorder.end() == "length"
+        assert recorder.token_ids == answer(prompt_of(30), 12, ignore_end=True)
+        assert len(recorder.outputs) == 12
+        assert client.replica.num_open == 0
 
 
 async def test_replica_reports_info_and_status(zygote: Zygote):
-    async with opened(zygote) as door:
-        assert door.replica.info.max_model_len == 512
-        assert door.replica.info.eos_token_ids == (0,)
-        assert door.replica.status().num_free_blocks == 64
-        _, ears = door.add(prompt_of(30), max_tokens=5, ignore_eos=True)
-        await ears.end()
-        status = door.replica.status()
+    async with opened(zygote) as client:
+        assert client.replica.info.max_model_len == 512
+        assert client.replica.info.eos_token_ids == (0,)
+        assert client.replica.status().num_free_blocks == 64
+        _, recorder = client.add(prompt_of(30), max_tokens=5, ignore_eos=True)
+        await recorder.end()
+        status = client.replica.status()
         assert (status.num_running, status.queued_tokens, status.num_computed_tokens) == (0, 0, 34)
         assert status.num_cached_blocks == 2
 
 
 async def test_hundred_concurrent_sequences_get_their_own_tokens(zygote: Zygote):
-    async with opened(zygote) as door:
+    async with opened(zygote) as client:
         prompts = [prompt_of(5 + seed, seed) for seed in range(100)]
-        all_ears = [door.add(prompt, max_tokens=10)[1] for prompt in prompts]
-        for prompt, ears in zip(prompts, all_ears, strict=True):
-            assert await ears.end() in ("stop", "length")
-            assert ears.token_ids == answer(prompt, 10)
+        recorders = [client.add(prompt, max_tokens=10)[1] for prompt in prompts]
+        for prompt, recorder in zip(prompts, recorders, strict=True):
+            assert await recorder.end() in ("stop", "length")
+            assert recorder.token_ids == answer(prompt, 10)
 
 
 async def test_cached_tokens_and_logprobs_arrive(zygote: Zygote):
-    async with opened(zygote) as door:
+    async with opened(zygote) as client:
         for num_cached in (0, 48):
-            _, ears = door.add(prompt_of(60), max_tokens=2, logprobs=2, ignore_eos=True)
-            await ears.end()
-            first = ears.outputs[0]
+            _, recorder = client.add(prompt_of(60), max_tokens=2, logprobs=2, ignore_eos=True)
+            await recorder.end()
+            first = recorder.outputs[0]
             token_id = first.token_ids[0]
             assert first.num_cached_tokens == num_cached
             assert first.logprobs[0].logprob == -token_id
             assert first.logprobs[0].top == ((token_id, -token_id), (token_id + 1, -token_id - 1))
-        _, ears = door.add(prompt_of(60), max_tokens=2)
-        await ears.end()
-        assert ears.outputs[0].logprobs == ()
+        _, recorder = client.add(prompt_of(60), max_tokens=2)
+        await recorder.end()
+        assert recorder.outputs[0].logprobs == ()
 
 
 async def test_an_abort_ends_the_sequence_and_frees_its_blocks(zygote: Zygote):
-    async with opened(zygote, "unhurried") as door:
-        sequence_id, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
-        await ears.began.wait()
-        door.replica.abort(sequence_id)
-        assert await ears.end() == "aborted"
-        assert len(ears.token_ids) < 450
-        status = door.replica.status()
+    async with opened(zygote, "unhurried") as client:
+        sequence_id, recorder = client.add(prompt_of(30), max_tokens=450, ignore_eos=True)
+        await recorder.began.wait()
+        client.replica.abort(sequence_id)
+        assert await recorder.end() == "aborted"
+        assert len(recorder.token_ids) < 450
+        status = client.replica.status()
         assert (status.num_running, status.num_free_blocks + status.num_cached_blocks) == (0, 64)
-        door.replica.abort(sequence_id)
+        client.replica.abort(sequence_id)
 
 
 async def test_abort_in_the_same_turn_as_the_add_computes_nothing(zygote: Zygote):
-    async with opened(zygote) as door:
-        sequence_id, ears = door.add(prompt_of(30), max_tokens=50)
-        door.replica.abort(sequence_id)
-        assert await ears.end() == "aborted"
-        assert door.replica.status().num_computed_tokens == 0
+    async with opened(zygote) as client:
+        sequence_id, recorder = client.add(prompt_of(30), max_tokens=50)
+        client.replica.abort(sequence_id)
+        assert await recorder.end() == "aborted"
+        assert client.replica.status().num_computed_tokens == 0
 
 
 async def test_invalid_requests_end_with_an_error_and_the_rank_continues(zygote: Zygote):
-    async with opened(zygote) as door:
+    async with opened(zygote) as client:
         bad = [
-            door.add([], max_tokens=3),
-            door.add([-5], max_tokens=3),
-            door.add([3], temperature=float("nan")),
-            door.add([3], temperature="warm"),
-            door.add([3], seed=2**70),
+            client.add([], max_tokens=3),
+            client.add([-5], max_tokens=3),
+            client.add([3], temperature=float("nan")),
+            client.add([3], temperature="warm"),
+            client.add([3], seed=2**70),
         ]
-        for _, ears in bad:
-            assert await ears.end() == "error"
-        _, ears = door.add(prompt_of(10), max_tokens=4)
-        assert await ears.end() in ("stop", "length")
-        assert door.exits == []
+        for _, recorder in bad:
+            assert await recorder.end() == "error"
+        _, recorder = client.add(prompt_of(10), max_tokens=4)
+        assert await recorder.end() in ("stop", "length")
+        assert client.exits == []
 
 
 async def test_failing_sink_aborts_only_its_own_sequence(zygote: Zygote, caplog):
     def failing(output: SequenceOutput) -> None:
-        raise RuntimeError("no ears")
+        raise RuntimeError("no recorder")
 
-    async with opened(zygote) as door:
+    async with opened(zygote) as client:
         request = SequenceRequest(900, np.array([5], np.int32), Sampling(max_tokens=400), b"n", 1)
-        door.replica.add(request, failing)
-        _, ears = door.add(prompt_of(10), max_tokens=20, ignore_eos=True)
-        assert await ears.end() == "length"
-        await wait_until(lambda: door.replica.status().num_running == 0)
-        assert door.replica.num_open == 0
+        client.replica.add(request, failing)
+        _, recorder = client.add(prompt_of(10), max_tokens=20, ignore_eos=True)
+        assert await recorder.end() == "length"
+        await wait_until(lambda: client.replica.status().num_running == 0)
+        assert client.replica.num_open == 0
 
 
 async def test_killed_rank_ends_every_sequence_as_crashed_and_reports_its_exit_once(zygote: Zygote, caplog):
-    async with opened(zygote, "unhurried") as door:
-        all_ears = [door.add(prompt_of(30, seed), max_tokens=450, ignore_eos=True)[1] for seed in range(12)]
-        await all_ears[0].began.wait()
-        os.kill(door.replica.pid, signal.SIGKILL)
-        assert {await ears.end() for ears in all_ears} == {"crashed"}
-        await wait_until(lambda: door.exits)
-        _, late = door.add([3], max_tokens=1)
+    async with opened(zygote, "unhurried") as client:
+        recorders = [client.add(prompt_of(30, seed), max_tokens=450, ignore_eos=True)[1] for seed in range(12)]
+        await recorders[0].began.wait()
+        os.kill(client.replica.pid, signal.SIGKILL)
+        assert {await recorder.end() for recorder in recorders} == {"crashed"}
+        await wait_until(lambda: client.exits)
+        _, late = client.add([3], max_tokens=1)
         assert await late.end() == "crashed"
-        assert not door.replica.is_alive
-    assert door.exits == ["the rank process was killed by signal 9"]
+        assert not client.replica.is_alive
+    assert client.exits == ["the rank process was killed by signal 9"]
 
 
 async def test_an_error_in_a_step_ends_the_rank_with_a_traceback_and_no_content(capfd, caplog):
     zygote = Zygote(preload=("tests.fakes.rank",))
     try:
-        async with opened(zygote, "crashing") as door:
-            _, healthy = door.add(prompt_of(10), max_tokens=450, ignore_eos=True)
+        async with opened(zygote, "crashing") as client:
+            _, healthy = client.add(prompt_of(10), max_tokens=450, ignore_eos=True)
             await healthy.began.wait()
-            _, ears = door.add([CRASH_TOKEN], max_tokens=3)
-            assert await ears.end() == "crashed"
+            _, recorder = client.add([CRASH_TOKEN], max_tokens=3)
+            assert await recorder.end() == "crashed"
             assert await healthy.end() == "crashed"
-            await wait_until(lambda: door.exits == ["the rank process ended with exit code 1"])
+            await wait_until(lambda: client.exits == ["the rank process ended with exit code 1"])
     finally:
         await zygote.close()
     log = capfd.readouterr().err
@@ -217,44 +217,44 @@ async def test_a_rank_that_hangs_is_killed_and_its_sequences_end_as_crashed(zygo
     """A stopped process uses no CPU time; an endless loop does, and gets the longer timeout."""
     monkeypatch.setattr(module, "BUSY_TIMEOUT_FACTOR", 100 if limit == "still" else 1)
     config = replace(CONFIG, step_timeout_s=0.4)
-    async with opened(zygote, "working" if limit == "still" else "spinning", config) as door:
+    async with opened(zygote, "working" if limit == "still" else "spinning", config) as client:
         if limit == "still":
-            _, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
-            await ears.began.wait()
-            os.kill(door.replica.pid, signal.SIGSTOP)
-        _, late = door.add([CRASH_TOKEN], max_tokens=3)
+            _, recorder = client.add(prompt_of(30), max_tokens=450, ignore_eos=True)
+            await recorder.began.wait()
+            os.kill(client.replica.pid, signal.SIGSTOP)
+        _, late = client.add([CRASH_TOKEN], max_tokens=3)
         assert await late.end() == "crashed"
-        await wait_until(lambda: door.exits)
-        assert not is_running(door.replica.pid)
-    assert door.exits == ["the rank process was killed: it did not respond for 0.4 s"]
+        await wait_until(lambda: client.exits)
+        assert not is_running(client.replica.pid)
+    assert client.exits == ["the rank process was killed: it did not respond for 0.4 s"]
 
 
 async def test_idle_rank_is_not_considered_hung(zygote: Zygote, caplog):
     for _ in range(5):  # on a busy machine one may be so late with an answer that it is killed for that
-        async with opened(zygote, config=replace(CONFIG, step_timeout_s=0.1)) as door:
-            if [await is_well_after_silence(door) for _ in range(3)] == [True] * 3:
+        async with opened(zygote, config=replace(CONFIG, step_timeout_s=0.1)) as client:
+            if [await is_well_after_silence(client) for _ in range(3)] == [True] * 3:
                 return
     pytest.fail("each was killed")
 
 
-async def is_well_after_silence(door: Open) -> bool:
-    _, ears = door.add(prompt_of(30), max_tokens=3)
-    await ears.end()
+async def is_well_after_silence(client: ReplicaClient) -> bool:
+    _, recorder = client.add(prompt_of(30), max_tokens=3)
+    await recorder.end()
     await asyncio.sleep(0.2)  # longer than a silence that would be too long
-    return door.replica.is_alive
+    return client.replica.is_alive
 
 
 async def test_suspended_front_process_does_not_kill_its_rank(zygote: Zygote):
     """The check runs late, once, with unread frames in the socket: elapsed seconds do not count against the rank."""
-    async with opened(zygote, config=replace(CONFIG, step_timeout_s=1.0)) as door:
-        _, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
-        await ears.began.wait()
+    async with opened(zygote, config=replace(CONFIG, step_timeout_s=1.0)) as client:
+        _, recorder = client.add(prompt_of(30), max_tokens=450, ignore_eos=True)
+        await recorder.began.wait()
         time.sleep(1.5)  # noqa: ASYNC251 - the event loop stands still: that is the point
-        assert await ears.end() == "length"
-        assert door.exits == []
+        assert await recorder.end() == "length"
+        assert client.exits == []
 
 
-async def test_a_model_that_cannot_be_loaded_says_why(zygote: Zygote):
+async def test_model_that_cannot_be_loaded_raises_with_the_reason(zygote: Zygote):
     before = open_files()
     with pytest.raises(ReplicaLoadError, match=r"config\.json"):
         await Replica.start(zygote, CONFIG, "r1", lambda _: None)
@@ -276,31 +276,31 @@ async def test_cancelled_start_does_not_wait_for_a_loading_rank(zygote: Zygote, 
 
 
 async def test_drain_finishes_open_sequences_and_rejects_new_ones(zygote: Zygote):
-    async with opened(zygote) as door:
-        _, ears = door.add(prompt_of(30), max_tokens=60, ignore_eos=True)
-        draining = asyncio.ensure_future(door.replica.drain())
+    async with opened(zygote) as client:
+        _, recorder = client.add(prompt_of(30), max_tokens=60, ignore_eos=True)
+        draining = asyncio.ensure_future(client.replica.drain())
         await asyncio.sleep(0)
-        _, late = door.add([3], max_tokens=1)
+        _, late = client.add([3], max_tokens=1)
         await draining
-        assert (await ears.end(), await late.end()) == ("length", "aborted")
-        await door.replica.drain()
+        assert (await recorder.end(), await late.end()) == ("length", "aborted")
+        await client.replica.drain()
 
 
 async def test_close_ends_the_process_and_the_open_sequences(zygote: Zygote):
-    async with opened(zygote, "unhurried") as door:
-        _, ears = door.add(prompt_of(30), max_tokens=450, ignore_eos=True)
-        await ears.began.wait()
-        pid = door.replica.pid
-        await door.replica.close()
-        assert await ears.end() == "aborted"
+    async with opened(zygote, "unhurried") as client:
+        _, recorder = client.add(prompt_of(30), max_tokens=450, ignore_eos=True)
+        await recorder.began.wait()
+        pid = client.replica.pid
+        await client.replica.close()
+        assert await recorder.end() == "aborted"
         assert not is_running(pid)
-    assert door.exits == []
+    assert client.exits == []
 
 
 async def test_an_idle_rank_sleeps(zygote: Zygote):
-    async with opened(zygote) as door:
-        _, ears = door.add(prompt_of(30), max_tokens=20)
-        await ears.end()
+    async with opened(zygote) as client:
+        _, recorder = client.add(prompt_of(30), max_tokens=20)
+        await recorder.end()
         assert zygote.pid is not None
-        pids = (door.replica.pid, zygote.pid)
+        pids = (client.replica.pid, zygote.pid)
         await wait_until(lambda: are_at_rest(*pids))

@@ -107,7 +107,8 @@ def test_backlogged_tenants_are_served_equally_within_ten_percent():
         tenant = 1 if number < 300 else 2  # the second arrives behind a queue of three hundred
         driver.add(prompt_of(rng.randint(5, 60), number), max_tokens=rng.randint(5, 40), tenant=tenant, ignore_eos=True)
     served = {1: 0, 2: 0}
-    while driver.engine.scheduler.waiting._queues.keys() >= {0, 1}:
+    waiting = driver.engine.scheduler.waiting
+    while waiting.find_next(skipped={0}) and waiting.find_next(skipped={1}):  # both tenants wait
         report = driver.step()
         for sequence_id in report.sequence_ids.tolist():
             served[1 if sequence_id <= 300 else 2] += 1
@@ -318,8 +319,8 @@ def check_endings(
     assert driver.engine.blocks.num_in_use == 0
     assert not scheduler.sequence_blocks._computing
     assert scheduler.sequence_blocks.num_reserved == 0
-    assert not scheduler.counters._num_open.any()
-    assert len(scheduler._free_slots) == driver.config.max_sequences
+    assert not driver.engine.sequences
+    assert scheduler.num_free_slots == driver.config.max_sequences
 
 
 TestTraffic = Traffic.TestCase

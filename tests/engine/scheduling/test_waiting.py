@@ -103,7 +103,7 @@ def test_reserved_sequence_counts_but_is_not_next_until_pushed():
     assert (made.queue.in_order(), made.queue.num_entries) == ([first], 2)
     made.queue.remove(other)
     made.queue.remove(first)
-    assert (made.queue.num_entries, made.queue._entries, made.queue._queues) == (0, {}, {})
+    assert (made.queue.num_entries, made.queue.find_next()) == (0, None)
 
 
 def test_reserved_sequence_can_be_dropped_for_a_tenant_with_fewer():
