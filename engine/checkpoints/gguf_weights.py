@@ -102,7 +102,7 @@ class GgufSource:
         """
         if self.packed_form(files) is None:
             return None
-        num_out, num_in = self.shape
+        num_out = self.shape[0]
         if self.stored.dtype in PACKED_TYPES:
             data = torch.from_numpy(files.read_bytes(self.stored, 0, self.stored.size_bytes))
             matrix = unpack_blocks(self.stored.dtype, data.view(num_out, -1))

@@ -1,7 +1,7 @@
 """QuantizedTensor: a matrix of 4-bit or 8-bit levels with scales per group, independent of the checkpoint's format.
 
-weight[o, i] = (level[o, i] - zero[o, g]) × scale[o, g] + offset[o, g], where g is the group of input i. A layer computes
-with the packed levels or dequantizes them.
+weight[o, i] = (level[o, i] - zero[o, g]) × scale[o, g] + offset[o, g], where g is the group of input i. A layer
+computes with the packed levels or dequantizes them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class PackedForm:
 class QuantizedTensor:
     """`packed` is uint8 [out, in × bits / 8]; of a byte's two 4-bit levels, the even input is the low half.
 
-    `scales` is float32 [out, groups]; `zeros` is uint8 [out, groups], or None if every zero is 2^(bits - 1); `offsets` is
-    float32 [out, groups], or None if every offset is 0. Input i is in group i // group_size, or in `groups[i]` (int64
-    [in]) if the checkpoint reorders inputs. `is_input_quantized` is as in `PackedForm`.
+    `scales` is float32 [out, groups]; `zeros` is uint8 [out, groups], or None if every zero is 2^(bits - 1);
+    `offsets` is float32 [out, groups], or None if every offset is 0. Input i is in group i // group_size, or in
+    `groups[i]` (int64 [in]) if the checkpoint reorders inputs. `is_input_quantized` is as in `PackedForm`.
     """
 
     bits: int
