@@ -152,8 +152,8 @@ async def _export(target: Target, filter_: Filter, span: tuple[datetime, datetim
     format: usage_export.Format = "csv" if file.suffix == ".csv" else "parquet"
     try:
         async with _open(target, filter_) as database:
+            pieces = usage_export.export(database, filter_, *span, format)  # raises before the file is created
             with file.open("wb") as out:
-                pieces = usage_export.export(database, filter_, *span, format)
                 return sum([out.write(piece) async for piece in pieces])
     except OSError as error:
         raise CommandFailed(f"{file}: {error.strerror}") from error

@@ -37,7 +37,7 @@ def _rename(element: Element) -> None:
     if name == "h":
         element.tag = f"h{level}" if level in tuple("123456") else "h6" if level.isdigit() else "h1"
         return
-    if name in ("s", "tab"):
+    if name in ("s", "tab", "note-body"):
         element.text = " "
     if name == "note-body":  # a footnote stays within the paragraph that refers to it
         for each in element.iter():

@@ -167,7 +167,7 @@ _WITHOUT_BASE = re.compile(rb"/(?:chat/completions|completions|embeddings|respon
 
 
 def build_app(services: Services) -> App:
-    """The whole ASGI app."""
+    """Return the ASGI app with its middleware."""
     app: App = _App(services)
     origins = _listed(services.settings.cors_origins)
     if origins:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
 
 from msgspec import Struct
 
@@ -19,6 +18,7 @@ from engine.protocol import wire
 from engine.protocol.events import Event, Failed
 from gateway.call import Call
 from gateway.errors import ClientLeft, Reason, Refusal
+from gateway.node_selection import NodeSelector
 from gateway.nodes.connections import NodeLink, NodeLost
 from gateway.nodes.inbox import Inbox, Overrun
 from telemetry import metrics
@@ -33,13 +33,6 @@ class Timeouts(Struct, frozen=True):
 
     first_event_s: float
     stall_s: float
-
-
-class NodeSelector(Protocol):
-    """Selects nodes (`gateway/node_selection.py`)."""
-
-    def links(self, call: Call) -> list[NodeLink]: ...
-    def block(self, call: Call) -> None: ...
 
 
 class FirstEventLate(Exception):

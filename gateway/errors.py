@@ -61,12 +61,14 @@ class Reason(enum.Enum):
     HEAD_UNREADABLE = Row(400, 3003, "The request cannot be read as HTTP", closes=True)
     HEAD_INVALID = Row(400, 3003, "{detail}", closes=True)
     HEAD_SLOW = Row(408, 3007, "The head of the request did not arrive in time", should_retry=False, closes=True)
-    METHOD_UNKNOWN = Row(501, 7001, "This method is not known here", closes=True)
+    METHOD_UNKNOWN = Row(501, 7001, "Unknown HTTP method", closes=True)
     VERSION_UNSUPPORTED = Row(505, 3003, "The HTTP version must be 1.1 or 1.0", closes=True)
     EXPECTATION_UNKNOWN = Row(417, 3003, "The Expect header must be 100-continue", closes=True)
     TARGET_TOO_LONG = Row(414, 3006, "The request target is longer than 8192 bytes", closes=True)
-    HEADERS_TOO_LARGE = Row(431, 3006, "The headers are more than 100 or larger than 32768 bytes", closes=True)
-    CROWDED = Row(429, 971, "Too many connections of this address without a credential", should_retry=True, closes=True)
+    HEADERS_TOO_LARGE = Row(
+        431, 3006, "There are more than 100 headers, or they are larger than 32768 bytes", closes=True
+    )
+    CROWDED = Row(429, 971, "Too many unauthenticated connections from this address", should_retry=True, closes=True)
     CREDENTIAL_MALFORMED = Row(400, 9106, "Authentication failed (status: 400)", hint=_HOW_TO_AUTHENTICATE)
     CREDENTIAL_REPEATED = Row(400, 3003, "More than one Authorization header")
     CREDENTIAL_REFUSED = Row(401, 10000, "Authentication error", hint=_HOW_TO_AUTHENTICATE)
@@ -114,12 +116,12 @@ class Reason(enum.Enum):
     BATCH_QUEUE_FULL = Row(
         429, 3040, "Too many requests of this account wait in batches, please try again later", should_retry=True
     )
-    KEY_USED = Row(409, 11003, "This idempotency-key came with another request before", should_retry=False)
+    KEY_USED = Row(409, 11003, "This idempotency-key was already used with another request", should_retry=False)
     KEY_IN_USE = Row(409, 11003, "The first request with this idempotency-key is still running", should_retry=True)
     KEY_SPENT = Row(
         409,
         11003,
-        "The request with this idempotency-key was answered, and its response is not stored",
+        "The request with this idempotency-key has completed, and its response is not stored",
         should_retry=False,
     )
     BODY_MISSING = Row(400, 3003, "The request has no body")
@@ -140,7 +142,11 @@ class Reason(enum.Enum):
         429, 3040, "Too many calls of this {detail} at once, please wait", is_ai=True, should_retry=True
     )
     TOO_MANY_WAITING = Row(
-        429, 3040, "Too many calls of this {detail} wait for their answer, please wait", is_ai=True, should_retry=True
+        429,
+        3040,
+        "Too many calls of this {detail} are waiting for their first output, please wait",
+        is_ai=True,
+        should_retry=True,
     )
     TIMEOUT = Row(408, 3007, "Request timed out", is_ai=True, should_retry=False)
     ABORTED = Row(408, 3008, "The request was aborted before it was finished", is_ai=True)

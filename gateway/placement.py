@@ -10,29 +10,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Protocol, TypeVar
+
+from gateway.nodes.snapshot import Candidate
 
 LOAD_BOUND = 1.25  # a node above this multiple of its tier's mean load is ranked last
 LOAD_FLOOR_TOKENS = 4096  # nodes with fewer queued tokens never count as overloaded
 _OPENING_CHARACTERS = 128  # about the first two blocks of tokens
-
-
-class Node(Protocol):
-    """The facts about a node that placement needs."""
-
-    @property
-    def node_id(self) -> str: ...
-    @property
-    def pop(self) -> str: ...
-    @property
-    def is_hot(self) -> bool: ...
-    @property
-    def is_loading(self) -> bool: ...
-    @property
-    def load_tokens(self) -> int: ...
-
-
-N = TypeVar("N", bound=Node)
 
 
 def affinity_key(namespace: bytes, session: bytes | None, opening_text: str) -> bytes:
@@ -45,23 +28,23 @@ def affinity_key(namespace: bytes, session: bytes | None, opening_text: str) -> 
     return hashlib.blake2b(text, key=namespace, digest_size=16).digest()
 
 
-def rank_nodes(affinity: bytes, pop: str, nodes: Iterable[N]) -> list[N]:
+def rank_nodes(affinity: bytes, pop: str, nodes: Iterable[Candidate]) -> list[Candidate]:
     """Return all `nodes`, best first. `pop` is the gateway's own."""
     ranked = list(nodes)
     if len(ranked) <= 1:
         return ranked
-    tiers: dict[tuple[int, bool], list[N]] = {}
+    tiers: dict[tuple[int, bool], list[Candidate]] = {}
     for node in ranked:
         readiness = 0 if node.is_hot else 1 if node.is_loading else 2
         tiers.setdefault((readiness, node.pop != pop), []).append(node)
     return [node for tier in sorted(tiers) for node in _rank_tier(affinity, tiers[tier])]
 
 
-def _rank_tier(affinity: bytes, nodes: Sequence[N]) -> list[N]:
+def _rank_tier(affinity: bytes, nodes: Sequence[Candidate]) -> list[Candidate]:
     mean_load = sum(node.load_tokens for node in nodes) / len(nodes)
     bound = max(LOAD_FLOOR_TOKENS, LOAD_BOUND * mean_load)
 
-    def key(node: N) -> tuple[bool, bytes]:
+    def key(node: Candidate) -> tuple[bool, bytes]:
         return node.load_tokens > bound, hashlib.blake2b(node.node_id.encode(), key=affinity, digest_size=8).digest()
 
     return sorted(nodes, key=key)

@@ -122,9 +122,9 @@ def headers_of(window_statuses: Sequence[WindowStatus]) -> Headers:
 def nearest_of(window_statuses: Sequence[WindowStatus], kind: str) -> WindowStatus | None:
     """Return the window of this kind with the least left."""
     found: WindowStatus | None = None
-    for standing in window_statuses:
-        if standing.item.kind == kind and (found is None or standing.remaining < found.remaining):
-            found = standing
+    for status in window_statuses:
+        if status.item.kind == kind and (found is None or status.remaining < found.remaining):
+            found = status
     return found
 
 

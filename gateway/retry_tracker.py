@@ -13,28 +13,19 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable
-from typing import Protocol
 
 from gateway.call import Call
 from storage.errors import StoreUnavailable
 from storage.redis_link import Reply, command
 from telemetry.bounded_cache import BoundedCache
 from telemetry.clock import Clock
+from tenants.quota.quota import Quota
 
 RETRY_HEADER = b"x-stainless-retry-count"
 REMEMBERED_S = 600.0
 MAX_REMEMBERED = 20_000
 
 Lookup = asyncio.Future[Reply]
-
-
-class Shared(Protocol):
-    """Redis commands that are sent together with others (`tenants/quota/quota.py`)."""
-
-    @property
-    def is_available(self) -> bool: ...
-    def pipeline(self, *commands: bytes) -> None: ...
-    def send(self, command: bytes) -> Lookup | None: ...
 
 
 def body_hash(secret: bytes, header: bytes | None, raw: bytes) -> int:
@@ -49,10 +40,11 @@ def _always(_call: Call) -> bool:
 
 
 class RetryTracker:
-    """Remembers recent useful responses. `may_share` returns True if a call may be remembered in Redis."""
+    """Remembers recent useful responses, for all gateways if `quota`, whose connection to Redis is shared, is given.
+    `may_share` returns True if a call may be remembered in Redis."""
 
-    def __init__(self, clock: Clock, shared: Shared | None = None, may_share: Callable[[Call], bool] = _always) -> None:
-        self._shared = shared
+    def __init__(self, clock: Clock, quota: Quota | None = None, may_share: Callable[[Call], bool] = _always) -> None:
+        self._quota = quota
         self._may_share = may_share
         self._useful: BoundedCache[tuple[str, int], bool] = BoundedCache(
             MAX_REMEMBERED, ttl_s=REMEMBERED_S, now_s=clock.monotonic_s
@@ -62,16 +54,16 @@ class RetryTracker:
         """Remember that the response to a call counts as useful."""
         if not call.body_hash:
             return
-        if self._shared is not None and self._shared.is_available and self._may_share(call):
-            self._shared.pipeline(command("SET", _key(call), 1, "PX", round(REMEMBERED_S * 1000)))
+        if self._quota is not None and self._quota.is_available and self._may_share(call):
+            self._quota.pipeline(command("SET", _key(call), 1, "PX", round(REMEMBERED_S * 1000)))
             return
         self._useful.put((call.principal.api_token_id, call.body_hash), True)
 
     def look_up(self, call: Call) -> Lookup | None:
         """Start to look up whether a call retries a remembered one; pass the result to `num_retried` at its end."""
-        if not call.is_retry or self._shared is None or not self._may_share(call):
+        if not call.is_retry or self._quota is None or not self._may_share(call):
             return None
-        return self._shared.send(command("GETDEL", _key(call)))
+        return self._quota.send(command("GETDEL", _key(call)))
 
     async def num_retried(self, call: Call, lookup: Lookup | None) -> int:
         """Return 1 if this call retries a remembered one, else 0. Each is reported once."""

@@ -120,8 +120,7 @@ class GatewaySettings(ProcessSettings):
     places: str = setting(
         "HEARTH_PLACES",
         "Country and compliance programs of each PoP, as in fra=DE,iad=US:fedramp+hipaa. Calls bound to a region "
-        "run only "
-        "in PoPs that are listed here.",
+        "run only in PoPs that are listed here.",
         default="",
         check=parsed_by(parse_locations),
     )
@@ -146,26 +145,22 @@ class GatewaySettings(ProcessSettings):
     )
     max_unauthenticated_connections: int = setting(
         "HEARTH_MAX_UNAUTHENTICATED_CONNECTIONS",
-        "connections of one address that have shown no credential; the oldest beyond it are turned away",
+        "Largest number of unauthenticated connections per client address. The oldest ones above it are rejected with "
+        "429 and closed.",
         default=100,
         check=at_least(1),
     )
     allowed_hosts: str = setting(
-        "HEARTH_ALLOWED_HOSTS",
-        "Comma-separated values allowed in the Host header. Empty allows any.",
-        default="",
+        "HEARTH_ALLOWED_HOSTS", "Comma-separated values allowed in the Host header. Empty allows any.", default=""
     )
     cors_origins: str = setting(
-        "HEARTH_CORS_ORIGINS",
-        "Comma-separated origins allowed by CORS. * allows any, empty none.",
-        default="*",
+        "HEARTH_CORS_ORIGINS", "Comma-separated origins allowed by CORS. * allows any, empty none.", default="*"
     )
     rate_limits: str = setting(
         "HEARTH_RATE_LIMITS",
         "Comma-separated rate limits: subject=count/seconds limits requests, subject.tokens=count/seconds tokens, "
         "subject.calls=count concurrent calls, subject.waiting=count concurrent calls without output yet. The "
-        "subject is "
-        "account, token (each API token), a task or a model; a plan and a colon in front limit one plan "
+        "subject is account, token (each API token), a task or a model; a plan and a colon in front limit one plan "
         "(text-generation=300/60, account.tokens=100000/60, free:account.calls=4). `contract` stands for the limits of "
         "Workers AI, empty for no limits.",
         default="",
@@ -261,7 +256,8 @@ class GatewaySettings(ProcessSettings):
             raise SettingError("HEARTH_TOKEN_PEPPER and HEARTH_CACHE_SECRET must be different keys")
 
     def tls_context(self) -> ssl.SSLContext | None:
-        """How to connect to nodes over TCP; None without certificates. Raises SettingError for unusable files."""
+        """Return the TLS context for connections to nodes over TCP; None without certificates. Raises SettingError if
+        the files cannot be used."""
         if self.tls_cert is None or self.tls_ca is None:
             return None
         try:

@@ -22,7 +22,7 @@ from engine.checkpoints.alignment import common_alignment
 from engine.checkpoints.folder import explain_missing_weights, find_safetensors, read_quantization
 from engine.checkpoints.gguf_file import GgufError, find_gguf, read_gguf
 from engine.checkpoints.quantization import is_idle
-from engine.checkpoints.quantized import PackedForm, PackedSlot, QuantizedTensor
+from engine.checkpoints.quantized import PackedForm, PackedSlot
 from engine.checkpoints.shard_slice import ShardDestination
 from engine.checkpoints.stored import REALS, Files, Source, StoredTensor, WeightsError, list_names
 from weight_files.safetensors_header import HeaderError
@@ -125,15 +125,6 @@ class Checkpoint:
         with Files() as files:
             found: PackedForm | None = form(files)
             return found
-
-    def read_quantized(self, name: str) -> QuantizedTensor | None:
-        """Return the matrix `name` as packed levels, or None if it is not stored packed. Raises WeightsError."""
-        read = getattr(self.find(name), "read_quantized", None)
-        if read is None:
-            return None
-        with Files() as files:
-            packed: QuantizedTensor | None = read(files)
-            return packed
 
     def hint(self, name: str) -> str:
         """Return the end of an error message: a stored tensor that resembles the missing parameter `name`, if any."""
@@ -280,7 +271,7 @@ def _read_pieces(files: Files, pieces: _Pieces, progress: Progress) -> None:
     while not progress.is_cancelled and (piece := pieces.take()) is not None:
         source, destination, first, last, num_bytes = piece
         if isinstance(destination, PackedSlot):
-            destination.put(_read_packed(source, files))
+            destination.put(source.read_quantized(files))  # type: ignore[attr-defined]
         elif destination.device.type != "cpu":
             fill_through_host(source, files, destination)
         else:
@@ -294,12 +285,6 @@ def fill_through_host(source: Source, files: Files, destination: torch.Tensor) -
     for first, last in source.pieces():
         source.fill(files, buffer, first, last)
     destination.copy_(buffer)
-
-
-def _read_packed(source: Source, files: Files) -> QuantizedTensor:
-    """Read a source that has a packed form."""
-    matrix: QuantizedTensor = source.read_quantized(files)  # type: ignore[attr-defined]
-    return matrix
 
 
 def _open_gguf(path: Path) -> Checkpoint:

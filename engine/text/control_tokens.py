@@ -174,7 +174,8 @@ def remove_control_tokens(definition: dict[str, Any]) -> list[ControlToken]:
     names: dict[str, str] = {}
     for token in definition["added_tokens"]:
         text, token_id, is_hidden = token["content"], token["id"], token.get("special", False)
-        if len(text) < 2 or not (is_hidden or _LOOKS_LIKE_CONTROL.fullmatch(text)) or _is_plain(text, is_hidden):
+        looks_like_control = _LOOKS_LIKE_CONTROL.fullmatch(text) and not _HTML.fullmatch(text)
+        if len(text) < 2 or not (is_hidden or looks_like_control):
             continue
         controls.append(
             ControlToken(
@@ -198,10 +199,6 @@ def remove_control_tokens(definition: dict[str, Any]) -> list[ControlToken]:
     if "merges" in model:
         model["merges"] = [merge for merge in model["merges"] if not _involves(merge, names)]
     return controls
-
-
-def _is_plain(text: str, is_hidden: bool) -> bool:
-    return not is_hidden and _HTML.fullmatch(text) is not None
 
 
 def _involves(merge: str | list[str], names: Mapping[str, str]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,16 +176,10 @@ def _calls(family: Family, tools: Sequence[Tool], controls: Controls, is_paralle
         "call: " + " | ".join(f"call_{index}" for index in range(len(tools))),
     ]
     for index, tool in enumerate(tools):
-        rules += _call(family, index, tool, literal, controls, is_loose=is_loose)
+        options = {**_SPACING, "lenient": not tool.is_strict, "coerce_one_of": not tool.is_strict}
+        writer = RuleWriter(literal, controls.marks, options)
+        rules += family.call_rules(index, tool.name, _arguments(tool, is_loose=is_loose), writer)
     return "\n".join(rules) + "\n"
-
-
-def _call(
-    family: Family, index: int, tool: Tool, literal: Callable[[str], str], controls: Controls, *, is_loose: bool
-) -> list[str]:
-    options = {**_SPACING, "lenient": not tool.is_strict, "coerce_one_of": not tool.is_strict}
-    writer = RuleWriter(literal, controls.marks, options)
-    return family.call_rules(index, tool.name, _arguments(tool, is_loose=is_loose), writer)
 
 
 def _arguments(tool: Tool, *, is_loose: bool) -> dict[str, Any]:

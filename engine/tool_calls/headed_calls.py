@@ -41,12 +41,13 @@ class HeadedCalls(Family):
         return HeadedReader(self, tools)
 
     def call_rules(self, index: int, name: str, schema: Mapping[str, Any], writer: RuleWriter) -> list[str]:
-        known = [header for header in self.headers[1:] if self._marks_in(header) <= writer.controls.keys()]
+        known = [
+            header
+            for header in self.headers[1:]
+            if all(mark in writer.controls for mark in self.inner_marks if mark in header)
+        ]
         heads = " | ".join(_written(header, name, writer) for header in (self.headers[0], *known))
         return [f"call_{index}: ({heads}) arguments_{index}", f"arguments_{index}: {writer.json(schema)}"]
-
-    def _marks_in(self, header: str) -> set[str]:
-        return {mark for mark in self.inner_marks if mark in header}
 
 
 class HeadedReader(CallReader):

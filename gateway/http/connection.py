@@ -15,7 +15,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import httptools
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway import envelope
@@ -131,20 +130,12 @@ class Connection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_framing_bytes -= (1 + MAX_FRAMING_PER_BYTE) * len(body)
-        cycle = self.cycle
-        if cycle.response_complete:
-            return
-        cycle.body += body
-        if len(cycle.body) > HIGH_WATER_LIMIT:
-            self.flow.pause_reading()
-        cycle.message_event.set()
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._is_in_message = False
         self._num_framing_bytes = 0
-        if not self.cycle.response_complete:
-            self.cycle.more_body = False
-            self.cycle.message_event.set()
+        super().on_message_complete()
 
     @property
     def has_pending_response(self) -> bool:

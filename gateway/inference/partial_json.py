@@ -20,15 +20,15 @@ def close_partial_json(text: str) -> str:
     at = 0
     while (found := _PARTS.match(text, at)) is not None:
         at = found.end()
-        sign = found["sign"]
-        if sign in _CLOSING:
-            open_brackets, is_key = open_brackets + sign, sign == "{"
-        elif sign in ("}", "]"):
-            open_brackets, is_key = open_brackets[:-1], False
-        elif sign is not None:
-            is_key = sign == "," and open_brackets.endswith("{")
-            continue
-        elif is_key or _VALUE.fullmatch(found["value"]) is None:
-            continue
+        match found["sign"]:
+            case "{" | "[" as sign:
+                open_brackets, is_key = open_brackets + sign, sign == "{"
+            case "}" | "]":
+                open_brackets, is_key = open_brackets[:-1], False
+            case "," | ":" as sign:
+                is_key = sign == "," and open_brackets.endswith("{")
+                continue
+            case _ if is_key or _VALUE.fullmatch(found["value"]) is None:
+                continue
         complete_length, brackets_there = at, open_brackets
     return text[:complete_length] + "".join(_CLOSING[sign] for sign in reversed(brackets_there))

@@ -1,7 +1,8 @@
 """What management endpoints share: typed bodies and queries, pages, and responses in the envelope.
 
-`takes_body` and `takes_query` parse a request into a msgspec Struct and declare the same Struct for the OpenAPI
-document. A new endpoint is a function with one of these decorators and a line in the route table of `gateway/app.py`.
+A `ManagementRequest` knows the account, the caller and the context of a change. `takes_body` and `takes_query` parse a
+request into a msgspec Struct and declare the same Struct for the OpenAPI document. A new endpoint is a function with
+one of these decorators and a line in the route table of `gateway/app.py`.
 """
 
 from __future__ import annotations

@@ -73,10 +73,8 @@ class _Connection(asyncio.Protocol):
                 self.last_received_s = now_s
                 if type(message) is wire.Reply:
                     self._deliver(message, now_s)
-                elif isinstance(message, wire.Hello):
-                    self._shake_hands(message)
-                elif not isinstance(message, wire.Pong):
-                    raise wire.WireError("the node sent a message that only gateways send")
+                else:
+                    self._handle_control(message)
         except wire.WireError as error:
             self.close(error)
 
@@ -86,6 +84,12 @@ class _Connection(asyncio.Protocol):
             inbox.put(reply.event, now_s)
             if inbox.has_ended:
                 del self.inboxes[reply.call_id]
+
+    def _handle_control(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Hello):
+            self._shake_hands(message)
+        elif not isinstance(message, wire.Pong):
+            raise wire.WireError("the node sent a message that only gateways send")
 
     def _shake_hands(self, hello: wire.Hello) -> None:
         if hello.version != wire.VERSION:

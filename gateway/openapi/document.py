@@ -1,6 +1,6 @@
 """Build the OpenAPI 3.1 document from the route table, the Structs of the endpoints and the schemas of tasks. Pure.
 
-The summary of an operation is the first sentence of its endpoint's docstring, or of the module of an inference route.
+The summary of an operation is the first sentence of its endpoint's docstring, or the `summary` of an inference route.
 The schemas of inference routes are those of the task; a model may narrow them (`ai/models/schema`).
 """
 
@@ -10,16 +10,15 @@ import inspect
 import re
 from collections.abc import Iterable
 from importlib import metadata
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct, UnsetType
 
 from catalog.schemas import general_document
 from engine.protocol.tasks.registry import NATIVE_SCHEMAS
 from gateway.call import Endpoint
 from gateway.openapi.operation import operation_of
-from gateway.openapi.run import BINDING_MODEL, RUN_HEADERS, RunQuery
 from gateway.routing import Access, Route
 
 Json = dict[str, Any]
@@ -53,6 +52,33 @@ _MESSAGE: Json = {
         "source": {"type": "object", "properties": {"pointer": {"type": "string", "format": "json-pointer"}}},
     },
 }
+
+
+class RunQuery(Struct, frozen=True, kw_only=True):
+    """Query parameters of `ai/run`."""
+
+    queueRequest: Literal["true", "false"] | UnsetType = UNSET  # noqa: N815 - the name in the API
+    rejectIfBusy: Literal["true", "false"] | UnsetType = UNSET  # noqa: N815 - the name in the API
+    tags: str | UnsetType = UNSET
+
+
+RUN_HEADERS: list[Json] = [
+    {
+        "name": "x-session-affinity",
+        "in": "header",
+        "schema": {"type": "string", "pattern": "^[A-Za-z0-9._:-]{1,128}$"},
+        "description": "Calls with the same value go to the same replica while it is available.",
+    },
+    {
+        "name": "idempotency-key",
+        "in": "header",
+        "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+        "description": "A request that is repeated with the same key is executed only once.",
+    },
+]
+
+# The Workers AI binding names the model in a header.
+BINDING_MODEL: Json = {"name": "cf-consn-model-id", "in": "header", "required": True, "schema": {"type": "string"}}
 
 
 def document(routes: Iterable[Route]) -> Json:
@@ -212,7 +238,7 @@ def _envelope(result: Json) -> Json:
     }
 
 
-def _error(dialect: str = "native") -> Json:
+def _error(api_format: str = "native") -> Json:
     errors: Json = {"type": "array", "minItems": 1, "items": _MESSAGE}
     properties: Json = {
         "result": {"type": ["object", "null"]},
@@ -220,10 +246,10 @@ def _error(dialect: str = "native") -> Json:
         "errors": errors,
         "messages": {"type": "array", "items": _MESSAGE},
     }
-    if dialect != "native":
+    if api_format != "native":
         fields: Json = {"message": {"type": "string"}, "type": {"type": "string"}, "code": {"type": "integer"}}
         properties["error"] = {"type": "object", "required": list(fields), "properties": fields}
-    if dialect == "anthropic":
+    if api_format == "anthropic":
         properties["type"] = {"const": "error"}
     return {"type": "object", "required": list(properties), "properties": properties}
 

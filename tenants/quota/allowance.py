@@ -166,10 +166,8 @@ class Allowance:
         for start in range(0, len(account_ids), _ACCOUNTS_AT_A_TIME):
             some = account_ids[start : start + _ACCOUNTS_AT_A_TIME]
             found = await usage_sums.micro_neurons(self._database, some, since, until)
-            for account_id in some:
-                for (owner, _), held in self._budgets.items():
-                    if owner == account_id:
-                        alerts += [alert for budget in held for alert in self._alerts_of(budget, found, since, until)]
+            monthly = [budget for (owner, _), group in self._budgets.items() if owner in some for budget in group]
+            alerts += [alert for budget in monthly for alert in self._alerts_of(budget, found, since, until)]
         for alert in await budgets.raise_alerts(self._database, alerts):
             metrics.BUDGET_ALERTS.inc()
             _log.warning(

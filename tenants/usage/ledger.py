@@ -103,21 +103,23 @@ class UsageLedger:
         """Move all entries that are in the spool now. Later entries wait for the next flush, so that entries are moved
         in batches. Raises StoreUnavailable; entries that were not moved stay in the spool."""
         async with self._moving:
-            while not self._is_closed:
-                self._something_to_move.clear()
-                try:
-                    if not self._is_compared:
-                        await self._compare()
-                    is_all = await self._move_batch()
-                except LedgerRolledBack:
-                    self._is_compared = False
-                except BaseException:
-                    self._something_to_move.set()
-                    self._is_compared = False  # the next database connection may reach an older copy
-                    raise
-                else:
-                    if is_all:
-                        return
+            while not self._is_closed and not await self._compare_and_move():
+                pass
+
+    async def _compare_and_move(self) -> bool:
+        """Compare positions if necessary, then move one batch. Returns True if nothing is left to move."""
+        self._something_to_move.clear()
+        try:
+            if not self._is_compared:
+                await self._compare()
+            return await self._move_batch()
+        except LedgerRolledBack:
+            self._is_compared = False
+            return False
+        except BaseException:
+            self._something_to_move.set()
+            self._is_compared = False  # the next database connection may reach an older copy
+            raise
 
     async def check(self) -> None:
         """Write entries again that the database has lost. Raises StoreUnavailable."""

@@ -89,6 +89,12 @@ def test_options_select_elements_and_resolve_links(convert: Convert):
     assert plain == "# p.pdf\n\n## Contents\n\n### Page 1\n\nx"
 
 
+def test_footnotes_of_open_documents_stay_in_their_paragraph(convert: Convert):
+    note = "<text:note-citation>1</text:note-citation><text:note-body><text:p>two</text:p></text:note-body>"
+    body = f'<text:h text:outline-level="9">Deep</text:h><text:p>One<text:note>{note}</text:note> three</text:p>'
+    assert convert("a.odt", zipped(samples.open_parts("text", body))).text == "###### Deep\n\nOne two three"
+
+
 def _bomb() -> bytes:
     return zipped(word_parts() | {"word/media/image1.bin": bytes(60 << 20)})
 

@@ -45,19 +45,25 @@ class ObservedCall:
 
 @dataclass
 class Client:
-    """A client that makes one call after the other until `is_over` is set."""
+    """A client that makes one call after the other until `is_over` is set.
+
+    Every campaign has its own prompts: prompts that were in two crashes stay quarantined for five minutes.
+    """
 
     platform: Platform
-    number: int
+    name: str  # seeds the client and is part of its prompts
     is_over: threading.Event
     observed: list[ObservedCall] = field(default_factory=list)
     num_refused_connections: int = 0
 
     def run(self) -> None:
-        choose = random.Random(SEED * 100 + self.number)
+        choose = random.Random(f"{SEED} {self.name}")
         url = f"{self.platform.ai_url()}/run/{self.platform.chat_model}"
         while not self.is_over.is_set():
-            body = {"prompt": f"Tell me a story about {choose.random()}.", "max_tokens": choose.choice([1, 20, 200])}
+            body = {
+                "prompt": f"Tell me a story about {self.name} {choose.random()}.",
+                "max_tokens": choose.choice([1, 20, 200]),
+            }
             body |= {"ignore_eos": True, "temperature": 0}
             headers = {"x-session-affinity": f"s{choose.randrange(8)}"}
             try:
@@ -157,7 +163,7 @@ def is_ready(platform: Platform) -> bool:
 @pytest.mark.parametrize("kill", [kill_nodes, kill_ranks, kill_gateway])
 def test_ledger_matches_clients_after_killing_processes(campaign: Platform, kill, tmp_path: Path):
     is_over = threading.Event()
-    clients = [Client(campaign, number, is_over) for number in range(NUM_CLIENTS)]
+    clients = [Client(campaign, f"{kill.__name__} {number}", is_over) for number in range(NUM_CLIENTS)]
     threads = [threading.Thread(target=client.run) for client in clients]
     for thread in threads:
         thread.start()

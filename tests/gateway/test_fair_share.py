@@ -114,7 +114,7 @@ def test_waiting_calls_have_their_own_limit(new_site: Callable[..., Site]):
             await wait_until(lambda: redis.zcard(waiting) == 1)
             refused = await ask(client, running, "other", running.gateway, HELD)
             assert refused.status_code == 429
-            assert "of this account wait for their answer" in refused.json()["errors"][0]["message"]
+            assert "of this account are waiting for their first output" in refused.json()["errors"][0]["message"]
             site.nodes["n1"].go_on()
             assert (await late).status_code == 200
             assert [(await job).endswith("data: [DONE]\n\n") for job in streams] == [True] * 3

@@ -172,7 +172,7 @@ function operationOf(method, path, operation, all) {
 async function main() {
   const all = await (await fetch("/openapi.json")).json();
   byId("about").textContent = `Version ${all.info.version}. ${all.info.description}`;
-  byId("who").addEventListener("submit", (event) => event.preventDefault());
+  byId("credentials").addEventListener("submit", (event) => event.preventDefault());
   byId("operations").replaceChildren();
   for (const tag of all.tags) {
     byId("operations").append(make("h2", tag.name));

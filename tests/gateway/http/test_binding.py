@@ -1,4 +1,6 @@
-"""What a Worker's AI binding sends, in its three ways, as it was seen on the wire. Genuine Workers: tests/clients."""
+"""Requests of a Worker's AI binding in its three forms, as recorded from real Workers. Tests with real Workers are in
+tests/clients.
+"""
 
 import base64
 import json
@@ -25,7 +27,7 @@ def named(model: str = PARROT) -> dict[str, str]:
 
 
 def run(client: httpx.Client, running: Running, inputs, *, model=PARROT, path="/run?version=3", options=None, **more):
-    """As plain workerd sends it."""
+    """Send a run as workerd sends it."""
     body = {"inputs": inputs, "options": options or {}}
     headers = named(model) | more.pop("headers", {})
     return client.post(running.gateway.url + path, json=body, headers=headers, **more)
@@ -38,48 +40,51 @@ def raw(client: httpx.Client, running: Running, body, kind: str, inputs=None, **
 
 
 def miniflare(client: httpx.Client, url: str, path: str, headers: dict[str, str], method="POST", **more):
-    """As miniflare's `ai` option sends it."""
+    """Send a request as miniflare's `ai` option sends it."""
     spread = {f"MF-Header-{name}": value for name, value in headers.items()}
     return client.request(
-        method, url, headers={"MF-URL": ORIGIN + path, "MF-Binding": "AI", **spread, **more.pop("beside", {})}, **more
+        method,
+        url,
+        headers={"MF-URL": ORIGIN + path, "MF-Binding": "AI", **spread, **more.pop("outer_headers", {})},
+        **more,
     )
 
 
-def test_a_run_is_answered_without_an_envelope(client: httpx.Client, running: Running):
-    answer = run(client, running, {"prompt": "one two three"}, options={"returnRawResponse": False})
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.headers["cf-ai-req-id"] == answer.headers["x-hearth-request-id"]
-    assert answer.json()["response"] == TEXT
-    assert answer.json().keys() == {"response", "usage"}
-    row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+def test_run_response_has_no_envelope(client: httpx.Client, running: Running):
+    response = run(client, running, {"prompt": "one two three"}, options={"returnRawResponse": False})
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    assert response.headers["cf-ai-req-id"] == response.headers["x-hearth-request-id"]
+    assert response.json()["response"] == TEXT
+    assert response.json().keys() == {"response", "usage"}
+    row = running.site.usage_row(response.headers["cf-ai-req-id"])
     assert row["account_id"] == running.tenants.account_id
 
 
 @pytest.mark.parametrize("path", ["/ai-gateway/run?version=3", "/run?version=2", "/run?version=3&gateway=undefined"])
-def test_generations_and_gateways_are_the_same_run(client: httpx.Client, running: Running, path: str):
+def test_all_versions_and_ai_gateway_paths_run_the_model(client: httpx.Client, running: Running, path: str):
     assert run(client, running, {"prompt": "x"}, path=path).json()["response"] == TEXT
 
 
-def test_every_shape_comes_bare(client: httpx.Client, running: Running):
+def test_every_native_format_is_returned_without_an_envelope(client: httpx.Client, running: Running):
     vectors = run(client, running, {"text": ["a", "bc"]}, model=VECTORS).json()
     assert vectors["shape"] == [2, 8]
     chat = run(client, running, {"messages": [{"role": "user", "content": "x"}]}, model=CHATTY).json()
     assert chat["object"] == "chat.completion"
 
 
-def test_a_stream_is_what_ai_run_streams(client: httpx.Client, running: Running):
-    answer = run(client, running, {"prompt": "x", "stream": True})
-    *frames, done = events_of(answer)
+def test_stream_equals_the_stream_of_ai_run(client: httpx.Client, running: Running):
+    response = run(client, running, {"prompt": "x", "stream": True})
+    *frames, done = events_of(response)
     assert "".join(json.loads(frame)["response"] for frame in frames) == TEXT
     assert done == "[DONE]"
-    assert answer.headers["cf-ai-req-id"]
+    assert response.headers["cf-ai-req-id"]
 
 
-def test_a_model_may_have_a_prefix_an_alias_and_strings_for_booleans(client: httpx.Client, running: Running):
-    answer = run(client, running, {"prompt": "x", "stream": "false", "max_tokens": "9"}, model=f"mine:{ALIAS}")
-    assert answer.json()["response"] == TEXT
-    assert answer.headers["x-hearth-model"] == PARROT
+def test_model_prefix_alias_and_string_booleans_are_accepted(client: httpx.Client, running: Running):
+    response = run(client, running, {"prompt": "x", "stream": "false", "max_tokens": "9"}, model=f"mine:{ALIAS}")
+    assert response.json()["response"] == TEXT
+    assert response.headers["x-hearth-model"] == PARROT
 
 
 @pytest.mark.parametrize(
@@ -97,33 +102,35 @@ def test_a_model_may_have_a_prefix_an_alias_and_strings_for_booleans(client: htt
         ({"headers": {"x-hearth-account": "x"}}, 404, 7003),
     ],
 )
-def test_an_error_reads_in_both_ways(client: httpx.Client, running: Running, change: dict, status: int, code: int):
-    answer = run(client, running, **{"inputs": {"prompt": "x"}, **change})
-    told = answer.json()
-    assert (answer.status_code, told["internalCode"], told["httpCode"]) == (status, code, status)
-    assert told["name"] == "AiError"
-    (error,) = told["errors"]
-    assert (error["code"], error["message"]) == (code, told["message"])
-    assert str(code) not in told["description"]
-    assert not told["description"].startswith("AiError")
-    assert told["requestId"] == answer.headers["cf-ai-req-id"]
-    assert answer.headers["content-type"] == "application/json"
+def test_error_has_the_binding_format_and_the_envelope(
+    client: httpx.Client, running: Running, change: dict, status: int, code: int
+):
+    response = run(client, running, **{"inputs": {"prompt": "x"}, **change})
+    error = response.json()
+    assert (response.status_code, error["internalCode"], error["httpCode"]) == (status, code, status)
+    assert error["name"] == "AiError"
+    (entry,) = error["errors"]
+    assert (entry["code"], entry["message"]) == (code, error["message"])
+    assert str(code) not in error["description"]
+    assert not error["description"].startswith("AiError")
+    assert error["requestId"] == response.headers["cf-ai-req-id"]
+    assert response.headers["content-type"] == "application/json"
 
 
-def test_a_run_names_its_model_in_a_header_only(client: httpx.Client, running: Running):
+def test_model_is_named_by_the_header_only(client: httpx.Client, running: Running):
     headers = {"host": "workers-binding.ai"}
-    answer = client.post(f"{running.gateway.url}/run?version=3", json={"inputs": {"prompt": "x"}}, headers=headers)
-    assert (answer.status_code, answer.json()["internalCode"]) == (400, 3003)
+    response = client.post(f"{running.gateway.url}/run?version=3", json={"inputs": {"prompt": "x"}}, headers=headers)
+    assert (response.status_code, response.json()["internalCode"]) == (400, 3003)
 
 
-def test_the_account_is_the_token_s_or_the_header_s(client: httpx.Client, running: Running):
-    """A global key opens two accounts and has none of its own; a token may name its own."""
+def test_account_comes_from_the_token_or_the_header(client: httpx.Client, running: Running):
+    """A user's global key has no account of its own and needs the header; an API token has one."""
     key = running.headers("global key")
     other = running.tenants.other_account_id
     with httpx.Client(headers=key) as holder:
-        answer = run(holder, running, {"prompt": "x"}, headers={"x-hearth-account": other})
-        assert answer.status_code == 200
-        assert running.site.usage_row(answer.headers["cf-ai-req-id"])["account_id"] == other
+        response = run(holder, running, {"prompt": "x"}, headers={"x-hearth-account": other})
+        assert response.status_code == 200
+        assert running.site.usage_row(response.headers["cf-ai-req-id"])["account_id"] == other
     own = {"x-hearth-account": running.tenants.account_id}
     assert run(client, running, {"prompt": "x"}, headers=own).status_code == 200
     assert run(client, running, {"prompt": "x"}, headers={"x-hearth-account": other}).status_code == 403
@@ -132,22 +139,22 @@ def test_the_account_is_the_token_s_or_the_header_s(client: httpx.Client, runnin
 def test_models_are_listed_in_an_envelope(client: httpx.Client, running: Running):
     headers = {"host": "workers-binding.ai"}
     query = "search=parrot&task=undefined&per_page=undefined&page=1"
-    answer = client.get(f"{running.gateway.url}/ai-api/models/search?{query}", headers=headers)
-    assert [row["name"] for row in answer.json()["result"]] == [PARROT]
-    assert answer.headers["cf-ai-req-id"]
-    with httpx.Client(headers=headers) as stranger:
-        assert stranger.get(f"{running.gateway.url}/ai-api/models/search").json()["internalCode"] == 9106
+    response = client.get(f"{running.gateway.url}/ai-api/models/search?{query}", headers=headers)
+    assert [row["name"] for row in response.json()["result"]] == [PARROT]
+    assert response.headers["cf-ai-req-id"]
+    with httpx.Client(headers=headers) as unauthenticated:
+        assert unauthenticated.get(f"{running.gateway.url}/ai-api/models/search").json()["internalCode"] == 9106
 
 
-def test_what_is_not_served_says_so_as_the_binding_reads_it(client: httpx.Client, running: Running):
+def test_unknown_paths_get_errors_in_the_binding_format(client: httpx.Client, running: Running):
     headers = {"host": "workers-binding.ai"}
     for path in ("/autorag/rags", "/ai-gateway/gateways/x/logs/y", "/anything"):
-        answer = client.get(running.gateway.url + path, headers=headers)
-        assert (answer.status_code, answer.json()["internalCode"]) == (400, 7000)
+        response = client.get(running.gateway.url + path, headers=headers)
+        assert (response.status_code, response.json()["internalCode"]) == (400, 7000)
     assert client.get(f"{running.gateway.url}/run?version=3&body=x", headers=headers).status_code == 405
 
 
-def test_files_become_markdown(client: httpx.Client, running: Running):
+def test_files_are_converted_to_markdown(client: httpx.Client, running: Running):
     data = base64.b64encode(b"a,b\n1,2\n").decode()
     files = {"files": [{"name": "t.csv", "mimeType": "text/csv", "data": data}], "options": {}}
     headers = {"host": "workers-binding.ai"}
@@ -161,35 +168,35 @@ def test_files_become_markdown(client: httpx.Client, running: Running):
     assert (refused.status_code, refused.json()["internalCode"]) == (400, 5006)
 
 
-# One input as the body
+# A single input as the body
 
 
-def test_a_form_without_a_boundary_is_read_by_its_first_line(client: httpx.Client, running: Running):
-    answer = raw(client, running, FORM, "multipart/form-data", gateway="undefined")
-    assert answer.json()["response"] == "".join(WORDS[:3])
-    assert running.site.execute_of(answer).task.sampling.max_tokens == 3
+def test_boundary_of_a_form_is_taken_from_its_first_line(client: httpx.Client, running: Running):
+    response = raw(client, running, FORM, "multipart/form-data", gateway="undefined")
+    assert response.json()["response"] == "".join(WORDS[:3])
+    assert running.site.execute_of(response).task.sampling.max_tokens == 3
     assert raw(client, running, iter([FORM[:30], FORM[30:]]), "multipart/form-data; boundary=----b").status_code == 200
     assert raw(client, running, FORM[:-8], "multipart/form-data").json()["internalCode"] == 5004
 
 
-def test_a_text_stream_is_the_prompt_beside_the_other_inputs(client: httpx.Client, running: Running):
-    answer = raw(client, running, b"one two three", "text/plain", {"max_tokens": 2})
-    task = running.site.execute_of(answer).task
+def test_raw_text_body_is_the_prompt(client: httpx.Client, running: Running):
+    response = raw(client, running, b"one two three", "text/plain", {"max_tokens": 2})
+    task = running.site.execute_of(response).task
     assert (task.prompt, task.sampling.max_tokens) == ("one two three", 2)
 
 
 @pytest.mark.parametrize(("kind", "name"), [("image/png", "image"), ("audio/mpeg", "audio"), ("", "image")])
-def test_a_picture_or_a_sound_is_refused_by_a_model_that_takes_none(client, running: Running, kind: str, name: str):
-    told = raw(client, running, b"\x89PNG", kind, {"prompt": "What is this?"}).json()
-    assert told["internalCode"] == 5006
-    assert f"'/{name}'" in told["description"]
+def test_binary_body_is_rejected_by_a_text_model(client, running: Running, kind: str, name: str):
+    error = raw(client, running, b"\x89PNG", kind, {"prompt": "What is this?"}).json()
+    assert error["internalCode"] == 5006
+    assert f"'/{name}'" in error["description"]
 
 
-def test_bad_raw_requests_are_refused_by_name(client: httpx.Client, running: Running):
+def test_invalid_raw_requests_are_rejected(client: httpx.Client, running: Running):
     assert raw(client, running, b"", "image/png").json()["internalCode"] == 3003
     query = urlencode({"version": "3", "userInputs": "{"})
-    answer = client.post(f"{running.gateway.url}/run?{query}", content=b"x", headers=named())
-    assert answer.json()["internalCode"] == 5004
+    response = client.post(f"{running.gateway.url}/run?{query}", content=b"x", headers=named())
+    assert response.json()["internalCode"] == 5004
     inputs = {"prompt": "x", "": ["not", "ours"]}
     assert run(client, running, inputs).json()["response"] == TEXT
 
@@ -197,35 +204,35 @@ def test_bad_raw_requests_are_refused_by_name(client: httpx.Client, running: Run
 # Through miniflare
 
 
-def test_miniflare_brings_the_whole_request_in_headers(running: Running):
+def test_request_is_unwrapped_from_miniflare_headers(running: Running):
     url = f"{running.gateway.url}/mf/{running.tenants.account_id}"
     secret = running.tenants.secrets["good"]
     body = {"inputs": {"prompt": "x"}, "options": {}}
     with httpx.Client() as client:
-        for place, beside in (
+        for path, outer_headers in (
             (f"{url}/{secret}", {}),
             (f"{url}?token={quote(secret)}", {}),
             (url, running.headers()),
         ):
-            answer = miniflare(client, place, "/run?version=3", named(), json=body, beside=beside)
-            assert answer.json()["response"] == TEXT, place
-            assert answer.headers["content-type"] == "application/json"
+            response = miniflare(client, path, "/run?version=3", named(), json=body, outer_headers=outer_headers)
+            assert response.json()["response"] == TEXT, path
+            assert response.headers["content-type"] == "application/json"
         listed = miniflare(client, f"{url}/{secret}", "/ai-api/models/search?search=parrot", {}, "GET")
         assert [row["name"] for row in listed.json()["result"]] == [PARROT]
-        # `env.AI.fetch` may ask for anything
+        # `env.AI.fetch` may request any path.
         path = f"/client/v4/accounts/{running.tenants.account_id}/ai/v1/models/{quote(PARROT, safe='')}"
         assert miniflare(client, f"{url}/{secret}", path, {}, "GET").json()["id"] == PARROT
 
 
-def test_the_url_s_credential_and_the_connection_s_own_headers_win(running: Running):
+def test_token_in_the_url_and_outer_connection_headers_take_precedence(running: Running):
     url = f"{running.gateway.url}/mf/{running.tenants.account_id}"
     inner = named() | {"authorization": "Bearer x", "content-length": "0", "x-forwarded-for": "1.2.3.4", "host": "x y"}
     body = {"inputs": {"prompt": "x"}}
     with httpx.Client() as client:
-        place = f"{url}/{running.tenants.secrets['good']}"
-        assert miniflare(client, place, "/run?version=3", inner, json=body).status_code == 200
-        # What the Worker itself added beats what came beside, where the URL has none.
-        refused = miniflare(client, url, "/run?version=3", inner, json=body, beside=running.headers())
+        path = f"{url}/{running.tenants.secrets['good']}"
+        assert miniflare(client, path, "/run?version=3", inner, json=body).status_code == 200
+        # Without a token in the URL, the wrapped credential overrides the outer one.
+        refused = miniflare(client, url, "/run?version=3", inner, json=body, outer_headers=running.headers())
         assert refused.json()["internalCode"] == 9106
 
 
@@ -241,15 +248,17 @@ def test_the_url_s_credential_and_the_connection_s_own_headers_win(running: Runn
         ("/mf/{other}/{secret}", {"MF-URL": ORIGIN + "/ai-api/models/search"}, 10000),
     ],
 )
-def test_a_bad_address_is_refused_and_no_credential_repeated(running: Running, path: str, headers: dict, code: int):
+def test_malformed_miniflare_url_is_rejected_without_echoing_the_token(
+    running: Running, path: str, headers: dict, code: int
+):
     tenants = running.tenants
     secret = tenants.secrets["good"]
     path = path.format(account=tenants.account_id, secret=secret, other=tenants.other_account_id)
     with httpx.Client() as client:
-        answer = client.get(running.gateway.url + path, headers=headers)
-        assert answer.json()["internalCode"] == code
-        assert secret not in answer.text
-        assert "Cloudflare Access" not in answer.text
+        response = client.get(running.gateway.url + path, headers=headers)
+        assert response.json()["internalCode"] == code
+        assert secret not in response.text
+        assert "Cloudflare Access" not in response.text
         assert client.get(f"{running.gateway.url}/healthz").status_code == 200
     assert secret not in running.gateway.log_text()
 
@@ -257,12 +266,12 @@ def test_a_bad_address_is_refused_and_no_credential_repeated(running: Running, p
 # Through wrangler
 
 
-def test_wrangler_posts_to_the_proxy_with_the_url_beside(client: httpx.Client, running: Running):
+def test_request_through_wrangler_takes_its_url_from_a_header(client: httpx.Client, running: Running):
     proxy = f"{running.account_url}/ai/run/proxy"
     headers = named() | {"X-Forwarded": f"{ORIGIN}/run?version=3"}
     del headers["host"]
-    answer = client.post(proxy, json={"inputs": {"prompt": "x"}, "options": {}}, headers=headers)
-    assert answer.json()["response"] == TEXT
+    response = client.post(proxy, json={"inputs": {"prompt": "x"}, "options": {}}, headers=headers)
+    assert response.json()["response"] == TEXT
     listed = client.get(proxy, headers={"X-Forwarded": f"{ORIGIN}/ai-api/models/search?search=parrot"})
     assert [row["name"] for row in listed.json()["result"]] == [PARROT]
     foreign = proxy.replace(running.tenants.account_id, running.tenants.other_account_id)
@@ -271,7 +280,7 @@ def test_wrangler_posts_to_the_proxy_with_the_url_beside(client: httpx.Client, r
     assert (missing.status_code, missing.json()["errors"][0]["code"]) == (400, 3003)
 
 
-def test_inputs_in_base64_beside_their_kind_are_the_text_itself(client: httpx.Client, running: Running):
+def test_base64_inputs_with_a_content_type_are_unwrapped(client: httpx.Client, running: Running):
     prompt = {"body": base64.b64encode(b"x").decode(), "contentType": "text/plain"}
-    answer = run(client, running, {"prompt": prompt})
-    assert running.site.execute_of(answer).task.prompt == prompt["body"]
+    response = run(client, running, {"prompt": prompt})
+    assert running.site.execute_of(response).task.prompt == prompt["body"]

@@ -1,4 +1,4 @@
-"""What an exchange holds on to, without a server."""
+"""Exchange without a server: freed memory and aborted responses."""
 
 import gc
 import weakref
@@ -16,8 +16,8 @@ from gateway.routing import Access, Route
 from storage.errors import StoreUnavailable
 
 
-class SilentConnection:
-    """A client that is there and says nothing."""
+class IdleConnection:
+    """A client that stays connected and sends nothing."""
 
     def __init__(self) -> None:
         self.is_aborted = False
@@ -29,8 +29,8 @@ class SilentConnection:
         self.is_aborted = True
 
 
-class Unhurried:
-    """Nothing can be done at once: the two callables of ASGI do it all."""
+class BlockedCycle:
+    """A request cycle that can write nothing without waiting, so that the ASGI callables are used."""
 
     def take_body(self) -> None:
         return None
@@ -51,12 +51,12 @@ def exchange() -> Exchange:
 
     scope = {
         "hearth.request_id": "x", "headers": [], "raw_path": b"/", "query_string": b"",
-        "hearth.connection": SilentConnection(), "hearth.request_cycle": Unhurried(),
+        "hearth.connection": IdleConnection(), "hearth.request_cycle": BlockedCycle(),
     }  # fmt: skip
     return Exchange(scope, receive, send)
 
 
-async def test_a_stream_whose_client_left_leaves_nothing_behind():
+async def test_disconnected_stream_leaves_no_timer_or_reference():
     abandoned = exchange()
     await abandoned.start_stream(client_stall_timeout_s=30)
     abandoned.close()
@@ -66,7 +66,7 @@ async def test_a_stream_whose_client_left_leaves_nothing_behind():
     assert remembered() is None
 
 
-async def test_a_file_that_breaks_in_the_middle_does_not_look_whole(monkeypatch: pytest.MonkeyPatch):
+async def test_connection_is_aborted_when_a_part_fails(monkeypatch: pytest.MonkeyPatch):
     async def pieces() -> AsyncIterator[bytes]:
         yield b"one,two\n"
         raise StoreUnavailable("the database is away")
@@ -77,7 +77,7 @@ async def test_a_file_that_breaks_in_the_middle_does_not_look_whole(monkeypatch:
     monkeypatch.setattr(app, "ROUTES", (Route("GET", "/export", Access.PUBLIC, export),))
     settings = SimpleNamespace(cors_origins="", has_access_log=False, pop="local", allowed_hosts="")
     built = app.build_app(SimpleNamespace(settings=settings))  # type: ignore[arg-type]
-    connection, sent = SilentConnection(), []
+    connection, sent = IdleConnection(), []
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request"}
@@ -88,9 +88,9 @@ async def test_a_file_that_breaks_in_the_middle_does_not_look_whole(monkeypatch:
     scope = {
         "type": "http", "asgi": {"spec_version": "2.4"}, "method": "GET", "http_version": "1.1", "path": "/export",
         "raw_path": b"/export", "query_string": b"", "headers": [(b"host", b"x")], "hearth.connection": connection,
-        "hearth.request_cycle": Unhurried(),
+        "hearth.request_cycle": BlockedCycle(),
     }  # fmt: skip
     await built(scope, receive, send)
     assert [message.get("body") for message in sent] == [None, b"one,two\n"]
-    assert sent[-1]["more_body"], "the answer has no end"
+    assert sent[-1]["more_body"], "the response has no end"
     assert connection.is_aborted

@@ -1,4 +1,4 @@
-"""The body guard: what it lets pass is JSON as everybody reads it; everything else is refused by name."""
+"""JSON bodies: accepted bodies are read like the standard parser reads them; all others are rejected with a reason."""
 
 import json
 
@@ -53,37 +53,35 @@ BAD = {
 
 
 @pytest.mark.parametrize("body", BAD.values(), ids=BAD.keys())
-def test_what_is_not_json_as_everybody_reads_it_is_refused(body: bytes):
+def test_invalid_or_oversized_json_is_rejected(body: bytes):
     assert refusal_of(body) is Reason.BODY_INVALID
 
 
 @pytest.mark.parametrize("body", [b"", b" ", b" \r\n\t ", b"\xef\xbb\xbf", b"\xef\xbb\xbf  "])
-def test_nothing_is_a_missing_body(body: bytes):
+def test_empty_body_is_missing(body: bytes):
     assert refusal_of(body) is Reason.BODY_MISSING
 
 
 @pytest.mark.parametrize("body", [b"[]", b'"text"', b"1", b"null", b"true", b"[{}]"])
-def test_a_body_is_an_object(body: bytes):
+def test_body_must_be_an_object(body: bytes):
     assert refusal_of(body) is Reason.INPUT_INVALID
 
 
 @pytest.mark.parametrize(
-    ("body", "place"),
+    ("body", "location"),
     [
         (b'{"a": "\\"b\\": 1", "top_k" : 123456789012345678901}', " in 'top_k'"),
         (b'{"logit_bias": {"5": -0.12345678901234567890}}', ""),
         (b"[123456789012345678901]", ""),
     ],
 )
-def test_a_number_that_is_too_long_is_refused_by_its_limit_and_its_field_where_that_has_a_plain_name(
-    body: bytes, place: str
-):
+def test_too_long_number_is_rejected_with_its_limit_and_field(body: bytes, location: str):
     with pytest.raises(Refusal) as refused:
         json_body.parse(body)
-    assert refused.value.detail == f"a number of more than 20 characters{place}"
+    assert refused.value.detail == f"a number of more than 20 characters{location}"
 
 
-def test_too_many_biases_are_refused_by_their_name_and_limit():
+def test_too_many_biases_are_rejected_with_their_limit():
     with pytest.raises(Refusal) as refused:
         json_body.parse(json.dumps({"logit_bias": {str(i): i for i in range(301)}}).encode())
     assert refused.value.reason is Reason.INPUT_INVALID
@@ -106,7 +104,7 @@ GOOD = {
 
 
 @pytest.mark.parametrize("body", GOOD.values(), ids=GOOD.keys())
-def test_what_passes_is_what_the_standard_parser_reads(body: bytes):
+def test_accepted_bodies_equal_those_of_the_standard_parser(body: bytes):
     assert json_body.parse(body) == json.loads(body.decode("utf-8-sig"))
 
 
@@ -118,7 +116,7 @@ _values = st.recursive(
 
 
 @given(st.dictionaries(st.text(), _values, max_size=5), st.booleans(), st.sampled_from([None, 2]))
-def test_every_ordinary_object_passes_unchanged(value: dict, is_ascii: bool, indent: int | None):
+def test_every_ordinary_object_is_returned_unchanged(value: dict, is_ascii: bool, indent: int | None):
     body = json.dumps(value, ensure_ascii=is_ascii, indent=indent).encode("utf-8", "replace")
     assert json_body.parse(body) == json.loads(body)
 
@@ -126,7 +124,7 @@ def test_every_ordinary_object_passes_unchanged(value: dict, is_ascii: bool, ind
 @given(st.binary(max_size=60) | st.text('{}[]",:\\ua1e0.-+ntf ', max_size=60).map(str.encode))
 @example(b'{"\\":1,"b":2}')
 @example(b'{"a":"\\\\","a":1}')
-def test_of_any_bytes_what_passes_agrees_with_the_standard_parser(body: bytes):
+def test_any_accepted_bytes_equal_those_of_the_standard_parser(body: bytes):
     try:
         value = json_body.parse(body)
     except Refusal:

@@ -1,4 +1,4 @@
-"""How an answer is written, without a server: in how few writes, and what is refused."""
+"""Request cycle without a server: the number of writes, and invalid responses."""
 
 import asyncio
 import gc
@@ -14,7 +14,7 @@ from gateway.http.request_cycle import RequestCycle
 
 
 class Transport:
-    """Keeps what is written."""
+    """Records the data written."""
 
     def __init__(self) -> None:
         self.writes: list[bytes] = []
@@ -56,7 +56,7 @@ def body(data: bytes, *, more: bool = False) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
 
 
-async def test_a_whole_answer_is_one_write_with_what_the_scope_says_each_carries():
+async def test_whole_response_is_one_write_with_the_shared_headers():
     made, transport = cycle(**{"hearth.response_headers": [(b"x-request-id", b"7")]})
     await made.send(start((b"content-length", b"2")))
     await made.send(body(b"ok"))
@@ -66,7 +66,7 @@ async def test_a_whole_answer_is_one_write_with_what_the_scope_says_each_carries
     assert (made.response_complete, made.scope["hearth.status"]) == (True, 200)
 
 
-async def test_a_stream_s_head_goes_with_its_first_piece_or_alone_if_that_is_not_there_yet():
+async def test_stream_head_is_sent_with_the_first_chunk_or_at_the_end_of_the_turn():
     made, transport = cycle()
     await made.send(start())
     assert made.write_chunk(b"one")
@@ -80,7 +80,7 @@ async def test_a_stream_s_head_goes_with_its_first_piece_or_alone_if_that_is_not
     assert transport.writes[1:] == [b"3\r\none\r\n", b"0\r\n\r\n"]
 
 
-async def test_http_1_0_gets_no_chunks():
+async def test_http_1_0_response_is_not_chunked():
     made, transport = cycle(http_version="1.0")
     await made.send(start())
     await made.send(body(b"one", more=True))
@@ -90,7 +90,7 @@ async def test_http_1_0_gets_no_chunks():
 
 
 @pytest.mark.parametrize("value", [b"a\r\nset-cookie: b", b"a\nb", b"a\rb", b"a\x00b", b"a\x7f"])
-async def test_a_header_that_would_be_two_is_none(value: bytes):
+async def test_header_with_a_control_character_is_rejected(value: bytes):
     made, transport = cycle()
     with pytest.raises(RuntimeError, match="header"):
         await made.send(start((b"x-hearth-model", value)))
@@ -99,7 +99,7 @@ async def test_a_header_that_would_be_two_is_none(value: bytes):
 
 
 @pytest.mark.parametrize("sent", [[b"too long"], [b"s"], [b"to", b"o"], [b"o", b""]])
-async def test_an_answer_is_as_long_as_its_head_says(sent: list[bytes]):
+async def test_body_must_match_its_content_length(sent: list[bytes]):
     made, _ = cycle()
     await made.send(start((b"content-length", b"2")))
     for piece in sent[:-1]:
@@ -108,7 +108,7 @@ async def test_an_answer_is_as_long_as_its_head_says(sent: list[bytes]):
         await made.send(body(sent[-1]))
 
 
-async def test_a_head_request_is_told_the_length_and_nothing_more():
+async def test_head_response_has_the_length_and_no_body():
     made, transport = cycle(method="HEAD")
     await made.send(start((b"content-length", b"2")))
     await made.send(body(b"ok"))
@@ -116,7 +116,7 @@ async def test_a_head_request_is_told_the_length_and_nothing_more():
     assert made.response_complete
 
 
-async def test_a_body_is_taken_at_once_when_all_of_it_is_here_and_once_only():
+async def test_complete_body_is_taken_once_without_waiting():
     made, _ = cycle()
     made.body += b"half"
     assert made.take_body() is None
@@ -126,14 +126,14 @@ async def test_a_body_is_taken_at_once_when_all_of_it_is_here_and_once_only():
     assert made.take_body() == b""
     made, transport = cycle()
     made.more_body, made.waiting_for_100_continue = False, True
-    assert made.take_body() is None, "who asks first is told to go on first"
+    assert made.take_body() is None, "100 Continue has not been sent yet"
     made, _ = cycle()
     made.more_body, made.disconnected = False, True
     assert made.take_body() is None
     assert transport.writes == []
 
 
-async def test_a_whole_answer_goes_at_once_or_not_at_all():
+async def test_whole_response_is_written_at_once_or_not_at_all():
     made, transport = cycle()
     assert made.write_response(200, [(b"content-length", b"2")], b"ok")
     assert transport.writes == [b"HTTP/1.1 200 OK\r\ndate: today\r\ncontent-length: 2\r\n\r\nok"]
@@ -148,7 +148,7 @@ async def test_a_whole_answer_goes_at_once_or_not_at_all():
         assert (transport.writes, made.response_started) == ([], False)
 
 
-async def test_an_answered_request_is_gone_at_once_and_waits_for_no_garbage_collection():
+async def test_completed_request_is_freed_without_garbage_collection():
     made, transport = cycle(headers=[], query_string=b"")
     remembered = weakref.ref(made)
     made.scope |= {"hearth.request_id": "x", "hearth.connection": None, "hearth.request_cycle": made}

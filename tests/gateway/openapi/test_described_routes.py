@@ -1,5 +1,6 @@
-"""Every described operation with bodies as its document has them, and with such bodies spoiled: no answer is of the
-5xx kind, every error has the envelope, and none takes long."""
+"""Every described operation with valid bodies made from its schema and with altered bodies: no response is a 5xx error,
+every error has the envelope, and none takes long.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ OPERATIONS = [
     (method, path)
     for path, methods in DOCUMENT["paths"].items()
     for method in methods
-    if path not in ("/metrics", "/readyz")  # for operators: a body that is no envelope, and 503 on purpose
+    if path not in ("/metrics", "/readyz")  # operators' routes: no envelope, and 503 is intended
     and not path.startswith("/v1/")  # the same endpoints as below `/ai/v1/`
 ]
 MODELS = st.sampled_from([PARROT, CHATTY, HANDY, VECTORS, "@cf/no/thing", "x"])
@@ -43,7 +44,7 @@ def resolved(schema: dict) -> dict:
 
 
 def valid(schema: dict, depth: int = 0) -> st.SearchStrategy[Any]:
-    """Values that a schema of ours describes: as many of its keywords as matter."""
+    """Generate values that match a schema, for the keywords that the document uses."""
     schema = resolved(schema)
     if "const" in schema:
         return st.just(schema["const"])
@@ -79,8 +80,8 @@ def _of_kind(kind: str, schema: dict, depth: int) -> st.SearchStrategy[Any]:
 
 
 @st.composite
-def spoiled(draw: st.DrawFn, bodies: st.SearchStrategy[Any]) -> Any:
-    """A body with one of its values, at any depth, dropped, doubled or put in place of by something else."""
+def altered(draw: st.DrawFn, bodies: st.SearchStrategy[Any]) -> Any:
+    """Return a body in which one value, at any depth, is removed, doubled or replaced."""
     body = draw(bodies)
     places = list(_places(body))
     if not places:
@@ -107,17 +108,19 @@ def _places(value: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[httpx.Client]:
-    """Without a credential of its own."""
+    """A client without a credential."""
     with httpx.Client(timeout=60) as client:
         yield client
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS, ids=lambda part: part)
 @pytest.mark.parametrize("num_examples", [12, pytest.param(250, marks=pytest.mark.full)])
-def test_no_body_makes_a_defect(http: httpx.Client, running: Running, method: str, path: str, num_examples: int):
+def test_altered_bodies_never_cause_an_internal_error(
+    http: httpx.Client, running: Running, method: str, path: str, num_examples: int
+):
     operation = DOCUMENT["paths"][path][method]
     account_id, credential = running.tenants.account_id, running.headers("write")
-    if operation["tags"][0] in ("Accounts", "API tokens"):  # of an account that may be spoiled
+    if operation["tags"][0] in ("Accounts", "API tokens"):  # an account that the request may change
         credential = running.headers("global key")
         made = http.post(f"{running.gateway.base_url}/accounts", json={"name": "to spoil"}, headers=credential)
         account_id = made.json()["result"]["id"]
@@ -130,7 +133,7 @@ def test_no_body_makes_a_defect(http: httpx.Client, running: Running, method: st
 
     @settings(max_examples=num_examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(
-        st.one_of(bodies, spoiled(bodies)),
+        st.one_of(bodies, altered(bodies)),
         MODELS,
         st.fixed_dictionaries(
             {}, optional={name: st.one_of(valid(s).map(str), st.text(max_size=9)) for name, s in queries.items()}
@@ -140,21 +143,21 @@ def test_no_body_makes_a_defect(http: httpx.Client, running: Running, method: st
         if isinstance(body, dict) and "model" in body:
             body["model"] = model
         url = running.gateway.url + path.replace("{account_id}", account_id).replace("{model}", model)
-        headers = credential | {"cf-consn-model-id": model}  # where a binding names it
-        for _ in range(3):  # a machine may stand still for that long
+        headers = credential | {"cf-consn-model-id": model}  # a binding names the model in this header
+        for _ in range(3):  # repeated, because the machine may pause
             started_s = time.monotonic()
-            answer = http.request(method, url, params=query, json=body if content else None, headers=headers)
+            response = http.request(method, url, params=query, json=body if content else None, headers=headers)
             took_s = time.monotonic() - started_s
-            assert answer.status_code < 500, (body, answer.text)
+            assert response.status_code < 500, (body, response.text)
             if took_s < 5:
                 break
         assert took_s < 5, body
-        if answer.status_code >= 400:
-            told = answer.json()
-            assert told["success"] is False
-            assert told["errors"][0]["code"] >= 971
-            assert ("error" in told) == ("/ai/v1/" in path)
-            assert "Traceback" not in answer.text
+        if response.status_code >= 400:
+            error = response.json()
+            assert error["success"] is False
+            assert error["errors"][0]["code"] >= 971
+            assert ("error" in error) == ("/ai/v1/" in path)
+            assert "Traceback" not in response.text
 
     ask()
     assert running.gateway.metric("hearth_internal_errors_total") == 0

@@ -1,4 +1,6 @@
-"""The OpenAPI document says what the routes do, the page shows it without the network, and pages of others may call."""
+"""The OpenAPI document matches the routes, the docs page loads nothing from the network, and CORS lets other origins
+call the API.
+"""
 
 import re
 
@@ -19,17 +21,17 @@ ACCOUNT = "/client/v4/accounts/{account_id}"
 
 @pytest.fixture(scope="module")
 def document(running: Running) -> dict:
-    answer = httpx.get(f"{running.gateway.url}/openapi.json")
-    assert answer.headers["content-type"] == "application/json"
-    return answer.json()
+    response = httpx.get(f"{running.gateway.url}/openapi.json")
+    assert response.headers["content-type"] == "application/json"
+    return response.json()
 
 
-def test_the_document_is_openapi(document: dict):
+def test_document_is_valid_openapi(document: dict):
     validate(document)
     assert document["openapi"].startswith("3.1")
 
 
-def test_every_route_is_in_it_and_says_what_it_does(document: dict):
+def test_every_route_is_described_with_a_summary(document: dict):
     paths = {path: set(operations) for path, operations in document["paths"].items()}
     own = {"/openapi.json", "/docs", "/docs/docs.js", "/docs/docs.css"}
     own |= {f"/admin/{page}" for page in ("sign-in", "callback", "session", "sign-out")}  # pages for browsers
@@ -65,26 +67,28 @@ def resolved(document: dict, schema: dict) -> jsonschema_rs.Validator:
         ("/ai/v1/messages", HANDY, {"messages": HELLO, "max_tokens": 9}),
     ],
 )
-def test_bodies_and_answers_are_what_it_says(client: httpx.Client, running: Running, document: dict, path, model, body):
+def test_requests_and_responses_match_the_document(
+    client: httpx.Client, running: Running, document: dict, path, model, body
+):
     operation = document["paths"][ACCOUNT + path]["post"]
     url = running.account_url + path.replace("{model}", model)
-    answer = client.post(url, json=body | {"model": model})
-    assert answer.status_code == 200
+    response = client.post(url, json=body | {"model": model})
+    assert response.status_code == 200
     resolved(document, operation["requestBody"]["content"]["application/json"]["schema"]).validate(body)
-    resolved(document, operation["responses"]["200"]["content"]["application/json"]["schema"]).validate(answer.json())
+    resolved(document, operation["responses"]["200"]["content"]["application/json"]["schema"]).validate(response.json())
     refused = client.post(url, json={"model": model})
     assert refused.status_code == 400
     resolved(document, operation["responses"]["4XX"]["content"]["application/json"]["schema"]).validate(refused.json())
 
 
-def test_it_refuses_what_the_routes_refuse(document: dict):
+def test_document_rejects_the_bodies_that_the_routes_reject(document: dict):
     body = document["paths"][ACCOUNT + "/ai/v1/chat/completions"]["post"]["requestBody"]
     schema = resolved(document, body["content"]["application/json"]["schema"])
     for bad in ({}, {"messages": []}, {"messages": HELLO, "temperature": 9}, {"messages": [{"content": "x"}]}):
         assert not schema.is_valid(bad)
 
 
-def test_the_page_loads_nothing_from_elsewhere(running: Running):
+def test_docs_page_loads_nothing_from_other_hosts(running: Running):
     page = httpx.get(f"{running.gateway.url}/docs")
     assert page.headers["content-type"].startswith("text/html")
     policy = page.headers["content-security-policy"]
@@ -93,19 +97,19 @@ def test_the_page_loads_nothing_from_elsewhere(running: Running):
     loaded = re.findall(r'(?:src|href)="([^"]+)"', page.text)
     assert set(loaded) == {"/docs/docs.css", "/docs/docs.js", "/openapi.json"}
     for path in loaded:
-        answer = httpx.get(running.gateway.url + path)
-        assert answer.status_code == 200
-        assert answer.headers["x-content-type-options"] == "nosniff"
-        assert not re.search(r"https?://(?!www\.w3\.org)", answer.text), path
+        response = httpx.get(running.gateway.url + path)
+        assert response.status_code == 200
+        assert response.headers["x-content-type-options"] == "nosniff"
+        assert not re.search(r"https?://(?!www\.w3\.org)", response.text), path
     assert not re.search(
         r"\bstyle=|\bon[a-z]+=|innerHTML", page.text + httpx.get(f"{running.gateway.url}/docs/docs.js").text
     )
 
 
-# Browsers
+# CORS
 
 
-def test_a_page_of_any_origin_may_call(client: httpx.Client, running: Running):
+def test_pages_of_any_origin_may_call_the_api(client: httpx.Client, running: Running):
     origin = {"origin": "https://app.example"}
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
     url = f"{running.account_url}/ai/run/{PARROT}"
@@ -115,25 +119,25 @@ def test_a_page_of_any_origin_may_call(client: httpx.Client, running: Running):
     assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
     assert "POST" in preflight.headers["access-control-allow-methods"]
     assert "access-control-allow-credentials" not in preflight.headers
-    answer = client.post(url, json={"prompt": "x"}, headers=origin)
-    assert answer.json()["result"]["response"] == "".join(WORDS)
-    assert answer.headers["access-control-allow-origin"] == "*"
-    assert "cf-ai-req-id" in answer.headers["access-control-expose-headers"]
+    response = client.post(url, json={"prompt": "x"}, headers=origin)
+    assert response.json()["result"]["response"] == "".join(WORDS)
+    assert response.headers["access-control-allow-origin"] == "*"
+    assert "cf-ai-req-id" in response.headers["access-control-expose-headers"]
     for refused in (httpx.post(url, headers=origin), httpx.post(f"{running.gateway.url}/nowhere", headers=origin)):
         assert refused.headers["access-control-allow-origin"] == "*"
     with client.stream("POST", url, json={"prompt": "x", "stream": True}, headers=origin) as stream:
         assert stream.headers["access-control-allow-origin"] == "*"
 
 
-def test_without_an_origin_nothing_is_said_of_it(client: httpx.Client, running: Running):
-    answer = client.post(f"{running.account_url}/ai/run/{PARROT}", json={"prompt": "x"})
-    assert not [name for name in answer.headers if name.startswith("access-control")]
+def test_response_without_an_origin_has_no_cors_headers(client: httpx.Client, running: Running):
+    response = client.post(f"{running.account_url}/ai/run/{PARROT}", json={"prompt": "x"})
+    assert not [name for name in response.headers if name.startswith("access-control")]
     options = httpx.options(f"{running.account_url}/ai/run/{PARROT}", headers={"origin": "https://app.example"})
     assert options.status_code == 405
 
 
 @pytest.mark.parametrize("wanted", ["x" * 3000, "a\tb", "evil: x"])
-def test_what_is_no_list_of_headers_is_not_echoed(running: Running, wanted: str):
+def test_malformed_requested_headers_are_not_echoed(running: Running, wanted: str):
     headers = {"origin": "x", "access-control-request-method": "POST", "access-control-request-headers": wanted}
-    answer = httpx.options(f"{running.account_url}/ai/run/{PARROT}", headers=headers)
-    assert answer.headers["access-control-allow-headers"] == "authorization"
+    response = httpx.options(f"{running.account_url}/ai/run/{PARROT}", headers=headers)
+    assert response.headers["access-control-allow-headers"] == "authorization"

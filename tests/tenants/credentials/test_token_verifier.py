@@ -20,6 +20,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule, 
 from storage.database import Database
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
+from telemetry.bounded_cache import BoundedCache
 from telemetry.steady_clock import ACCEPT_JUMP_AFTER_S, SteadyClock
 from tenants import accounts, users
 from tenants.change_context import ChangeContext
@@ -106,7 +107,7 @@ async def test_invalid_checksum_never_reaches_the_database(
 
 
 async def test_unknown_lookup_id_and_wrong_secret_are_indistinguishable(
-    verifier: TokenVerifier, created: api_tokens.CreatedToken, monkeypatch: pytest.MonkeyPatch
+    verifier: TokenVerifier, created: api_tokens.CreatedToken, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compared: list[tuple[int, int]] = []
     real = hmac.compare_digest
@@ -118,7 +119,7 @@ async def test_unknown_lookup_id_and_wrong_secret_are_indistinguishable(
     monkeypatch.setattr(hmac, "compare_digest", compare)
     unknown, _ = mint("user")
     assert await verifier.verify(unknown) == Refused("unknown")
-    other_pepper = TokenVerifier(verifier._database, b"another pepper, 32 bytes long....")
+    other_pepper = TokenVerifier(database, b"another pepper, 32 bytes long....")
     assert await other_pepper.verify(created.secret) == Refused("unknown")
     assert compared == [(32, 32), (32, 32)]
 
@@ -130,7 +131,6 @@ async def test_flood_of_unknown_secrets_evicts_no_valid_one(
     await verifier.verify(created.secret)
     for _ in range(50):
         await verifier.verify(mint("user")[0])
-    assert len(verifier._rejected) == 10
     num_uses = switchable.num_uses
     assert isinstance(await verifier.verify(created.secret), Principal)
     assert switchable.num_uses == num_uses
@@ -249,6 +249,23 @@ async def test_change_by_the_same_process_is_seen_at_once_without_redis(
     assert await verdict() == Refused("revoked", ids[1], ids[0], "user")
 
 
+def pause_next_read(monkeypatch: pytest.MonkeyPatch) -> tuple[asyncio.Event, asyncio.Event]:
+    """Make the next read of a token wait. Returns an event that is set when the read waits, and one that ends the
+    wait."""
+    has_read, may_go_on = asyncio.Event(), asyncio.Event()
+    real = credential_rows.evaluate_token
+
+    async def evaluate(*row: Any) -> credential_rows.Evaluation:
+        evaluation = await real(*row)
+        if not has_read.is_set():
+            has_read.set()
+            await may_go_on.wait()
+        return evaluation
+
+    monkeypatch.setattr(credential_rows, "evaluate_token", evaluate)
+    return has_read, may_go_on
+
+
 async def test_row_read_before_a_change_is_not_used_for_later_requests(
     created: api_tokens.CreatedToken,
     database: Database,
@@ -258,17 +275,7 @@ async def test_row_read_before_a_change_is_not_used_for_later_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     verifier = TokenVerifier(database, PEPPER, clock, unreachable_redis)
-    has_read, may_go_on = asyncio.Event(), asyncio.Event()
-    real = credential_rows.evaluate_token
-
-    async def slowly(*read: Any) -> credential_rows.Evaluation:
-        judged = await real(*read)
-        if not has_read.is_set():
-            has_read.set()
-            await may_go_on.wait()
-        return judged
-
-    monkeypatch.setattr(credential_rows, "evaluate_token", slowly)
+    has_read, may_go_on = pause_next_read(monkeypatch)
     before = asyncio.create_task(verifier.verify(created.secret))
     await has_read.wait()
     await api_tokens.revoke(
@@ -348,18 +355,21 @@ async def test_token_revoked_before_an_outage_is_rejected_during_it(
 
 
 async def test_result_read_before_a_change_is_not_cached_after_it(
-    verifier: TokenVerifier, created: api_tokens.CreatedToken, database: Database, account_id: str
+    verifier: TokenVerifier,
+    created: api_tokens.CreatedToken,
+    database: Database,
+    account_id: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The race: the row is read, the token is revoked, the poll sees the change, and then the read ends."""
     await verifier.poll()
-    real = verifier._cache
-    held: list[Any] = []
-    verifier._cache = lambda *arguments: held.append(arguments)  # type: ignore[method-assign]
-    await verifier.verify(created.secret)
+    has_read, may_go_on = pause_next_read(monkeypatch)
+    reading = asyncio.create_task(verifier.verify(created.secret))
+    await has_read.wait()
     await api_tokens.revoke(database, account_id, created.token.api_token_id)
     await verifier.poll()
-    real(*held[0])
-    verifier._cache = real  # type: ignore[method-assign]
+    may_go_on.set()
+    await reading
     assert isinstance(await verifier.verify(created.secret), Refused)
 
 
@@ -389,6 +399,7 @@ async def test_late_read_does_not_remove_an_older_result(
     switchable: SwitchableDatabase,
     account_id: str,
     clock: HandClock,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """While a known token is confirmed again, another token changes; then the database becomes unavailable."""
     other = await api_tokens.create(
@@ -397,13 +408,13 @@ async def test_late_read_does_not_remove_an_older_result(
     await verifier.poll()
     await verifier.verify(created.secret)
     clock.pass_time(FRESH_S)
-    real = verifier._cache
-    held: list[Any] = []
-    verifier._cache = lambda *arguments: held.append(arguments)  # type: ignore[method-assign]
-    await verifier.verify(created.secret)
+    has_read, may_go_on = pause_next_read(monkeypatch)
+    reading = asyncio.create_task(verifier.verify(created.secret))
+    await has_read.wait()
     await api_tokens.revoke(database, account_id, other.token.api_token_id)
     await verifier.poll()
-    real(*held[0])
+    may_go_on.set()
+    await reading
     switchable.is_away = True
     assert isinstance(await verifier.verify(created.secret), Principal)
 
@@ -607,7 +618,8 @@ def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
 
         @invariant()
         def remembers_no_text(self) -> None:
-            assert all(len(key) == 32 for table in (self.verifier._accepted, self.verifier._rejected) for key in table)
+            caches = [each for each in vars(self.verifier).values() if isinstance(each, BoundedCache)]
+            assert all(len(key) == 32 for cache in caches for key in cache)
 
         def teardown(self) -> None:
             self.run(self.real.close())
