@@ -77,11 +77,11 @@ def _devices() -> Iterator[Check]:
 
 
 def _kernels() -> Check:
-    from engine.kernels.native.library import library_path
+    from engine.kernels.native.library import find_library_path
 
-    path = library_path()
-    if path.exists():
-        return Check("kernels", "ok", f"compiled for this processor, {path}")
+    path = find_library_path()
+    if path is not None:
+        return Check("kernels", "ok", f"compiled, {path}")
     remedy = "run `python -m engine.kernels.native.build` to compile them"
     return Check("kernels", "absent", f"not compiled, text generation uses slower torch operators: {remedy}")
 

@@ -20,8 +20,9 @@ from gguf.quants import dequantize
 from gguf.tensor_mapping import get_tensor_name_map
 
 from engine.checkpoints.dense import Dense
+from engine.checkpoints.gguf_blocks import PACKED_TYPES, round_to_8_bits, unpack_blocks
 from engine.checkpoints.gguf_file import GgufFile, GgufTensor
-from engine.checkpoints.quantized import PackedForm, QuantizedTensor, quantized
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor
 from engine.checkpoints.stored import (
     PIECE_ELEMENTS,
     Files,
@@ -95,30 +96,28 @@ class GgufSource:
                 rows.copy_(values[start - first : stop - first].reshape(rows.shape))
 
     def read_quantized(self, files: Files) -> QuantizedTensor | None:
-        """Return the packed matrix for Q8_0 and Q4_0, otherwise None."""
+        """Return the packed matrix, or None if the tensor is no matrix of quantized numbers.
+
+        Types of 4, 5, 6 and 8 bits keep their levels; other types are rounded to 8 bits per 32 inputs.
+        """
         if self.packed_form(files) is None:
             return None
-        num_out, num_in = self.shape
-        data = files.read_bytes(self.stored, 0, self.stored.size_bytes).reshape(num_out, num_in // 32, -1)
-        scales = torch.from_numpy(data[:, :, :2].copy()).view(torch.float16).flatten(1).float()  # [out, groups]
-        codes = torch.from_numpy(data[:, :, 2:].copy())  # [out, groups, bytes]
-        if self.stored.dtype == "Q8_0":
-            bits, levels = 8, codes ^ 128
+        num_out = self.shape[0]
+        if self.stored.dtype in PACKED_TYPES:
+            data = torch.from_numpy(files.read_bytes(self.stored, 0, self.stored.size_bytes))
+            matrix = unpack_blocks(self.stored.dtype, data.view(num_out, -1))
         else:
-            bits, levels = 4, torch.cat((codes & 15, codes >> 4), -1)
-        levels = levels.flatten(1)
-        if not torch.isfinite(scales).all():
+            values = self._values(files, 0, num_out)
+            require_finite(values, self.stored)
+            matrix = round_to_8_bits(values)
+        if not all(torch.isfinite(part).all() for part in (matrix.scales, matrix.offsets) if part is not None):
             raise WeightsError(f"{self.stored.path.name}: {self.stored.name} holds NaN or infinity")
-        if self.heads:
-            places = torch.argsort(self._places(torch.arange(num_out)))
-            levels, scales = levels[places], scales[places]
-        return quantized(levels, bits, scales, None, 32, None)
+        return matrix.reordered(torch.argsort(self._places(torch.arange(num_out)))) if self.heads else matrix
 
     def packed_form(self, _files: Files) -> PackedForm | None:
-        bits = {"Q8_0": 8, "Q4_0": 4}.get(self.stored.dtype)
-        if bits is None or len(self.shape) != 2 or self.shift:
+        if not self.is_quantized or len(self.shape) != 2 or self.shift or self.shape[1] % 32:
             return None
-        return PackedForm(bits, 32, is_symmetric=True)
+        return PACKED_TYPES.get(self.stored.dtype, PackedForm(8, 32, is_symmetric=True))
 
     @property
     def _width(self) -> int:

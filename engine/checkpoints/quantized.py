@@ -1,11 +1,13 @@
 """QuantizedTensor: a matrix of 4-bit or 8-bit levels with scales per group, independent of the checkpoint's format.
 
-weight[o, i] = (level[o, i] - zero[o, g]) × scale[o, g], where g is the group of input i. A layer computes with the
-packed levels or dequantizes them.
+weight[o, i] = (level[o, i] - zero[o, g]) × scale[o, g] + offset[o, g], where g is the group of input i. A layer
+computes with the packed levels or dequantizes them.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,22 +19,24 @@ from engine.checkpoints.shard_slice import ShardSlice
 class PackedForm:
     """How a checkpoint packs a matrix, known from its headers. Kernels decide by it whether they support the matrix.
 
-    `group_size` inputs share a scale. `is_input_quantized` is True if the weights are meant for 8-bit inputs.
+    `group_size` inputs share a scale. `is_symmetric` is True if groups have neither zeros nor offsets.
+    `is_input_quantized` is True if the weights are meant for 8-bit inputs.
     """
 
     bits: int
     group_size: int
     is_symmetric: bool
     is_input_quantized: bool = False
+    has_offsets: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedTensor:
     """`packed` is uint8 [out, in × bits / 8]; of a byte's two 4-bit levels, the even input is the low half.
 
-    `scales` is float32 [out, groups]; `zeros` is uint8 [out, groups], or None if every zero is 2^(bits - 1). Input i is
-    in group i // group_size, or in `groups[i]` (int64 [in]) if the checkpoint reorders inputs. `is_input_quantized` is
-    as in `PackedForm`.
+    `scales` is float32 [out, groups]; `zeros` is uint8 [out, groups], or None if every zero is 2^(bits - 1);
+    `offsets` is float32 [out, groups], or None if every offset is 0. Input i is in group i // group_size, or in
+    `groups[i]` (int64 [in]) if the checkpoint reorders inputs. `is_input_quantized` is as in `PackedForm`.
     """
 
     bits: int
@@ -42,6 +46,7 @@ class QuantizedTensor:
     group_size: int
     groups: torch.Tensor | None = None
     is_input_quantized: bool = False
+    offsets: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -50,33 +55,61 @@ class QuantizedTensor:
 
     @property
     def form(self) -> PackedForm:
-        return PackedForm(self.bits, self.group_size, self.zeros is None, self.is_input_quantized)
+        has_offsets = self.offsets is not None
+        is_symmetric = self.zeros is None and not has_offsets
+        return PackedForm(self.bits, self.group_size, is_symmetric, self.is_input_quantized, has_offsets)
 
     def levels(self) -> torch.Tensor:
         """Return the levels as uint8 [out, in]."""
         return self.packed if self.bits == 8 else unpack_halves(self.packed)
 
+    def centered_offsets(self) -> torch.Tensor | None:
+        """Return the offsets if levels are counted from 2^(bits - 1): float32 [out, groups], None if all are 0."""
+        if self.zeros is None:
+            return self.offsets
+        shifted = ((1 << (self.bits - 1)) - self.zeros.float()) * self.scales
+        return shifted if self.offsets is None else shifted + self.offsets
+
     def reordered(self, order: torch.Tensor) -> QuantizedTensor:
         """Return the matrix whose output i is this matrix's output order[i]."""
-        zeros = None if self.zeros is None else self.zeros[order]
-        return replace(self, packed=self.packed[order], scales=self.scales[order], zeros=zeros)
+        return self._with_parts(self.packed[order], lambda values: values[order])
 
     def part(self, cut: ShardSlice) -> QuantizedTensor:
         """Return the slice `cut`. A slice of inputs begins and ends at group boundaries, or there is one group."""
         if cut.dim == 0:
-            zeros = None if self.zeros is None else cut.of(self.zeros)
-            return replace(self, packed=cut.of(self.packed), scales=cut.of(self.scales), zeros=zeros)
+            return self._with_parts(cut.of(self.packed), cut.of)
         packed = cut.of_units(8 // self.bits).of(self.packed)
         if self.group_size == cut.total:
             return replace(self, packed=packed, group_size=cut.size)
-        of_groups = cut.of_units(self.group_size)
-        zeros = None if self.zeros is None else of_groups.of(self.zeros)
-        return replace(self, packed=packed, scales=of_groups.of(self.scales), zeros=zeros)
+        return self._with_parts(packed, cut.of_units(self.group_size).of)
+
+    def _with_parts(self, packed: torch.Tensor, part: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedTensor:
+        """Return the matrix of other levels and of a part of all numbers per group."""
+        zeros = None if self.zeros is None else part(self.zeros)
+        offsets = None if self.offsets is None else part(self.offsets)
+        return replace(self, packed=packed, scales=part(self.scales), zeros=zeros, offsets=offsets)
+
+    def converted(self, form: PackedForm) -> QuantizedTensor:
+        """Return the same weights in a form from `common_form`."""
+        if self.form == form:
+            return self
+        levels = self.levels() + ((1 << (form.bits - 1)) - (1 << (self.bits - 1)))
+        repeats = self.group_size // form.group_size
+        offsets = None
+        if form.has_offsets:
+            own = torch.zeros_like(self.scales) if self.offsets is None else self.offsets
+            offsets = own.repeat_interleave(repeats, 1)
+        scales = self.scales.repeat_interleave(repeats, 1)
+        changed = quantized(levels, form.bits, scales, None, form.group_size, None)
+        return replace(changed, is_input_quantized=self.is_input_quantized, offsets=offsets)
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights [out, in], computed in float32 and rounded once."""
         zeros = torch.full((1, 1), 1 << (self.bits - 1)) if self.zeros is None else self.zeros
-        return dequantize_levels(self.levels(), self.scales, zeros, self.group_size, self.groups).to(dtype)
+        values = dequantize_levels(self.levels(), self.scales, zeros, self.group_size, self.groups)
+        if self.offsets is not None:
+            values.unflatten(1, (-1, self.group_size)).add_(self.offsets.unsqueeze(-1))
+        return values.to(dtype)
 
 
 class PackedSlot:
@@ -90,16 +123,40 @@ class PackedSlot:
         self.matrix = whole if self._cut is None else whole.part(self._cut)
 
 
-def joined(matrices: list[QuantizedTensor]) -> QuantizedTensor:
-    """Concatenate the outputs of matrices with equal bit width and group size and without reordered inputs."""
-    first = matrices[0]
-    if len(matrices) == 1:
+def common_form(forms: Collection[PackedForm]) -> PackedForm | None:
+    """Return a form that matrices of all these forms can be converted to exactly, or None if there is none.
+
+    Matrices with scales and offsets become 8-bit matrices; their groups divide into smaller ones.
+    """
+    first, *others = set(forms)
+    if not others:
         return first
-    assert all((each.bits, each.group_size) == (first.bits, first.group_size) for each in matrices)
-    assert all(each.groups is None and (each.zeros is None) == (first.zeros is None) for each in matrices)
-    zeros = None if first.zeros is None else torch.cat([each.zeros for each in matrices if each.zeros is not None])
-    packed, scales = torch.cat([each.packed for each in matrices]), torch.cat([each.scales for each in matrices])
-    return replace(first, packed=packed, scales=scales, zeros=zeros)
+    has_zeros = any(not form.is_symmetric and not form.has_offsets for form in forms)
+    if has_zeros or any(form.is_input_quantized != first.is_input_quantized for form in others):
+        return None
+    has_offsets = any(form.has_offsets for form in forms)
+    group_size = math.gcd(*(form.group_size for form in forms))
+    return PackedForm(8, group_size, not has_offsets, first.is_input_quantized, has_offsets)
+
+
+def joined(matrices: list[QuantizedTensor]) -> QuantizedTensor:
+    """Concatenate the outputs of matrices that have a common form and no reordered inputs."""
+    form = common_form([each.form for each in matrices])
+    assert form is not None
+    assert all(each.groups is None for each in matrices)
+    matrices = [each.converted(form) for each in matrices]
+
+    def all_of(parts: list[torch.Tensor | None]) -> torch.Tensor | None:
+        found = [part for part in parts if part is not None]
+        return torch.cat(found) if found else None
+
+    return replace(
+        matrices[0],
+        packed=torch.cat([each.packed for each in matrices]),
+        scales=torch.cat([each.scales for each in matrices]),
+        zeros=all_of([each.zeros for each in matrices]),
+        offsets=all_of([each.offsets for each in matrices]),
+    )
 
 
 def dequantize_levels(

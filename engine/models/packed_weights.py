@@ -1,6 +1,6 @@
 """Selection of matrices that stay packed as in their checkpoint because the device can multiply with them.
 
-All parts of a fused matrix must be packed alike. Other packed matrices are expanded while loading.
+All parts of a fused matrix need a common packed form. Other packed matrices are expanded while loading.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.checkpoints.quantized import PackedForm, PackedSlot
+from engine.checkpoints.quantized import PackedForm, PackedSlot, common_form
 from engine.checkpoints.weights import Checkpoint
 from engine.kernels.reference import Kernels
 from engine.layers.linear import Linear
@@ -58,6 +58,7 @@ def _packable(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: t
 
 
 def _common_form(linear: Linear, checkpoint: Checkpoint) -> PackedForm | None:
-    forms = {checkpoint.packed_form(name) for name in linear.names}
-    form = forms.pop() if len(forms) == 1 else None
+    forms = [checkpoint.packed_form(name) for name in linear.names]
+    found = [form for form in forms if form is not None]
+    form = common_form(found) if len(found) == len(forms) else None
     return None if form is None else linear.own_form(form)

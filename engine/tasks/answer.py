@@ -25,7 +25,7 @@ class Answer:
         return self._parser is not None
 
     @property
-    def is_thinking(self) -> bool:
+    def is_reasoning_text(self) -> bool:
         """Return True if the next text is part of the reasoning."""
         return self._parser is not None and self._parser.is_reasoning
 
@@ -48,25 +48,25 @@ class Answer:
         """Return the pieces that can be sent now; never an empty text."""
         if self._parser is not None:
             return self._without_stops(self._parser.push(text))
-        said = self._stops.push(text)
-        return [said] if said else []
+        visible = self._stops.push(text)
+        return [visible] if visible else []
 
     def flush(self, *, is_cut: bool = False) -> list[OutputPiece]:
         """Return the pieces that were held back when the sequence ended. `is_cut` is true if it ended at the token
         limit."""
         pieces = self._without_stops(self._parser.flush(is_cut=is_cut)) if self._parser is not None else []
-        rest = self._stops.flush()
-        return [*pieces, rest] if rest else pieces
+        held_back = self._stops.flush()
+        return [*pieces, held_back] if held_back else pieces
 
     def _without_stops(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
         """Return the pieces up to a stop string. Text that may be the start of a stop string is held back until a call
         begins."""
-        said: list[OutputPiece] = []
+        visible: list[OutputPiece] = []
         for piece in pieces:
             if self._stops.is_stopped:
                 break
             if isinstance(piece, str):
-                said.append(self._stops.push(piece))
+                visible.append(self._stops.push(piece))
             else:
-                said += [self._stops.flush(), piece]
-        return [piece for piece in said if piece != ""]
+                visible += [self._stops.flush(), piece]
+        return [piece for piece in visible if piece != ""]

@@ -12,7 +12,7 @@ import pytest
 
 from cli import main
 from cli.settings import settings_lines
-from engine.kernels.native.library import library_path
+from engine.kernels.native.library import find_library_path
 from local_platform.data_dir import DataDir
 from local_platform.process_settings import ProcessName, settings_class
 from telemetry.settings import describe
@@ -183,7 +183,7 @@ def test_settings_lines_are_cut_to_the_width_and_complete_without_one():
 
 def test_doctor_fails_only_for_broken_parts(hearth: Callable[..., Any], data: Path, capsys: pytest.CaptureFixture[str]):
     checks = {check["name"]: check for check in hearth("doctor")}
-    assert checks["kernels"]["result"] == ("ok" if library_path().exists() else "absent")
+    assert checks["kernels"]["result"] == ("absent" if find_library_path() is None else "ok")
     assert checks["database"]["result"] == "ok"
     assert checks["objects"]["result"] == "ok"
     assert checks["redis"]["result"] == "absent"

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
@@ -611,6 +611,7 @@ void attend(const AttentionCall& call) {
 // Outputs in panels of WIDTH, inputs in pairs: packed[panel][k / 2][WIDTH][2], zeros where there is no output.
 constexpr int NUM_VECTORS = 3;
 constexpr int64_t WIDTH = NUM_VECTORS * LANES;
+constexpr int64_t ROWS_AT_ONCE = 64;  // rows of float32 inputs that stay in the second cache while panels are read
 
 #if defined(__AVX512BF16__)
 template <int ROWS>
@@ -663,6 +664,81 @@ void multiply_rows(int64_t num_rows, const bf16* x, int64_t x_stride, const bf16
         num_rows -= now, x += now * x_stride, out += now * out_stride;
     }
 }
+
+#elif defined(__AVX2__) && defined(__FMA__)
+// The same without bfloat16 instructions: inputs are float32, and weights are widened in registers, where the even input
+// of a pair is the low half of 32 bits. Sums have the same order for every number of rows.
+template <int ROWS, int VECTORS>
+void multiply(const float* x, int64_t num_in, const bf16* panel, const bf16* bias, bf16* out, int64_t out_stride,
+              int64_t num_out) {
+    __m256 sums[ROWS * VECTORS];
+#pragma GCC unroll 12
+    for (int i = 0; i < ROWS * VECTORS; ++i) sums[i] = _mm256_setzero_ps();
+    const __m256i upper = _mm256_set1_epi32(int32_t(0xffff0000));
+    for (int64_t k = 0; k < num_in; k += 2, panel += 2 * WIDTH) {
+#pragma GCC unroll 2
+        for (int odd = 0; odd < 2; ++odd) {
+            // Whatever is fewer, weights or inputs, waits in registers for the other.
+            __m256 waiting[std::min(ROWS, VECTORS)];
+            const auto weights = [&](int v) {
+                const __m256i pairs = _mm256_loadu_si256((const __m256i*)(panel + v * LANES));
+                return _mm256_castsi256_ps(odd ? _mm256_and_si256(pairs, upper) : _mm256_slli_epi32(pairs, 16));
+            };
+            const auto input = [&](int r) { return _mm256_broadcast_ss(x + r * num_in + k + odd); };
+            if (VECTORS < ROWS) {
+#pragma GCC unroll 6
+                for (int v = 0; v < VECTORS; ++v) waiting[v] = weights(v);
+#pragma GCC unroll 6
+                for (int r = 0; r < ROWS; ++r) {
+                    const __m256 all = input(r);
+#pragma GCC unroll 6
+                    for (int v = 0; v < VECTORS; ++v)
+                        sums[r * VECTORS + v] = _mm256_fmadd_ps(waiting[v], all, sums[r * VECTORS + v]);
+                }
+            } else {
+#pragma GCC unroll 6
+                for (int r = 0; r < ROWS; ++r) waiting[r] = input(r);
+#pragma GCC unroll 6
+                for (int v = 0; v < VECTORS; ++v) {
+                    const __m256 one = weights(v);
+                    if (!odd) _mm_prefetch((const char*)(panel + v * LANES) + 4096, _MM_HINT_T0);
+#pragma GCC unroll 6
+                    for (int r = 0; r < ROWS; ++r)
+                        sums[r * VECTORS + v] = _mm256_fmadd_ps(one, waiting[r], sums[r * VECTORS + v]);
+                }
+            }
+        }
+    }
+    float results[ROWS * VECTORS * 8];
+#pragma GCC unroll 12
+    for (int i = 0; i < ROWS * VECTORS; ++i) _mm256_storeu_ps(results + 8 * i, sums[i]);
+    const int64_t count = std::min<int64_t>(8 * VECTORS, num_out);
+    for (int r = 0; r < ROWS; ++r)
+        for (int64_t n = 0; n < count; ++n)
+            narrow(results[8 * VECTORS * r + n] + (bias ? widen(bias[n]) : 0.0f), out + r * out_stride + n);
+}
+
+// Tiles of several rows have a part of a panel's outputs, so that all sums fit the registers.
+template <int ROWS, int VECTORS>
+void multiply_tile(const float* x, int64_t num_in, const bf16* panel, const bf16* bias, bf16* out, int64_t out_stride,
+                   int64_t num_out) {
+    for (int64_t first = 0; first < std::min(WIDTH, num_out); first += 8 * VECTORS)
+        multiply<ROWS, VECTORS>(x, num_in, panel + 2 * first, bias ? bias + first : nullptr, out + first, out_stride,
+                                num_out - first);
+}
+
+void multiply_rows(int64_t num_rows, const float* x, int64_t num_in, const bf16* panel, const bf16* bias, bf16* out,
+                   int64_t out_stride, int64_t num_out) {
+    while (num_rows > 0) {
+        const int64_t now = num_rows >= 4 ? 4 : num_rows >= 2 ? 2 : 1;
+        switch (now) {
+            case 4: multiply_tile<4, 2>(x, num_in, panel, bias, out, out_stride, num_out); break;
+            case 2: multiply_tile<2, 6>(x, num_in, panel, bias, out, out_stride, num_out); break;
+            default: multiply_tile<1, 6>(x, num_in, panel, bias, out, out_stride, num_out);
+        }
+        num_rows -= now, x += now * num_in, out += now * out_stride;
+    }
+}
 #endif
 
 }  // namespace
@@ -670,7 +746,7 @@ void multiply_rows(int64_t num_rows, const bf16* x, int64_t x_stride, const bf16
 extern "C" {
 
 int hearth_has_linear() {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || (defined(__AVX2__) && defined(__FMA__))
     return 1;
 #else
     return 0;
@@ -697,16 +773,34 @@ void hearth_pack(const bf16* weight, int64_t stride, bf16* packed, int64_t num_o
 // out [T, N] = x [T, K] × packed + bias.
 void hearth_linear(const bf16* x, const bf16* packed, const bf16* bias, bf16* out, int64_t num_tokens, int64_t num_out,
                    int64_t num_in) {
-#if defined(__AVX512BF16__)
     const int64_t num_panels = (num_out + WIDTH - 1) / WIDTH;
+#if defined(__AVX512BF16__)
 #pragma omp parallel for schedule(static) if (num_tokens * num_out * num_in > ALONE)
     for (int64_t p = 0; p < num_panels; ++p) {
         const int64_t first = p * WIDTH;
         multiply_rows(num_tokens, x, num_in, packed + first * num_in, bias ? bias + first : nullptr, out + first,
                       num_out, num_in, num_out - first);
     }
+#elif defined(__AVX2__) && defined(__FMA__)
+    static thread_local std::vector<float> widened;  // reused from call to call
+    widened.resize(num_tokens * num_in);
+    float* exact = widened.data();
+#pragma omp parallel if (num_tokens * num_out * num_in > ALONE)
+    {
+#pragma omp for schedule(static)
+        for (int64_t t = 0; t < num_tokens; ++t)
+            for (int64_t k = t * num_in; k < (t + 1) * num_in; ++k) exact[k] = widen(x[k]);
+        for (int64_t begin = 0; begin < num_tokens; begin += ROWS_AT_ONCE)
+#pragma omp for schedule(static) nowait
+            for (int64_t p = 0; p < num_panels; ++p) {
+                const int64_t first = p * WIDTH;
+                multiply_rows(std::min(ROWS_AT_ONCE, num_tokens - begin), exact + begin * num_in, num_in,
+                              packed + first * num_in, bias ? bias + first : nullptr, out + begin * num_out + first,
+                              num_out, num_out - first);
+            }
+    }
 #else
-    (void)x, (void)packed, (void)bias, (void)out, (void)num_tokens, (void)num_out, (void)num_in;
+    (void)num_panels, (void)x, (void)packed, (void)bias, (void)out, (void)num_tokens, (void)num_out, (void)num_in;
 #endif
 }
 

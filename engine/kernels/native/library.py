@@ -1,7 +1,8 @@
 """The compiled kernels of this machine: their location, and their functions with types.
 
-Independent of compilers, see `build.py`. Libraries for other sources or processors have other names and are never
-loaded. Without a library everything uses torch.
+Independent of compilers, see `build.py`. There is one library per instruction set, so that a folder of libraries can
+move to another processor. Libraries of other sources have other names and are never loaded. Without a library
+everything uses torch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import hashlib
 import os
 import platform
 from ctypes import POINTER, c_float, c_int, c_int64, c_uint64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
 
 _HERE = Path(__file__).parent
@@ -19,7 +21,43 @@ SOURCES = tuple(sorted(_HERE.glob("*.cpp")))
 HEADERS = tuple(sorted(_HERE.glob("*.h")))
 _FLAGS = ("-std=c++17", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
 CACHE = Path(__file__).parents[3] / ".cache" / "kernels"
-_CPU_FIELDS = ("vendor_id", "cpu family", "model", "model name", "flags", "CPU part", "Features")
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """Instructions that a library may use.
+
+    `features` are their names in /proc/cpuinfo, `flags` select them in the compiler, and `torch_name` is the lowest
+    value of `ATEN_CPU_CAPABILITY` that allows them.
+    """
+
+    name: str
+    features: frozenset[str]
+    flags: tuple[str, ...]
+    torch_name: str = "default"
+
+
+def _x86(name: str, torch_name: str, features: str) -> InstructionSet:
+    spelled = {"abm": "lzcnt", "bmi1": "bmi"}
+    flags = (f"-m{spelled.get(each, each).replace('_', '')}" for each in features.split())
+    return InstructionSet(name, frozenset(features.split()), tuple(flags), torch_name)
+
+
+_AVX2 = "avx2 fma f16c bmi1 bmi2 abm movbe"
+_AVX512 = f"{_AVX2} avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni"
+_BASELINE = InstructionSet("baseline", frozenset(), ())
+# The best first.
+INSTRUCTION_SETS = {
+    "x86_64": (
+        _x86("avx512_bf16", "avx512", f"{_AVX512} avx512_bf16"),
+        _x86("avx512_vnni", "avx512", _AVX512),
+        _x86("avx_vnni", "avx512", f"{_AVX2} avx_vnni"),
+        _x86("avx2", "avx2", _AVX2),
+        _BASELINE,
+    ),
+    "aarch64": (InstructionSet("dotprod", frozenset({"asimddp"}), ("-march=armv8.2-a+dotprod",)), _BASELINE),
+}.get(platform.machine(), (_BASELINE,))
+_TORCH_NAMES = ("default", "avx2", "avx512")
 
 
 class AttentionCall(ctypes.Structure):
@@ -44,6 +82,17 @@ class LowRankCall(ctypes.Structure):
     ]
 
 
+class GroupedCall(ctypes.Structure):
+    """The struct of that name in `grouped.cpp`, field for field."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("levels", "scales", "offsets", "bias", "x", "out")),
+        *((name, c_int64) for name in ("num_tokens", "num_out", "num_in", "bits")),
+        *((name, c_int64) for name in ("block", "num_groups", "blocks_per_group")),
+        ("unit", c_float),
+    ]
+
+
 _ROTATE = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_int64, c_int64)
 _NORM = (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float)
 _GATE = (c_void_p, c_void_p, c_int64, c_int64)
@@ -55,9 +104,10 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "has_packed": (c_int, ()),
     "panels": (c_int64, (c_int64,)),
     "pack8": (None, (c_void_p, c_void_p, c_void_p, c_int64, c_int64)),
-    "pack4": (None, (c_void_p, c_void_p, c_int64, c_int64)),
     "linear8": (None, (*(c_void_p,) * 6, c_int64, c_int64, c_int64)),
-    "linear4": (None, (*(c_void_p,) * 6, c_int64, c_int64, c_int64, c_int64)),
+    "grouped_width": (c_int64, ()),
+    "grouped_pack": (None, (c_void_p, c_void_p, *(c_int64,) * 5)),
+    "grouped_linear": (None, (POINTER(GroupedCall),)),
     "read_finite": (c_int64, (c_int, c_void_p, c_int64, c_int64, c_int64, c_uint64)),
     "draw_allowed": (None, (*(c_void_p,) * 7, *(c_int64,) * 4, c_uint64, c_float)),
     "accumulate_bf16": (None, (c_void_p, c_void_p, c_float, c_int64)),
@@ -69,27 +119,40 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
 }
 
 
-def compiler_flags() -> tuple[str, ...]:
-    """Return the compiler flags: all instructions of this CPU, or AVX2 only if torch is limited to AVX2 too.
-
-    `ATEN_CPU_CAPABILITY=avx2` is torch's own variable; with it, an AVX-512 machine computes as an AVX2 machine does.
-    """
-    is_limited = platform.machine() == "x86_64" and os.environ.get("ATEN_CPU_CAPABILITY") == "avx2"
-    return (*_FLAGS, "-march=x86-64-v3" if is_limited else "-march=native")
+def compiler_flags(instructions: InstructionSet) -> tuple[str, ...]:
+    return (*_FLAGS, *instructions.flags)
 
 
-def library_path(folder: Path = CACHE) -> Path:
-    """Return the path of the library for these sources, compiler flags and CPU, whether or not it has been built."""
+def library_path(instructions: InstructionSet, folder: Path = CACHE) -> Path:
+    """Return the path of the library of these sources for an instruction set, whether or not it has been built."""
     digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in (*SOURCES, *HEADERS)))
-    digest.update("\0".join((*compiler_flags(), *_processor())).encode())
-    return folder / f"{digest.hexdigest()[:24]}.so"
+    digest.update("\0".join(compiler_flags(instructions)).encode())
+    return folder / f"{digest.hexdigest()[:24]}-{instructions.name}.so"
+
+
+def usable_instruction_sets() -> tuple[InstructionSet, ...]:
+    """Return the instruction sets that this processor has, the best first.
+
+    `ATEN_CPU_CAPABILITY`, torch's own variable, limits them: with avx2, an AVX-512 machine computes as an AVX2 machine.
+    """
+    features = _cpu_features()
+    limit = os.environ.get("ATEN_CPU_CAPABILITY", "")
+    allowed = _TORCH_NAMES[: _TORCH_NAMES.index(limit) + 1] if limit in _TORCH_NAMES else _TORCH_NAMES
+    return tuple(each for each in INSTRUCTION_SETS if each.features <= features and each.torch_name in allowed)
+
+
+def find_library_path() -> Path | None:
+    """Return the best library that has been built for this machine, or None if there is none."""
+    paths = (library_path(instructions) for instructions in usable_instruction_sets())
+    return next((path for path in paths if path.exists()), None)
 
 
 @functools.cache
 def find_library() -> ctypes.CDLL | None:
-    """Return the library built for this machine; None if there is none or it cannot be loaded."""
+    """Load the best library for this machine; None if there is none or it cannot be loaded."""
+    path = find_library_path()
     try:
-        return load(library_path())
+        return None if path is None else load(path)
     except OSError:
         return None
 
@@ -112,12 +175,11 @@ def load(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _processor() -> list[str]:
-    """Return the processor properties that determine the available instructions."""
+def _cpu_features() -> frozenset[str]:
+    """Return the processor's instructions by their names in /proc/cpuinfo; empty if the file does not exist."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:
-        return [platform.machine(), platform.processor()]
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
-    found = {key.strip(): value.strip() for key, value in fields.items()}
-    return [platform.machine(), *(found.get(field, "") for field in _CPU_FIELDS)]
+        return frozenset()
+    fields = (line.split(":", 1) for line in lines if ":" in line)
+    return frozenset(name for key, value in fields if key.strip() in ("flags", "Features") for name in value.split())

@@ -30,9 +30,10 @@ from engine.kernels.interface import (
     RotaryTables,
     Rotate,
 )
-from engine.kernels.native import packed
 from engine.kernels.native.adapters import NativeLowRank
+from engine.kernels.native.grouped import bind_grouped, supports_grouped
 from engine.kernels.native.library import AttentionCall, find_library, load
+from engine.kernels.native.packed import bind_by_output, supports_by_output
 from engine.kernels.reference import Kernels
 
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -47,8 +48,8 @@ def find_native_kernels() -> NativeKernels | None:
 class NativeKernels(CpuKernels):
     """See `engine.kernels.reference.Kernels`.
 
-    `has_linear` and `has_packed` are True if the CPU has the instructions for the compiled bfloat16 product (AVX-512
-    BF16) and for the packed products (also VNNI).
+    `has_linear` and `has_packed` are True if the library has a bfloat16 product (AVX2 or AVX-512 BF16) and an 8-bit
+    product for scales per output (AVX-512 BF16 and VNNI).
     """
 
     has_cheap_multi_token_rows = True
@@ -84,12 +85,13 @@ class NativeKernels(CpuKernels):
         return forward
 
     def supports_packed(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-        is_native = self.has_packed and packed.supports_packed(form, shape, dtype)
-        return is_native or super().supports_packed(form, shape, dtype)
+        return supports_grouped(form, shape, dtype) or super().supports_packed(form, shape, dtype)
 
     def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
-        if self.has_packed and packed.supports_packed(matrix.form, matrix.shape, dtype):
-            return packed.bind_packed(self._library, matrix, bias)
+        if self.has_packed and supports_by_output(matrix.form, matrix.shape, dtype):
+            return bind_by_output(self._library, matrix, bias)
+        if supports_grouped(matrix.form, matrix.shape, dtype):
+            return bind_grouped(self._library, matrix, bias)
         return super().packed_linear(matrix, bias, dtype)
 
     def rms_norm(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> Operator:

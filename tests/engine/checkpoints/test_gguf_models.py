@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from engine.checkpoints import weights
+from engine.checkpoints.gguf_blocks import PACKED_TYPES, round_to_8_bits, unpack_blocks
 from engine.checkpoints.weights import WeightsError
 from engine.models.config import UnsupportedModel
 from engine.models.registry import read_config
@@ -92,19 +93,43 @@ def test_a_model_in_several_files_is_read_from_all_of_them(tmp_path: Path) -> No
         read_config(path.parent)
 
 
-def test_what_is_packed_can_be_had_packed(tmp_path: Path) -> None:
-    for quantization, bits in (("Q8_0", 8), ("Q4_0", 4)):
-        path, _ = write_random("llama 2", tmp_path / quantization, quantization)
-        checkpoint = weights.open_checkpoint(path)
-        for name in ("model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight"):
-            source: Any = checkpoint.find(name)
-            with weights.Files() as files:
-                packed = source.read_quantized(files)
-                whole = torch.zeros(packed.shape)
-                source.fill(files, whole, 0, packed.shape[0])
-            assert packed.bits == bits
-            assert torch.equal(packed.dequantize(torch.float32), whole)
-        assert checkpoint.packed_form("model.norm.weight") is None
+@pytest.mark.parametrize("quantization", ["Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
+def test_packed_matrix_equals_the_expanded_one(quantization: str, tmp_path: Path) -> None:
+    path, _ = write_random("llama 2", tmp_path, quantization)
+    checkpoint = weights.open_checkpoint(path)
+    for name in ("model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.down_proj.weight"):
+        source: Any = checkpoint.find(name)
+        with weights.Files() as files:
+            packed = source.read_quantized(files)
+            whole = torch.zeros(packed.shape)
+            source.fill(files, whole, 0, packed.shape[0])
+        assert packed.form == checkpoint.packed_form(name)
+        torch.testing.assert_close(packed.dequantize(torch.float32), whole, atol=1e-7, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", PACKED_TYPES)
+def test_unpacked_blocks_equal_the_reference(name: str) -> None:
+    form, kind = PACKED_TYPES[name], gguf.GGMLQuantizationType[name]
+    block, num_bytes = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(0)
+    data = rng.integers(0, 256, (6, 512 // block, num_bytes), dtype=np.uint8)
+    scales = rng.standard_normal((6, 512 // block, 2)).astype(np.float16).view(np.uint8)
+    place = 208 if name == "Q6_K" else 0  # of the block's scale, and of the offset if there is one
+    data[..., place : place + 2] = scales[..., :2]
+    if form.has_offsets:
+        data[..., 2:4] = scales[..., 2:]
+    matrix = unpack_blocks(name, torch.from_numpy(data.reshape(6, -1)))
+    assert matrix.form == form
+    expected = torch.from_numpy(gguf.quants.dequantize(data.reshape(6, -1), kind))
+    torch.testing.assert_close(matrix.dequantize(torch.float32), expected, atol=1e-3, rtol=1e-5)
+
+
+def test_other_types_are_rounded_to_8_bits() -> None:
+    values = torch.randn(5, 96, generator=torch.Generator().manual_seed(0))
+    values[2, 32:64] = 0
+    matrix = round_to_8_bits(values)
+    peaks = values.unflatten(1, (-1, 32)).abs().amax(-1).repeat_interleave(32, 1)
+    assert (matrix.dequantize(torch.float32) - values).abs().le(peaks * 0.5 / 127 + 1e-7).all()
 
 
 # ── what is not sound ──

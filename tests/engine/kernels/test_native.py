@@ -257,23 +257,41 @@ def test_foreign_or_missing_library_is_not_loaded(tmp_path: Path, monkeypatch) -
     path.write_bytes(b"\x7fELF, but no more")
     with pytest.raises(OSError, match=r"some\.so"):
         library.load(path)
-    monkeypatch.setattr(library, "library_path", lambda: path)
+    monkeypatch.setattr(library, "library_path", lambda _instructions: path)
     assert library.find_library.__wrapped__() is None
 
 
-def test_library_name_depends_on_sources_flags_and_processor(tmp_path: Path, monkeypatch) -> None:
-    paths = {library.library_path()}
+def test_library_name_depends_on_sources_and_flags(tmp_path: Path, monkeypatch) -> None:
+    paths = {library.library_path(each) for each in library.INSTRUCTION_SETS}
+    assert len(paths) == len(library.INSTRUCTION_SETS)
+    best = library.usable_instruction_sets()[0]
     for kind in ("SOURCES", "HEADERS"):
         first, *others = getattr(library, kind)
         changed = tmp_path / first.name
         changed.write_text(first.read_text() + "// more\n")
         monkeypatch.setattr(library, kind, (changed, *others))
-        paths.add(library.library_path())
-    monkeypatch.setattr(library, "compiler_flags", lambda: ("-O0",))
-    paths.add(library.library_path())
-    monkeypatch.setattr(library, "_processor", lambda: ["another"])
-    paths.add(library.library_path())
-    assert len(paths) == 5
+        paths.add(library.library_path(best))
+    monkeypatch.setattr(library, "compiler_flags", lambda _instructions: ("-O0",))
+    paths.add(library.library_path(best))
+    assert len(paths) == len(library.INSTRUCTION_SETS) + 3
+
+
+def test_best_built_library_for_the_processor_is_chosen(tmp_path: Path, monkeypatch) -> None:
+    better = library.InstructionSet("better", frozenset({"a", "b"}), ("-mb",), "avx512")
+    other = library.InstructionSet("other", frozenset({"c"}), ("-mc",))
+    plain = library.InstructionSet("plain", frozenset(), ())
+    monkeypatch.setattr(library, "INSTRUCTION_SETS", (better, other, plain))
+    monkeypatch.setattr(library, "_cpu_features", lambda: frozenset("ab"))
+    monkeypatch.setattr(library, "library_path", lambda instructions: tmp_path / instructions.name)
+    monkeypatch.delenv("ATEN_CPU_CAPABILITY", raising=False)
+    assert library.find_library_path() is None
+    for name in ("other", "plain"):
+        (tmp_path / name).touch()
+    assert library.find_library_path() == tmp_path / "plain"
+    (tmp_path / "better").touch()
+    assert library.find_library_path() == tmp_path / "better"
+    monkeypatch.setenv("ATEN_CPU_CAPABILITY", "avx2")
+    assert library.find_library_path() == tmp_path / "plain"
 
 
 def test_failed_build_is_reported_and_leaves_no_file(tmp_path: Path, monkeypatch) -> None:
@@ -292,7 +310,7 @@ def test_failed_build_is_reported_and_leaves_no_file(tmp_path: Path, monkeypatch
     assert {path.name for path in tmp_path.iterdir()} == {"broken"}
     done = subprocess.run(
         [sys.executable, "-c", "import sys; from engine.kernels.native import build, library; "
-         "build.library_path = lambda folder=None: library.CACHE / 'never' / 'x.so'; sys.exit(build.main())"],
+         "build.library_path = lambda *_: library.CACHE / 'never' / 'x.so'; sys.exit(build.main())"],
         capture_output=True, text=True, env={"CXX": "/nowhere", "PATH": "", "PYTHONPATH": ":".join(sys.path)},
     )  # fmt: skip
     assert done.returncode == 0

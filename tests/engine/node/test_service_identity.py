@@ -90,7 +90,7 @@ async def test_revoked_key_closes_the_open_connection(keys: ServiceKeys, monkeyp
 @pytest.mark.parametrize(
     ("node_id", "pop", "why"),
     [
-        ("n2", "fra", "refused"),  # the presence of n2 names the address of n1
+        ("n2", "fra", "service token rejected"),  # the presence of n2 names the address of n1
         ("n1", "iad", "bound to PoP fra"),
     ],
 )

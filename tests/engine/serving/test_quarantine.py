@@ -104,10 +104,9 @@ def test_a_refusal_expires(quarantine: Quarantine, clock: HandClock) -> None:
     assert quarantine.find(poison()) is None
 
 
-def test_the_number_of_inputs_is_bounded(
-    quarantine: Quarantine, clock: HandClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_inputs_is_bounded(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_INPUTS", 10)
+    quarantine = Quarantine(clock)
     for number in range(1, 30):
         quarantine.record(call(number), Usage(), number)
     assert len(quarantine) == 10

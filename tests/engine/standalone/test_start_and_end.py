@@ -48,7 +48,7 @@ def test_the_command_of_the_ready_line_gets_an_answer_and_a_second_signal_hurrie
             lines = response.iter_lines()
             next(lines)
             server.terminate()
-            told = wait_until_blocking(lambda: re.search(r"stopping: (\d+) answers", server.told))
+            told = wait_until_blocking(lambda: re.search(r"stopping: (\d+) calls", server.told))
             assert told is not None
             assert 1 < int(told[1]) <= 64  # of one request; where this test stood still, some are over
             server.terminate()

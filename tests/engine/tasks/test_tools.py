@@ -210,7 +210,7 @@ async def test_what_the_checker_refuses_of_a_tool_is_given_up_unless_it_is_stric
     assert bench.replica.requests[-1].constraint is None
     bench.say(CALL, finish="stop")
     assert bench.calls == [("say", '{"text": "a\\nb"}')]
-    with pytest.raises(Refused, match="'/tools' cannot be held to: it uses 'start'") as caught:
+    with pytest.raises(Refused, match="'/tools' cannot be enforced: it uses 'start'") as caught:
         await bench.start(tool_choice="required")
     assert caught.value.failure.reason == "invalid_input"
     with pytest.raises(Refused):

@@ -21,7 +21,7 @@ from tests.gateway.test_token_dumps import Holding, dump
 from tests.waiting import wait_until_blocking
 
 MARKER = "marigold-7431-of-the-quiet-valley"
-PLACES = "fra=DE,par=FR,iad=US:fedramp"
+LOCATIONS = "fra=DE,par=FR,iad=US:fedramp"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def running(new_site: Callable[..., Site]) -> Running:
     for pop in ("fra", "par", "iad"):
         site.add_node(pop, pop=pop, proves_pop=pop)
     site.add_node("liar", pop="fra")
-    gateway = site.gateway(HEARTH_POP="fra", HEARTH_PLACES=PLACES).start()
+    gateway = site.gateway(HEARTH_POP="fra", HEARTH_LOCATIONS=LOCATIONS).start()
     return Running(site, gateway)
 
 
