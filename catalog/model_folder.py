@@ -50,7 +50,7 @@ GgufReader = Callable[[Path, bool], GgufModel]
 class ModelFolder:
     """A validated model: its folder, its `config.json` and the sorted relative paths of its model files.
 
-    `gguf` is set if the weights are a GGUF file, and `is_single_file` if nothing else of the folder is part of the model.
+    `gguf` is set if the weights are a GGUF file, and `is_single_file` if the model has no other files.
     """
 
     path: Path

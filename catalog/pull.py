@@ -1,8 +1,8 @@
 """Download a model from a Hugging Face hub into a local folder, pinned to one commit, with resumption.
 
-Downloads only safetensors, JSON and tokenizer files, or one GGUF file. Incomplete files end in `.partial`, and an interrupted download is
-resumed with a Range request. Every file's digest is compared with the hub's. The operator configures the hub's address
-(HF_ENDPOINT). Needs the `engine` extra, which is imported only when a download starts.
+Downloads only safetensors, JSON and tokenizer files, or one GGUF file. Incomplete files end in `.partial`, and an
+interrupted download is resumed with a Range request. Every file's digest is compared with the hub's. The operator
+configures the hub's address (HF_ENDPOINT). Needs the `engine` extra, which is imported only when a download starts.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def pull(
 ) -> Pulled:
     """Download `repo_id` at `revision` (a branch, tag or commit) into a new folder in `staging`.
 
-    With `file`, the name of a GGUF file or of its first part, download only this file. `staging` is by default in the user's cache. Blocks until the download is complete.
+    With `file`, the name of a GGUF file or of its first part, download only this file. `staging` is by
+    default in the user's cache. Blocks until the download is complete.
 
     Raises PullError, for example after five attempts in a row without progress. Downloaded data stays, and the next
     call continues there.

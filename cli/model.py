@@ -27,7 +27,8 @@ COLUMNS = ("name", "task", "source", "context_window", "size", "revision", "alia
 NameOption = Annotated[str | None, typer.Option("--name", help="Model id, such as @cf/acme/chat.")]
 CardOption = Annotated[Path | None, typer.Option("--card", help="Card in TOML. Default: derived from the files.")]
 PricesOption = Annotated[
-    str, typer.Option(help="INPUT,OUTPUT in neurons per million tokens. Default: those of the card or of the listed id.")
+    str,
+    typer.Option(help="INPUT,OUTPUT in neurons per million tokens. Default: those of the card or of the listed id."),
 ]
 
 

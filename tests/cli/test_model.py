@@ -153,7 +153,9 @@ def test_gguf_file_is_published_with_the_facts_of_its_header(
     row = printed(capsys, "publish", str(file), "--name", "@cf/acme/tiny")
     assert (row["name"], row["context_window"], row["capabilities"]) == ("@cf/acme/tiny", 2048, FREE)
     assert row["size_bytes"] == file.stat().st_size
-    assert "2 GGUF models (other.gguf, tiny-Q8.gguf)" in failed(capsys, "publish", str(file.parent), "--name", "@cf/a/b")
+    assert "2 GGUF models (other.gguf, tiny-Q8.gguf)" in failed(
+        capsys, "publish", str(file.parent), "--name", "@cf/a/b"
+    )
     (file.parent / "other.gguf").unlink()
     (file.parent / "tokenizer_config.json").write_text("{}")
     whole = printed(capsys, "publish", str(file.parent), "--name", "@cf/acme/folder")
