@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from cli.stores import failures, stores
 from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
-    from catalog.card import CardFacts, ModelCard
+    from catalog.card import CardFacts, ModelCard, Prices
     from catalog.manifest import Recipe
     from catalog.model_folder import ModelFolder
     from storage.database import Database
@@ -25,6 +26,10 @@ COLUMNS = ("name", "task", "source", "context_window", "size", "revision", "alia
 
 NameOption = Annotated[str | None, typer.Option("--name", help="Model id, such as @cf/acme/chat.")]
 CardOption = Annotated[Path | None, typer.Option("--card", help="Card in TOML. Default: derived from the files.")]
+PricesOption = Annotated[
+    str,
+    typer.Option(help="INPUT,OUTPUT in neurons per million tokens. Default: those of the card or of the listed id."),
+]
 
 
 @app.command("list")
@@ -43,16 +48,17 @@ def list_(
 
 @app.command()
 def publish(
-    folder: Annotated[Path, typer.Argument(help="Folder with config.json, a tokenizer and *.safetensors.")],
+    folder: Annotated[Path, typer.Argument(help="Model folder in the Hugging Face layout, or a GGUF file.")],
     name: NameOption = None,
     card: CardOption = None,
+    prices: PricesOption = "",
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Publish a model from a folder in the Hugging Face layout."""
+    """Publish a model from a folder in the Hugging Face layout or from a GGUF file."""
     if name is None and card is None:
         raise CommandFailed("give a --name or a --card", exit_code=2)
-    print_record(asyncio.run(_publish(data, folder, name, card, json)), is_json=json)
+    print_record(asyncio.run(_publish(data, folder, name, card, _parse_prices(prices), json)), is_json=json)
 
 
 @app.command()
@@ -61,14 +67,17 @@ def pull(
         str, typer.Argument(help="Hub repository, such as org/model, or a listed model id.", show_default=False)
     ],
     revision: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "main",
+    file: Annotated[str, typer.Option(help="Pull only this GGUF file (of several parts, the first).")] = "",
     name: NameOption = None,
     card: CardOption = None,
+    prices: PricesOption = "",
     staging: Annotated[Path | None, typer.Option(help="Folder for temporary files.")] = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
     """Pull a model from the Hugging Face hub (HF_ENDPOINT) and publish it; an interrupted pull is resumed."""
-    print_record(asyncio.run(_pull(data, repo_id, revision, name, card, staging, json)), is_json=json)
+    pulling = _pull(data, repo_id, revision, file, name, card, _parse_prices(prices), staging, json)
+    print_record(asyncio.run(pulling), is_json=json)
 
 
 @app.command()
@@ -128,38 +137,47 @@ async def _list(data: Path | None, search: str, task: str) -> list[dict[str, Any
     ]
 
 
-async def _publish(data: Path | None, path: Path, name: str | None, card: Path | None, json: bool) -> dict[str, Any]:
-    from catalog.model_folder import facts_of, inspect_folder
+async def _publish(
+    data: Path | None, path: Path, name: str | None, card: Path | None, prices: Prices | None, json: bool
+) -> dict[str, Any]:
+    from catalog.model_folder import facts_of, inspect_model
+    from cli.gguf_reader import read_gguf_model
 
     async with stores(data) as (database, objects):
-        folder = await asyncio.to_thread(inspect_folder, path)
-        facts = facts_of(folder, name, card, supports_tools=_supports_tools)
-        return _row(await _publish_folder(json, database, objects, folder, facts))
+        folder = await asyncio.to_thread(inspect_model, path, read_gguf_model)
+        facts = _priced(facts_of(folder, name, card, supports_tools=_supports_tools), prices)
+        published = await _publish_folder(json, database, objects, folder, facts)
+    _note_if_free(published, json)
+    return _row(published)
 
 
 async def _pull(
     data: Path | None,
     repo_id: str,
     revision: str,
+    file: str,
     name: str | None,
     card: Path | None,
+    prices: Prices | None,
     staging: Path | None,
     json: bool,
 ) -> dict[str, Any]:
     from catalog.listed import repository_of
-    from catalog.model_folder import facts_of, inspect_folder
+    from catalog.model_folder import facts_of, inspect_model
     from catalog.pull import pull as pull_files
+    from cli.gguf_reader import read_gguf_model
     from cli.transfer_progress import transfer_progress
 
     async with stores(data) as (database, objects):
         if repo_id.startswith("@"):
             name, repo_id = name or repo_id, repository_of(repo_id)
         with transfer_progress(json) as on_progress:
-            pulled = await asyncio.to_thread(pull_files, repo_id, revision, staging, on_progress=on_progress)
-        folder = await asyncio.to_thread(inspect_folder, pulled.folder)
-        facts = facts_of(folder, name or f"@hf/{repo_id}", card, supports_tools=_supports_tools)
+            pulled = await asyncio.to_thread(pull_files, repo_id, revision, staging, file=file, on_progress=on_progress)
+        folder = await asyncio.to_thread(inspect_model, pulled.folder / file, read_gguf_model)
+        facts = _priced(facts_of(folder, name or f"@hf/{repo_id}", card, supports_tools=_supports_tools), prices)
         published = await _publish_folder(json, database, objects, folder, facts)
     await asyncio.to_thread(pulled.remove)
+    _note_if_free(published, json)
     return _row(published) | {"repo_id": repo_id, "commit": pulled.commit}
 
 
@@ -199,13 +217,45 @@ async def _publish_folder(
         )
 
 
-def _supports_tools(model_dir: Path) -> bool:
+def _parse_prices(text: str) -> Prices | None:
+    """Return the prices of a --prices option, or None if it is not given. Raises CommandFailed."""
+    from decimal import Decimal, InvalidOperation
+
+    from catalog.card import Prices
+
+    if not text:
+        return None
+    try:
+        input_price, output_price = (Decimal(part.strip()) for part in text.split(","))
+        return Prices(input=input_price, output=output_price)
+    except (ValueError, InvalidOperation):
+        raise CommandFailed(f"--prices must be two numbers of at least 0, such as 300,2300 (got {text!r})", 2) from None
+
+
+def _priced(facts: CardFacts, prices: Prices | None) -> CardFacts:
+    """Return the facts with `prices`, if given."""
+    import msgspec
+
+    return facts if prices is None else msgspec.structs.replace(facts, prices=prices)
+
+
+def _note_if_free(card: ModelCard, is_json: bool) -> None:
+    """Print a note on standard error if the model has no prices."""
+    from catalog.card import Prices
+
+    if card.prices == Prices():
+        remedy = "to set prices, publish or pull it again with --prices INPUT,OUTPUT (neurons per million tokens)"
+        note = f"calls of {card.name} are free; {remedy}"
+        typer.echo(dumps({"note": note}) if is_json else f"hearth: {note}", err=True)
+
+
+def _supports_tools(model_path: Path) -> bool:
     """Return True if the model supports tool calls; False if the engine is not installed."""
     try:
         from engine.tool_calls.tool_format import supports_tools
     except ImportError:
         return False
-    return supports_tools(model_dir)
+    return supports_tools(model_path)
 
 
 def _row(card: ModelCard) -> dict[str, Any]:
