@@ -148,15 +148,15 @@ async def test_busy_accounts_get_equal_shares(database: Database):
     for _ in range(3):
         await queue(database, ada, chunks=10, of=1, cost=30)
     await queue(database, bob, chunks=60, of=1, cost=10)
-    taken: Counter[str] = Counter()
+    served_tokens: Counter[str] = Counter()
     for number in range(44):
         if number == 20:
             await queue(database, eve, chunks=60, of=1, cost=10)
-            before = Counter(taken)
+            before = Counter(served_tokens)
         found = await take(database, f"w{number}")
-        taken[found.account_id] += 30 if found.account_id == ada else 10
+        served_tokens[found.account_id] += 30 if found.account_id == ada else 10
     assert abs(before[ada] - before[bob]) <= 30
-    gained = [taken[who] - before[who] for who in (ada, bob, eve)]
+    gained = [served_tokens[account] - before[account] for account in (ada, bob, eve)]
     assert max(gained) - min(gained) <= 2 * 30
 
 

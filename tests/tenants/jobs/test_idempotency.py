@@ -74,11 +74,11 @@ class Keys(RuleBasedStateMachine):
     def answered(self, mine: Claimed | None, is_told_twice: bool) -> None:
         if mine is None:
             return
-        answer = f"by {mine.owner}".encode()
-        was_kept = self._run(idempotency.keep(self.database, mine, answer))
+        response = f"by {mine.owner}".encode()
+        was_kept = self._run(idempotency.keep(self.database, mine, response))
         assert was_kept == self._is_owner(mine)
         if was_kept:
-            self.answer[mine.keyed.key_hash] = answer
+            self.answer[mine.keyed.key_hash] = response
         if is_told_twice:  # a retry after the database's reply was lost
             assert not self._run(idempotency.keep(self.database, mine, b"again"))
 
