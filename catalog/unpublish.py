@@ -38,7 +38,8 @@ class Unpublished:
 async def unpublish(database: Database, objects: Objects, name: str, *, note: Note | None = None) -> Unpublished:
     """Remove all versions of a published model. Replicas that nodes have loaded stay loaded.
 
-    Raises InvalidModelId; PublishError if the model is built in, does not exist, or is the target of an alias; StoreError.
+    Raises PublishError if the model is built in, does not exist, or is the target of an alias; InvalidModelId;
+    StoreError.
     """
     name = parse_model_id(name)
     if name in builtin_models():

@@ -1,4 +1,4 @@
-"""`hearth model`: list, show, publish, pull, quantize, alias and remove models. Progress is printed on standard error."""
+"""`hearth model`: list, show, publish, pull, quantize, alias and remove models. Progress goes to standard error."""
 
 from __future__ import annotations
 
@@ -338,4 +338,3 @@ def _row(card: ModelCard) -> dict[str, Any]:
         "size_bytes": sum(file.size_bytes for file in card.files),
         "revision": card.revision,
     }
-

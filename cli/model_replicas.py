@@ -169,9 +169,7 @@ def _operator(data: Path | None) -> ServiceIdentity:
         return ServiceIdentity(path, ensure_key(path, SUBJECT, "", change), "operator")
 
 
-async def _request(
-    identity: ServiceIdentity, node_id: str, address: str, action: str, body: Mapping[str, Any]
-) -> None:
+async def _request(identity: ServiceIdentity, node_id: str, address: str, action: str, body: Mapping[str, Any]) -> None:
     """Send one request to a node and wait for its result. Raises CommandFailed."""
     import httpx
 

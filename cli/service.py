@@ -232,7 +232,9 @@ def inventory(path: Path) -> list[dict[str, Any]]:
     return [{**_shown(key), "status": status_of(key, found, time.time())} for key in found.keys]
 
 
-def change_ring_and_audit(path: Path, data: Path | None, action: str, id_: str, detail: str, change: Callable[[Ring], Ring]) -> None:
+def change_ring_and_audit(
+    path: Path, data: Path | None, action: str, id_: str, detail: str, change: Callable[[Ring], Ring]
+) -> None:
     """Change the ring, and append an audit entry if the platform's database is known. Raises CommandFailed."""
     with service_failures(path):
         asyncio.run(_change_and_audit(path, data, action, id_, detail, change))

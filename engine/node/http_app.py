@@ -2,7 +2,7 @@
 
     POST /execute   an Execute as JSON (call_id, namespace, revision, … are optional) -> its events, one JSON line each
     POST /load      {"model": …} -> 200 once the model is ready
-    POST /unload    {"model": …, "waits": false} -> 200 once it is unloaded; 409 if calls use it, unless it waits for them
+    POST /unload    {"model": …, "waits": false} -> 200 once it is unloaded; 409 if calls use it
     GET  /status    NodeStatus
     GET  /metrics   Prometheus text
     GET  /healthz   200 while the process runs

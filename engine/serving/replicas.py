@@ -149,7 +149,7 @@ class Replicas:
         replica.last_used_s = self._clock.monotonic_s()
         try:
             while replica.state == "loading" or not replica.is_alive:
-                if replica.state in ("ready", "draining"):  # its process has exited, and `on_exit` is about to be called
+                if replica.state != "loading":  # its process has exited, and `on_exit` is about to be called
                     await replica.has_crashed.wait()
                 assert replica.loading is not None
                 await asyncio.shield(replica.loading)
