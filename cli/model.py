@@ -1,4 +1,4 @@
-"""`hearth model`: list, publish, pull, quantize and alias models. Progress is printed on standard error."""
+"""`hearth model`: list, show, publish, pull, quantize, alias and remove models. Progress goes to standard error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import CommandFailed, JsonOption, print_record, print_rows
+from cli.model_replicas import load, ps, replica_rows, unload
+from cli.output import CommandFailed, JsonOption, print_record, print_rows, size_text
 from cli.stores import failures, stores
 from cli.target import DataOption, Target
 
@@ -21,7 +22,10 @@ if TYPE_CHECKING:
     from storage.database import Database
     from storage.objects import Objects
 
-app = typer.Typer(help="Models: list, publish, pull, quantize, alias.", no_args_is_help=True)
+app = typer.Typer(help="Models: list, show, publish, pull, load, unload, remove.", no_args_is_help=True)
+app.command()(ps)
+app.command()(load)
+app.command()(unload)
 COLUMNS = ("name", "task", "source", "context_window", "size", "revision", "alias_of")
 
 NameOption = Annotated[str | None, typer.Option("--name", help="Model id, such as @cf/acme/chat.")]
@@ -42,8 +46,32 @@ def list_(
     """List models and aliases."""
     rows = asyncio.run(_list(data, search, task))
     if not json:
-        rows = [row | {"revision": row["revision"][:12], "size": _size(row["size_bytes"])} for row in rows]
+        rows = [row | {"revision": row["revision"][:12], "size": size_text(row["size_bytes"])} for row in rows]
     print_rows(rows, COLUMNS, is_json=json, empty="no models match")
+
+
+@app.command()
+def show(
+    model: Annotated[str, typer.Argument(help="Model id or alias.", show_default=False)],
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a model's card, files, prices in neurons, aliases and replicas."""
+    record = asyncio.run(_show(data, model))
+    if not json:
+        record |= {"size": size_text(record.pop("size_bytes")), "files": [file["path"] for file in record["files"]]}
+        record["replicas"] = [f"{row['node']} {row['state']}" for row in record["replicas"]]
+    print_record(record, is_json=json)
+
+
+@app.command()
+def rm(
+    model: Annotated[str, typer.Argument(help="Id of a published model.", show_default=False)],
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Remove a published model, and its files except those that other models share."""
+    print_record(asyncio.run(_rm(data, model)), is_json=json)
 
 
 @app.command()
@@ -135,6 +163,47 @@ async def _list(data: Path | None, search: str, task: str) -> list[dict[str, Any
         _row(found.card) | {"name": found.requested_name, "alias_of": found.alias_of}
         for found in registry.matching(search, task)
     ]
+
+
+async def _show(data: Path | None, model: str) -> dict[str, Any]:
+    import msgspec
+
+    from catalog.aliases import follow, list_aliases
+    from catalog.card import ModelCard, parse_model_id
+    from catalog.registry import Registry
+
+    target = Target.find(data)
+    async with target.database() as database:
+        registry = Registry(database)
+        await registry.refresh()
+        aliases = await list_aliases(database)
+    with failures():
+        found = registry.find(parse_model_id(model))
+    if found is None:
+        raise CommandFailed(f"there is no model {model}; see `hearth model list`")
+    card = found.card
+    record = _row(card) | {"license": card.license, "description": card.description}
+    record |= {"prices": {name: price for name, price in msgspec.structs.asdict(card.prices).items() if price}}
+    record |= {"files": [msgspec.structs.asdict(file) for file in card.files]}
+    record["aliases"] = [alias for alias in aliases if follow(aliases, alias) == card.name]
+    has_nodes = bool(target.environ.get("REDIS_URL")) and not target.is_stopped
+    record["replicas"] = await replica_rows(target, card.name) if has_nodes else []
+    rest = {name: getattr(card, name) for name in ModelCard.__struct_fields__ if name not in record}
+    return record | {name: value for name, value in rest.items() if value not in (None, "", (), {})}
+
+
+async def _rm(data: Path | None, model: str) -> dict[str, Any]:
+    from catalog.unpublish import unpublish
+    from cli.audit_entries import append_removed
+
+    async with stores(data) as (database, objects):
+        removed = await unpublish(database, objects, model, note=append_removed)
+    return {
+        "removed": removed.card.name,
+        "revision": removed.card.revision,
+        "deleted_bytes": removed.deleted_bytes,
+        "kept_bytes": removed.kept_bytes,
+    }
 
 
 async def _publish(
@@ -269,10 +338,3 @@ def _row(card: ModelCard) -> dict[str, Any]:
         "size_bytes": sum(file.size_bytes for file in card.files),
         "revision": card.revision,
     }
-
-
-def _size(size_bytes: int) -> str:
-    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= step:
-            return f"{size_bytes / step:.1f} {unit}"
-    return f"{size_bytes} B"

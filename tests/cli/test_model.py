@@ -222,3 +222,36 @@ def test_model_without_prices_is_free_and_says_so(capsys: pytest.CaptureFixture[
     assert "free" not in capsys.readouterr().err
     for prices in ("300", "300,x", "-1,2", "1,NaN", "1,2,3"):
         assert "--prices must be two numbers" in failed(capsys, *publish[1:], "@cf/acme/tiny", "--prices", prices)
+
+
+def test_show_prints_card_files_prices_and_aliases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    printed(capsys, "publish", str(file), "--name", "@cf/acme/tiny", "--prices", "300,2300.5")
+    printed(capsys, "alias", "@cf/acme/alias", "@cf/acme/tiny")
+    shown = printed(capsys, "show", "@cf/acme/alias")
+    assert (shown["name"], shown["description"], shown["license"]) == ("@cf/acme/tiny", "Acme Tiny", "apache-2.0")
+    assert shown["prices"] == {"input": "300", "output": "2300.5"}
+    assert [entry["path"] for entry in shown["files"]] == ["tiny.gguf"]
+    assert (shown["aliases"], shown["replicas"]) == (["@cf/acme/alias"], [])
+    assert run(["model", "show", "@cf/acme/tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "input: 300, output: 2300.5" in out
+    assert "tiny.gguf" in out
+    assert "there is no model @cf/acme/none; see `hearth model list`" in failed(capsys, "show", "@cf/acme/none")
+    assert "a model id has the form" in failed(capsys, "show", "tiny")
+
+
+def test_removed_model_is_gone_and_audited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    revision = printed(capsys, "publish", str(file), "--name", "@cf/acme/tiny")["revision"]
+    printed(capsys, "alias", "@cf/acme/alias", "@cf/acme/tiny")
+    assert "is the target of @cf/acme/alias" in failed(capsys, "rm", "@cf/acme/tiny")
+    printed(capsys, "alias", "@cf/acme/alias", "--remove")
+    removed = {"removed": "@cf/acme/tiny", "revision": revision, "kept_bytes": 0}
+    assert printed(capsys, "rm", "@cf/acme/tiny") == removed | {"deleted_bytes": file.stat().st_size}
+    assert "no published model" in failed(capsys, "rm", "@cf/acme/tiny")
+    assert "is built in and cannot be removed" in failed(capsys, "rm", MINILM)
+    assert not list((tmp_path / "objects").rglob("*.json"))
+    assert run(["audit", "list", "--limit", "1", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["action"], entry["subject_id"], entry["detail"]) == ("model.remove", revision, "@cf/acme/tiny")

@@ -154,7 +154,7 @@ async def test_execute_accepts_an_operator_token_once(keys: ServiceKeys):
     replicas = Replicas(FakeStore(), FakeLoaders(), 4)
     status = NodeStatus(node_id="n1", pop="fra", address="unix:///x")
     node = keys.identity("node/n1", "fra")
-    door = HttpApp(Calls(replicas, max_calls=4), FakeStore(), node, lambda: status, lambda: True)
+    door = HttpApp(Calls(replicas, max_calls=4), replicas, FakeStore(), node, lambda: status, lambda: True)
     operator = keys.identity("operator/ann")
     token = operator.sign("node/n1")
     tries = [
