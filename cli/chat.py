@@ -49,7 +49,8 @@ def chat(
     check_gateway(gateway)
     if not gateway.account_id:
         raise CommandFailed("--url needs --account or CLOUDFLARE_ACCOUNT_ID", exit_code=2)
-    options = {"model": model or _chat_model(url, data), "max_tokens": max_tokens, "temperature": temperature}
+    model = model or _chat_model(url, data)
+    options = {"model": model, "max_tokens": max_tokens, "temperature": temperature}
     options = {name: value for name, value in options.items() if value is not None}
     if not sys.stdin.isatty():
         question = "\n\n".join(filter(None, (question, sys.stdin.read().strip())))
@@ -59,9 +60,9 @@ def chat(
         with ChatClient(gateway.url, gateway.account_id, gateway.api_token, options) as client:
             conversation = Conversation(client, system)
             if question:
-                _answer_once(conversation, question, options["model"], json)
+                _answer_once(conversation, question, model, json)
             elif sys.stdin.isatty():
-                _talk(conversation, options["model"])
+                _talk(conversation, model)
             else:
                 raise CommandFailed("standard input is empty: pipe a question, or pass one", exit_code=2)
     except (ChatRefused, GatewayUnavailable) as error:
