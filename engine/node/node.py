@@ -55,7 +55,7 @@ class Node:
         self._calls = Calls(self._replicas, settings.max_calls, adapters=NodeAdapters(store))
         identity = settings.service_identity()
         self._gateways = GatewayServer(self._calls, identity, settings.name, tls_context(settings))
-        app = HttpApp(self._calls, store, identity, self.status, lambda: self.is_ready)
+        app = HttpApp(self._calls, self._replicas, store, identity, self.status, lambda: self.is_ready)
         self._http = HttpServer(app)
         self._ephemeral = Ephemeral.connect(settings.redis_url)
         self._presence = Presence(self._ephemeral, settings.name, self.status)

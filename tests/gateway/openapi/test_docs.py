@@ -151,9 +151,9 @@ def script_of(running: Running) -> str:
 
 def test_pages_of_any_origin_may_call_the_api(client: httpx.Client, running: Running):
     origin = {"origin": "https://app.example"}
-    asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+    request = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
     url = f"{running.account_url}/ai/run/{PARROT}"
-    preflight = httpx.options(url, headers=origin | asked)
+    preflight = httpx.options(url, headers=origin | request)
     assert (preflight.status_code, preflight.content) == (204, b"")
     assert preflight.headers["access-control-allow-origin"] == "*"
     assert preflight.headers["access-control-allow-headers"] == "authorization,content-type"
