@@ -47,7 +47,9 @@ def test_first_call_of_the_page_works_as_shown_and_shows_no_secret(platform: Pla
     browser.open(f"{platform.base_url.removesuffix('/client/v4')}/docs")
     browser.wait_for("document.querySelectorAll('details.operation').length")
     fill(platform, browser)
-    curl, python = (browser.value(f"document.getElementById('first-{name}').textContent") for name in ("curl", "python"))
+    curl, python = (
+        browser.value(f"document.getElementById('first-{name}').textContent") for name in ("curl", "python")
+    )
     assert platform.api_token not in browser.value("document.body.textContent")
     environ = {**os.environ, "TOKEN": platform.api_token}
     command = curl.replace("export TOKEN=...   # your API token\n", "")

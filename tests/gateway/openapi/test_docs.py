@@ -124,7 +124,8 @@ def test_examples_of_the_first_call_work_and_contain_no_token(running: Running, 
     fields = {"account": running.tenants.account_id, "token": running.tenants.secrets["good"], "model": PARROT}
     page = f"""
         const fields = {json.dumps(fields)}, elements = {{}};
-        const document = {{ getElementById: (id) => elements[id] ??= {{ value: fields[id], addEventListener() {{}} }} }};
+        const element = (id) => elements[id] ??= {{ value: fields[id], addEventListener() {{}} }};
+        const document = {{ getElementById: element }};
         const location = {{ origin: {json.dumps(running.gateway.url)} }};
         const fetch = () => new Promise(() => {{}});
         {script_of(running)}
