@@ -116,10 +116,10 @@ class Decoder:
         return [*self._layers[-1].linear_shapes, head]
 
     @property
-    def linears(self) -> list[Linear]:
-        """Return the matrices that may stay packed: all except the experts'."""
-        head = [] if self._untied_head is None else [self._untied_head]
-        return [linear for layer in self._layers for linear in layer.linears] + head
+    def packable(self) -> list[Linear | Embedding]:
+        """Return the matrices that may stay packed: all except the experts' and the embedding of an untied head."""
+        head = self._embedding if self._untied_head is None else self._untied_head
+        return [*(linear for layer in self._layers for linear in layer.linears), head]
 
     def bind(self, kernels: Kernels, num_positions: int) -> None:
         """Pass the loaded weights to the device's operators, and create the position tables."""

@@ -31,7 +31,7 @@ from engine.kernels.interface import (
     Rotate,
 )
 from engine.kernels.native.adapters import NativeLowRank
-from engine.kernels.native.grouped import bind_grouped, supports_grouped
+from engine.kernels.native.grouped import GroupedMatrix, supports_grouped
 from engine.kernels.native.library import AttentionCall, find_library, load
 from engine.kernels.native.packed import bind_by_output, supports_by_output
 from engine.kernels.reference import Kernels
@@ -91,8 +91,14 @@ class NativeKernels(CpuKernels):
         if self.has_packed and supports_by_output(matrix.form, matrix.shape, dtype):
             return bind_by_output(self._library, matrix, bias)
         if supports_grouped(matrix.form, matrix.shape, dtype):
-            return bind_grouped(self._library, matrix, bias)
+            return GroupedMatrix(self._library, matrix, bias).multiply
         return super().packed_linear(matrix, bias, dtype)
+
+    def packed_table(self, matrix: QuantizedTensor, dtype: torch.dtype) -> tuple[Operator, Operator]:
+        if supports_grouped(matrix.form, matrix.shape, dtype):
+            grouped = GroupedMatrix(self._library, matrix, None)
+            return grouped.look_up, grouped.multiply
+        return super().packed_table(matrix, dtype)
 
     def rms_norm(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> Operator:
         if dtype not in _SUFFIXES:
