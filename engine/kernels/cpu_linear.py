@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
@@ -73,7 +73,7 @@ def fastest_dtype(shapes: Sequence[tuple[int, int]], budget_s: float = 0.08) -> 
     seconds = {}
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.ones(_PROBE_ROWS, num_in, dtype=dtype)  # [16, C]
-        seconds[dtype] = seconds_per_call(bind_linear(torch.ones(num_out, num_in, dtype=dtype), None), x, budget_s / 2)
+        seconds[dtype] = seconds_per_call(bind(torch.ones(num_out, num_in, dtype=dtype), None), x, budget_s / 2)
     is_float32_better = seconds[torch.float32] < _FLOAT32_MARGIN * seconds[torch.bfloat16]
     return torch.float32 if is_float32_better else torch.bfloat16
 
