@@ -66,8 +66,12 @@ def has_prepacked_linear(dtype: torch.dtype) -> bool:
     return result.shape == expected.shape and bool(torch.allclose(result.float(), expected, atol=tolerance, rtol=0.02))
 
 
-def fastest_dtype(shapes: Sequence[tuple[int, int]], budget_s: float = 0.08) -> torch.dtype:
-    """Return the faster of float32 and bfloat16 for matrices of these (out, in) shapes."""
+def fastest_dtype(
+    bind: Callable[[torch.Tensor, torch.Tensor | None], Operator],
+    shapes: Sequence[tuple[int, int]],
+    budget_s: float = 0.08,
+) -> torch.dtype:
+    """Return the faster of float32 and bfloat16 for products by `bind` with matrices of these (out, in) shapes."""
     largest = max(shapes, key=lambda shape: shape[0] * shape[1])
     num_out, num_in = min(largest[0], 2048), min(largest[1], 2048)
     seconds = {}

@@ -137,7 +137,7 @@ def _compare(shared: Runner, whole: Runner, adapters: list[LocalAdapter]) -> Par
 
 
 def _num_packed(runner: Runner) -> int:
-    return sum(getattr(matrix, "is_packed", False) for matrix in runner._model.packable)
+    return sum(linear.is_packed for linear in runner._model.linears)
 
 
 def _greedy(runner: Runner, prompts: list[list[int]], adapters: list[LocalAdapter]) -> list[list[int]]:
