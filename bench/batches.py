@@ -41,14 +41,14 @@ class Client:
     async def post(self, body: bytes, query: str = "") -> bytes:
         head = f"POST {self._path}{query} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {self._platform.api_token}\r\n"
         self._writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        told = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        if b"transfer-encoding: chunked" in told:
-            answer = await self._chunks()
+        result = (await self._reader.readuntil(b"\r\n\r\n")).lower()
+        if b"transfer-encoding: chunked" in result:
+            response = await self._chunks()
         else:
-            answer = await self._reader.readexactly(int(told.partition(b"content-length: ")[2].split(b"\r\n")[0]))
-        if not told.startswith(b"http/1.1 200"):
-            raise SystemExit(answer.decode())
-        return answer
+            response = await self._reader.readexactly(int(result.partition(b"content-length: ")[2].split(b"\r\n")[0]))
+        if not result.startswith(b"http/1.1 200"):
+            raise SystemExit(response.decode())
+        return response
 
     async def _chunks(self) -> bytes:
         parts = []
@@ -81,12 +81,12 @@ async def queued(client: Client, texts: list[str]) -> float:
     body = json.dumps({"requests": [{"text": text} for text in texts]}).encode()
     batch_id = json.loads(await client.post(body, "?queueRequest=true"))["result"]["request_id"]
     poll = json.dumps({"request_id": batch_id}).encode()
-    answer = await client.post(poll, "?queueRequest=true")
-    while b'"responses"' not in answer[:100]:
+    response = await client.post(poll, "?queueRequest=true")
+    while b'"responses"' not in response[:100]:
         await asyncio.sleep(POLL_S)
-        answer = await client.post(poll, "?queueRequest=true")
+        response = await client.post(poll, "?queueRequest=true")
     took = time.perf_counter() - started
-    responses: list[Any] = json.loads(answer)["result"]["responses"]
+    responses: list[Any] = json.loads(response)["result"]["responses"]
     assert [item["id"] for item in responses if item["success"]] == list(range(len(texts)))
     return len(texts) / took
 

@@ -293,7 +293,7 @@ def count_matching(loop: Loop, schemas: list[dict[str, Any]], num_requests: int)
     ]
     unclosed = run.ends.count("unclosed")
     met = len(drawn) - len(failures) - unclosed
-    return {"asked": len(drawn), "met": met, "unclosed": unclosed, "failures": failures[:5]}
+    return {"requested": len(drawn), "met": met, "unclosed": unclosed, "failures": failures[:5]}
 
 
 def matches_schema(schema: dict[str, Any], text: str) -> bool:

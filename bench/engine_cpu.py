@@ -218,12 +218,12 @@ def measure_warm(name: str, model_dir: Path, arguments: argparse.Namespace) -> d
     for repeat in range(arguments.repeats + 1):
         engine = Engine(runner, config)
         given = np.random.default_rng(repeat).integers(3, runner.vocab_size, (1, NUM_WARM))
-        for taken in seconds.values():  # cold, then warm
+        for times in seconds.values():  # cold, then warm
             started = time.perf_counter()
             run(engine, given, Sampling(max_tokens=1, temperature=0.0, ignore_eos=True), ids)
             if repeat:
-                taken.append(time.perf_counter() - started)
-    cold, warm = (float(np.median(taken)) for taken in seconds.values())
+                times.append(time.perf_counter() - started)
+    cold, warm = (float(np.median(times)) for times in seconds.values())
     row = {"model": name, "scenario": "warm2048", "cold_ms": round(cold * 1e3, 2), "warm_ms": round(warm * 1e3, 2)}
     row["ratio"] = round(warm / cold, 4)
     print(json.dumps(row), file=sys.stderr)
@@ -268,8 +268,8 @@ def open_peer(
         return json.loads(line)
 
     def generate(scenario: Scenario) -> tuple[float, list[int]]:
-        asked = {"prompts": prompts(scenario, vocab_size).tolist(), "num_out": scenario.num_out}
-        print(json.dumps(asked), file=process.stdin, flush=True)
+        request = {"prompts": prompts(scenario, vocab_size).tolist(), "num_out": scenario.num_out}
+        print(json.dumps(request), file=process.stdin, flush=True)
         found = answer()
         return found["seconds"], found["first"]
 

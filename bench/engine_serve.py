@@ -71,7 +71,7 @@ async def ask(url: urllib.parse.SplitResult, body: dict[str, Any], headers: str)
     content = json.dumps(body).encode()
     head = f"POST {url.path}/v1/completions HTTP/1.1\r\nhost: {url.netloc}\r\nconnection: close\r\n{headers}"
     head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    answer, stream = StreamResult(), StreamReader()
+    response, stream = StreamResult(), StreamReader()
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection(url.hostname, url.port or 80)
     try:
@@ -81,15 +81,15 @@ async def ask(url: urllib.parse.SplitResult, body: dict[str, Any], headers: str)
             raise ValueError((status + await reader.read(4096)).decode(errors="replace"))
         while not stream.is_done and (data := await reader.read(1 << 16)):
             now = time.perf_counter() - started
-            answer.chunk_s += [now] * stream.feed(data)
+            response.chunk_s += [now] * stream.feed(data)
     finally:
         writer.close()
     if not stream.is_done or not stream.usage:
         raise ValueError("a stream ended without [DONE] or without usage")
-    answer.end_s = time.perf_counter() - started
-    answer.prompt_tokens = stream.usage["prompt_tokens"]
-    answer.completion_tokens = stream.usage["completion_tokens"]
-    return answer
+    response.end_s = time.perf_counter() - started
+    response.prompt_tokens = stream.usage["prompt_tokens"]
+    response.completion_tokens = stream.usage["completion_tokens"]
+    return response
 
 
 def bodies(options: argparse.Namespace, seed: int) -> Iterator[dict[str, Any]]:
@@ -119,15 +119,15 @@ async def run(options: argparse.Namespace, num_requests: int, seed: int) -> tupl
     url = urllib.parse.urlsplit(options.url)
     headers = f"authorization: Bearer {options.api_key}\r\n" if options.api_key else ""
     waiting = itertools.islice(bodies(options, seed), num_requests)
-    answers: list[StreamResult] = []
+    responses: list[StreamResult] = []
 
     async def run_sequentially() -> None:
         for body in waiting:
-            answers.append(await ask(url, body, headers))
+            responses.append(await ask(url, body, headers))
 
     started = time.perf_counter()
     await asyncio.gather(*(run_sequentially() for _ in range(min(options.streams, num_requests))))
-    return answers, time.perf_counter() - started
+    return responses, time.perf_counter() - started
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -139,9 +139,9 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
 
 def figures(answers: Sequence[StreamResult], seconds: float) -> dict[str, Any]:
     """Return the figures of a run. ITL is the time between two chunks, TPOT the mean time per token after the first."""
-    num_generated = sum(answer.completion_tokens for answer in answers)
-    num_prompt = sum(answer.prompt_tokens for answer in answers)
-    gaps = [late - early for answer in answers for early, late in itertools.pairwise(answer.chunk_s)]
+    num_generated = sum(response.completion_tokens for response in answers)
+    num_prompt = sum(response.prompt_tokens for response in answers)
+    gaps = [late - early for response in answers for early, late in itertools.pairwise(response.chunk_s)]
     per_token = [(a.chunk_s[-1] - a.chunk_s[0]) / (a.completion_tokens - 1) for a in answers if a.completion_tokens > 1]
     return {
         "seconds": round(seconds, 3),
@@ -150,10 +150,10 @@ def figures(answers: Sequence[StreamResult], seconds: float) -> dict[str, Any]:
         "total_tokens_per_s": round((num_prompt + num_generated) / seconds, 1),
         "mean_prompt_tokens": round(num_prompt / len(answers), 1),
         "mean_output_tokens": round(num_generated / len(answers), 1),
-        "ttft_ms": percentiles([answer.chunk_s[0] for answer in answers]),
+        "ttft_ms": percentiles([response.chunk_s[0] for response in answers]),
         "itl_ms": percentiles(gaps),
         "tpot_ms": percentiles(per_token),
-        "e2e_ms": percentiles([answer.end_s for answer in answers]),
+        "e2e_ms": percentiles([response.end_s for response in answers]),
     }
 
 
@@ -181,10 +181,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.requests = options.requests or 4 * options.streams
     options.model = options.model or served_model(options.url, options.api_key)
     asyncio.run(run(options, min(2, options.requests), seed=0))  # warm-up, not counted
-    asked = {name: value for name, value in vars(options).items() if name != "api_key"}
+    request = {name: value for name, value in vars(options).items() if name != "api_key"}
     for number in range(1, options.rounds + 1):
-        answers, seconds = asyncio.run(run(options, options.requests, seed=number))
-        print(json.dumps({"bench": "engine_serve", "round": number, **asked, **figures(answers, seconds), **machine()}))
+        responses, seconds = asyncio.run(run(options, options.requests, seed=number))
+        print(
+            json.dumps(
+                {"bench": "engine_serve", "round": number, **request, **figures(responses, seconds), **machine()}
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -28,10 +28,10 @@ def line(promise: str, figure: str, command: str) -> dict[str, str]:
 
 
 def _commit() -> str:
-    asked = ["git", "rev-parse", "--short", "HEAD"]
+    command = ["git", "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(
-            asked, capture_output=True, text=True, check=True, cwd=Path(__file__).parent
+            command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

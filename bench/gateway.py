@@ -200,27 +200,25 @@ class Caller(asyncio.Protocol):
         return (self.first_s or time.perf_counter()) - start
 
 
-def load_process(asked: dict[str, Any]) -> None:
+def load_process(case: dict[str, Any]) -> None:
     """Print one line of JSON: the number of calls, the duration, and the times to first output."""
-    is_stream, count, seconds = asked["is_stream"], asked["connections"], asked["seconds"]
+    is_stream, count, seconds = case["is_stream"], case["connections"], case["seconds"]
     content = ("stream " if is_stream else "") + PROMPT
     body = json.dumps(
         {
-            "model": asked["model"],
+            "model": case["model"],
             "messages": [{"role": "user", "content": content}],
             "max_tokens": CHUNKS,
             "stream": is_stream,
         }
     )
-    heads = {"host": "bench", "content-type": "application/json", "content-length": str(len(body))} | asked["headers"]
+    heads = {"host": "bench", "content-type": "application/json", "content-length": str(len(body))} | case["headers"]
     lines = "".join(f"{name}: {value}\r\n" for name, value in heads.items())
-    request = f"POST {asked['path']} HTTP/1.1\r\n{lines}\r\n{body}".encode()
+    request = f"POST {case['path']} HTTP/1.1\r\n{lines}\r\n{body}".encode()
 
     async def run() -> dict[str, float]:
         loop = asyncio.get_running_loop()
-        pairs = [
-            await loop.create_connection(lambda: Caller(request), "127.0.0.1", asked["port"]) for _ in range(count)
-        ]
+        pairs = [await loop.create_connection(lambda: Caller(request), "127.0.0.1", case["port"]) for _ in range(count)]
         callers = [caller for _, caller in pairs]
         times: list[float] = []
         start = time.perf_counter()
@@ -232,7 +230,7 @@ def load_process(asked: dict[str, Any]) -> None:
                 if time.perf_counter() - start >= seconds:
                     return
 
-        if asked["at_once"]:
+        if case["at_once"]:
             while time.perf_counter() - start < seconds:
                 times += await asyncio.gather(*(caller.call() for caller in callers))
         else:
@@ -281,28 +279,28 @@ def measure(
     target: Target, is_stream: bool, connections: int, seconds: float, *, at_once: bool = False
 ) -> dict[str, Any]:
     """Measure one kind of load. If a peer responds unexpectedly, return what it sent."""
-    asked = {
+    request = {
         "port": target.port, "path": target.path, "model": target.model, "headers": target.headers,
         "is_stream": is_stream, "connections": connections, "seconds": seconds, "at_once": at_once,
     }  # fmt: skip
     before = cpu_seconds(target.pid)
-    command = [sys.executable, "-m", "bench.gateway", "load", json.dumps(asked)]
+    command = [sys.executable, "-m", "bench.gateway", "load", json.dumps(request)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         if target.name == "hearth":
             raise SystemExit(f"{target.name}, {connections} connections: {done.stderr[-800:]}")
         return {"error": done.stderr.strip().splitlines()[-1][:300]}
-    told = json.loads(done.stdout)
+    outcome = json.loads(done.stdout)
     spent = cpu_seconds(target.pid) - before
     result: dict[str, Any] = {
-        "calls_per_s": round(told["calls"] / told["wall_s"], 1),
-        "cpu_ms": round(spent / told["calls"] * 1000, 3),
-        "p50_ms": round(told["p50_ms"], 2),
-        "p99_ms": round(told["p99_ms"], 2),
+        "calls_per_s": round(outcome["calls"] / outcome["wall_s"], 1),
+        "cpu_ms": round(spent / outcome["calls"] * 1000, 3),
+        "p50_ms": round(outcome["p50_ms"], 2),
+        "p99_ms": round(outcome["p99_ms"], 2),
     }
     if is_stream:
-        result["events_per_s"] = round(told["events"] / told["wall_s"], 1)
-        result["tokens_per_s"] = round(told["calls"] * CHUNKS / told["wall_s"], 1)
+        result["events_per_s"] = round(outcome["events"] / outcome["wall_s"], 1)
+        result["tokens_per_s"] = round(outcome["calls"] * CHUNKS / outcome["wall_s"], 1)
     return result
 
 

@@ -216,19 +216,19 @@ def measure(running: Running, kind: str, seconds: float) -> dict[str, float]:
     done = subprocess.run(
         [*command, running.tenants.secrets["good"], kind, str(seconds)], capture_output=True, check=True, text=True
     )
-    told = json.loads(done.stdout)
+    outcome = json.loads(done.stdout)
     spent = cpu_seconds(pid) - before
     result = {
-        "calls": told["calls"],
-        "cpu_ms_per_call": round(spent / told["calls"] * 1000, 4),
-        "calls_per_s": round(told["calls"] / told["wall_s"], 1),
-        "first_p50_ms": round(told["first_p50_ms"], 2),
-        "first_p99_ms": round(told["first_p99_ms"], 2),
+        "calls": outcome["calls"],
+        "cpu_ms_per_call": round(spent / outcome["calls"] * 1000, 4),
+        "calls_per_s": round(outcome["calls"] / outcome["wall_s"], 1),
+        "first_p50_ms": round(outcome["first_p50_ms"], 2),
+        "first_p99_ms": round(outcome["first_p99_ms"], 2),
         "rss_mb": round(rss_mb(pid), 1),
     }
     if kind == "stream":
-        result["frames_per_s"] = round(told["chunks"] / told["wall_s"], 1)
-        result["cpu_us_per_token"] = round(spent / (told["calls"] * CHUNKS) * 1e6, 2)
+        result["frames_per_s"] = round(outcome["chunks"] / outcome["wall_s"], 1)
+        result["cpu_us_per_token"] = round(spent / (outcome["calls"] * CHUNKS) * 1e6, 2)
     return result
 
 

@@ -128,11 +128,11 @@ class Bench:
 
     def _prompt(self, text: str, number: int) -> list[int]:
         if text == "plain":
-            asked = PLAIN[number % len(PLAIN)]
+            question = PLAIN[number % len(PLAIN)]
         else:
             words = WORDS[number % 8 :] + WORDS[: number % 8]
-            asked = f"Repeat after me: {' '.join(words[:NUM_WORDS])}."
-        return self._tokenizer.encode_conversation([{"role": "user", "content": asked}])
+            question = f"Repeat after me: {' '.join(words[:NUM_WORDS])}."
+        return self._tokenizer.encode_conversation([{"role": "user", "content": question}])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Measure verification of an API token among a million, from the database and cached. Goals: 3 ms and 20 µs.
 
-    python -m bench.token_verification [--tokens 1000000] [--asked 500] [--wait-for FILE]
+    python -m bench.token_verification [--tokens 1000000] [--requested 500] [--wait-for FILE]
 
 Uses SQLite, and a real Postgres if `pgserver` is installed. Each token is verified once cold (its own query) and many
 times from the cache, in a process set up like the gateway's. Prints medians and 99th percentiles as JSON. Filling the
@@ -65,16 +65,17 @@ async def fill_postgres(url: str, rows: Iterator[tuple[object, ...]]) -> None:
     await connection.close()
 
 
-async def fill(url: str, num_tokens: int, num_asked: int) -> list[str]:
+async def fill(url: str, num_tokens: int, num_requested: int) -> list[str]:
     """Fill a migrated database with `num_tokens` tokens; return the secrets of those that will be verified."""
     await migrate(url)
     database = Database.connect(url)
     account_id = (await accounts.create(database, "bench")).account_id
     made = [
-        await api_tokens.create(database, PEPPER, account_id, "asked", ["Workers AI Read"]) for _ in range(num_asked)
+        await api_tokens.create(database, PEPPER, account_id, "requested", ["Workers AI Read"])
+        for _ in range(num_requested)
     ]
     await database.close()
-    rows = fillers(num_tokens - num_asked, account_id)
+    rows = fillers(num_tokens - num_requested, account_id)
     if url.startswith("sqlite"):
         await fill_sqlite(Path(url.removeprefix("sqlite://")), rows)
     else:
@@ -111,10 +112,14 @@ async def measure(url: str, secrets: list[str]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=1_000_000)
-    parser.add_argument("--asked", type=int, default=500)
+    parser.add_argument("--requested", type=int, default=500)
     parser.add_argument("--wait-for", type=Path, default=None)
     options = parser.parse_args()
-    report: dict[str, object] = {"bench": "token_verification", "tokens": options.tokens, "asked": options.asked}
+    report: dict[str, object] = {
+        "bench": "token_verification",
+        "tokens": options.tokens,
+        "requested": options.requested,
+    }
     folder = Path(tempfile.mkdtemp(prefix="hearth-bench-"))
     server = None
     try:
@@ -123,7 +128,7 @@ def main() -> None:
             server = PostgresServer()
             server.start()
             urls["postgres"] = server.url
-        secrets = {name: asyncio.run(fill(url, options.tokens, options.asked)) for name, url in urls.items()}
+        secrets = {name: asyncio.run(fill(url, options.tokens, options.requested)) for name, url in urls.items()}
         sys.stderr.write("filled\n")
         while options.wait_for is not None and not options.wait_for.exists():
             time.sleep(0.2)

@@ -173,12 +173,12 @@ SELECT pg_total_relation_size('usage_entries') AS entries_mb, pg_total_relation_
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=10_000_000)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     server = PostgresServer()
     server.start()
     try:
         asyncio.run(migrate(server.url))
-        print(json.dumps(asyncio.run(measure(server.url, asked.rows))))
+        print(json.dumps(asyncio.run(measure(server.url, options.rows))))
     finally:
         server.close()
 

@@ -41,12 +41,12 @@ class KeepAliveConnection:
         """Return the seconds from before the request is written to the first event; read the rest too."""
         started = time.perf_counter()
         self._connection.request("POST", self._path, json.dumps(body), self._headers)
-        answer = self._connection.getresponse()
-        first = answer.readline()
+        response = self._connection.getresponse()
+        first = response.readline()
         elapsed = time.perf_counter() - started
-        if answer.status != 200 or not first.startswith(b"data:"):
-            raise SystemExit(f"{answer.status}: {first.decode()}{answer.read().decode()}")
-        answer.read()
+        if response.status != 200 or not first.startswith(b"data:"):
+            raise SystemExit(f"{response.status}: {first.decode()}{response.read().decode()}")
+        response.read()
         return elapsed
 
     def close(self) -> None:

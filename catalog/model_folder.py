@@ -1,12 +1,13 @@
-"""Model folders in the Hugging Face layout: validate the files and derive a card from them.
+"""Model folders in the Hugging Face layout and GGUF files: validate the files and derive a card from them.
 
-Only safetensors, JSON and tokenizer files are accepted. Everything that executes code when it is loaded (pickles,
+Only safetensors, GGUF, JSON and tokenizer files are accepted. Everything that executes code when it is loaded (pickles,
 Python files, `auto_map`, custom module classes) is rejected without an option to allow it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,6 +19,7 @@ import msgspec
 from catalog.card import CardFacts, parse_facts, parse_model_id
 from catalog.errors import PublishError
 from catalog.listed import ListedModel, listed_models
+from catalog.manifest import is_plain_path
 from telemetry.clock import SYSTEM_CLOCK
 from weight_files.safetensors_header import HeaderError, read_header
 
@@ -26,15 +28,41 @@ _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy"
 _CODE = (".py", ".pyc", ".so", ".dll", ".dylib")
 _MAX_CONFIG_BYTES = 1024 * 1024
 _INDEX = "model.safetensors.index.json"
+_IMAGE_ENCODER = "mmproj"  # file name prefix of a vision encoder beside a GGUF text model
+_PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
+_MAX_PARTS = 1000
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """The content of a GGUF header: the model's `config.json`, and its name and license, which may be empty."""
+
+    config: dict[str, Any]
+    description: str = ""
+    license: str = ""
+
+
+GgufReader = Callable[[Path, bool], GgufModel]
+"""Reads the header of a GGUF file, with its tokenizer if the flag is set. Raises PublishError."""
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A validated model folder: its `config.json` and the sorted relative paths of its model files."""
+    """A validated model: its folder, its `config.json` and the sorted relative paths of its model files.
+
+    `gguf` is set if the weights are a GGUF file, and `is_single_file` if the model has no other files.
+    """
 
     path: Path
     config: dict[str, Any]
     files: tuple[str, ...]
+    gguf: GgufModel | None = None
+    is_single_file: bool = False
+
+    @property
+    def model_path(self) -> Path:
+        """The path that the engine opens: the folder, or the GGUF file (the first of its parts)."""
+        return self.path / self.files[0] if self.is_single_file else self.path
 
     @property
     def architecture(self) -> str:
@@ -47,30 +75,79 @@ def is_model_file(path: str) -> bool:
     return path.endswith(_MODEL_SUFFIXES) and not any(part.startswith(".") for part in path.split("/"))
 
 
+def gguf_parts(name: str) -> tuple[str, ...]:
+    """Return the names of all parts of a GGUF file, given its name or that of its first part. Raises PublishError."""
+    part = _PART.fullmatch(name)
+    if part is None:
+        return (name,)
+    if int(part[2]) != 1 or not 1 <= int(part[3]) <= _MAX_PARTS:
+        raise PublishError(f"{name} is one of several parts: give the first one, {part[1]}-00001-of-{part[3]}.gguf")
+    return tuple(f"{part[1]}-{number:05d}-of-{part[3]}.gguf" for number in range(1, int(part[3]) + 1))
+
+
+def inspect_model(path: Path, read_gguf: GgufReader) -> ModelFolder:
+    """Validate a folder, or a single GGUF file. Raises PublishError naming the file and the reason."""
+    if path.suffix == ".gguf" and path.is_file():
+        return _inspect_gguf(path.parent, path.name, (), read_gguf)
+    if path.is_dir() and not any(path.glob("*.safetensors")):
+        names = sorted(file.name for file in path.glob("*.gguf") if not file.name.startswith(_IMAGE_ENCODER))
+        models = [name for name in names if (part := _PART.fullmatch(name)) is None or int(part[2]) == 1]
+        if len(models) > 1:
+            raise PublishError(f"{path} has {len(models)} GGUF models ({', '.join(models[:5])}): give one of the files")
+        if models:
+            return _inspect_gguf(path, models[0], _model_files(path), read_gguf)
+    return inspect_folder(path)
+
+
 def inspect_folder(path: Path) -> ModelFolder:
-    """Validate a folder. Raises PublishError naming the file and the reason."""
+    """Validate a folder with safetensors. Raises PublishError naming the file and the reason."""
     if not path.is_dir():
         raise PublishError(f"{path} is not a folder")
-    found = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
-    found = [file for file in found if not any(part.startswith(".") for part in file.split("/"))]
-    for file in found:
-        if file.endswith(_PICKLES):
-            raise PublishError(f"{file}: pickle files are not supported; weights must be safetensors")
-        if file.endswith(_CODE):
-            raise PublishError(f"{file}: a model must not contain code")
-    files = tuple(file for file in found if is_model_file(file))
+    files = _model_files(path)
     if "config.json" not in files:
         raise PublishError("config.json is missing")
     if "tokenizer.json" not in files:
         raise PublishError("tokenizer.json is missing: save the tokenizer with transformers, which writes it")
-    for file in files:
-        _check_for_code(path, file)
     _check_weights(path, files)
     config = _read_json(path, "config.json")
+    _check_architectures(config, "config.json")
+    return ModelFolder(path, config, files)
+
+
+def _inspect_gguf(folder: Path, name: str, others: tuple[str, ...], read_gguf: GgufReader) -> ModelFolder:
+    """Validate a GGUF file in `folder` with `others`, the model files beside it."""
+    parts = gguf_parts(name)
+    for part in parts:
+        if not (folder / part).is_file():
+            raise PublishError(f"{part} is missing")
+        if not is_plain_path(part):
+            raise PublishError(f"{part}: a file name may contain only letters, digits, dots, hyphens and underscores")
+    header = read_gguf(folder / name, "tokenizer.json" not in others)
+    # The engine reads config.json in preference to the header.
+    config = _read_json(folder, "config.json") if "config.json" in others else header.config
+    _check_architectures(config, "config.json" if "config.json" in others else name)
+    return ModelFolder(folder, config, (*parts, *others), header, is_single_file=not others)
+
+
+def _model_files(path: Path) -> tuple[str, ...]:
+    """Return the model files of a folder, except GGUF files. Raises PublishError for pickles and code."""
+    found = sorted(str(file.relative_to(path)) for file in path.rglob("*") if file.is_file())
+    found = [file for file in found if not any(part.startswith(".") for part in file.split("/"))]
+    for file in found:
+        if file.endswith(_PICKLES):
+            raise PublishError(f"{file}: pickle files are not supported; weights must be safetensors or GGUF")
+        if file.endswith(_CODE):
+            raise PublishError(f"{file}: a model must not contain code")
+    files = tuple(file for file in found if is_model_file(file))
+    for file in files:
+        _check_for_code(path, file)
+    return files
+
+
+def _check_architectures(config: dict[str, Any], origin: str) -> None:
     architectures = config.get("architectures")
     if not (isinstance(architectures, list) and architectures and isinstance(architectures[0], str)):
-        raise PublishError("config.json: architectures is missing")
-    return ModelFolder(path, config, files)
+        raise PublishError(f"{origin}: architectures is missing")
 
 
 def facts_of(
@@ -79,7 +156,7 @@ def facts_of(
     """Return the facts of a card file, or facts derived from the folder and completed for a listed model.
 
     `name` takes precedence over the card's name and is required without a card. `supports_tools` returns True if the
-    chat template in a folder has a supported tool call format. Raises PublishError, CardError, OSError.
+    chat template of the model at a path has a supported tool call format. Raises PublishError, CardError, OSError.
     """
     if card is not None:
         facts = parse_facts(card.read_text("utf-8"), str(card))
@@ -87,7 +164,7 @@ def facts_of(
     if name is None:
         raise PublishError("a model without a card needs a name")
     facts = derive_facts(folder, name, SYSTEM_CLOCK.now())
-    if facts.task == "Text Generation" and supports_tools(folder.path):
+    if facts.task == "Text Generation" and supports_tools(folder.model_path):
         facts = msgspec.structs.replace(facts, capabilities=facts.capabilities | {"function_calling"})
     listed = listed_models().get(name)
     return facts if listed is None else facts_as_listed(facts, listed)
@@ -102,9 +179,11 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
     common = {"name": name, "created_at": now, "tags": ("published",)}
     if folder.architecture.endswith("ForCausalLM"):
         window = folder.config.get("max_position_embeddings", 2048)
+        header = folder.gguf or GgufModel(folder.config)
         facts = common | {
             "task": "Text Generation",
-            "description": f"{folder.architecture} model",
+            "description": header.description or f"{folder.architecture} model",
+            "license": header.license,
             "schema": "text_generation_legacy",
             # JSON mode works with every model; tool calls depend on the chat template.
             "capabilities": ["json_mode", "logit_bias", "lora", "multiple_choices"],
@@ -118,7 +197,7 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
     try:
         return msgspec.convert(facts, CardFacts)
     except msgspec.ValidationError as error:
-        raise PublishError(f"config.json: {error}") from error
+        raise PublishError(f"{'config.json' if folder.gguf is None else folder.files[0]}: {error}") from error
 
 
 def facts_as_listed(facts: CardFacts, listed: ListedModel) -> CardFacts:

@@ -57,16 +57,26 @@ async def publish(
         files.append(entry)
     manifest = manifest_of(facts, folder.architecture, tuple(files), recipe)
     card = card_of(facts, manifest, "published")
-    await objects.put_bytes(manifest_key(card.revision), manifest.encode())
     async with change(database) as connection:
         if facts.name in await read_aliases(connection):
             raise PublishError(f"{facts.name} is an alias: remove the alias first")
+        await _check_files(objects, files)
+        await objects.put_bytes(manifest_key(card.revision), manifest.encode())
         await write_card(connection, card, clock.now())
         if note is not None:
             await note(connection, card)
     pointer = msgspec.json.encode({"name": card.name, "revision": card.revision})
     await objects.put_bytes(pointer_key(card.name), pointer)
     return card
+
+
+async def _check_files(objects: Objects, files: Collection[FileEntry]) -> None:
+    """Raises PublishError if `unpublish` has deleted a file since its upload, because no manifest named it."""
+    for entry in files:
+        try:
+            await objects.stat(blob_key(entry.sha256))
+        except Missing:
+            raise PublishError(f"{entry.path} was deleted with another model meanwhile: publish again") from None
 
 
 async def _upload(objects: Objects, folder: ModelFolder, entry: FileEntry) -> bool:

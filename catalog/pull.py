@@ -1,8 +1,8 @@
 """Download a model from a Hugging Face hub into a local folder, pinned to one commit, with resumption.
 
-Downloads only safetensors, JSON and tokenizer files. Incomplete files end in `.partial`, and an interrupted download is
-resumed with a Range request. Every file's digest is compared with the hub's. The operator configures the hub's address
-(HF_ENDPOINT). Needs the `engine` extra, which is imported only when a download starts.
+Downloads only safetensors, JSON and tokenizer files, or one GGUF file. Incomplete files end in `.partial`, and an
+interrupted download is resumed with a Range request. Every file's digest is compared with the hub's. The operator
+configures the hub's address (HF_ENDPOINT). Needs the `engine` extra, which is imported only when a download starts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from typing import Any
 
 from catalog.errors import PullError
 from catalog.manifest import hash_file, is_plain_path
-from catalog.model_folder import is_model_file
+from catalog.model_folder import gguf_parts, is_model_file
 
 OnProgress = Callable[[str, int, int], None]  # file, bytes transferred, total bytes
 
 _MAX_ATTEMPTS_WITHOUT_PROGRESS = 5
+_MAX_SHOWN_FILES = 30
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # Files of sentence-transformers modules, for example 1_Pooling/config.json.
 _MODULE_FILE = re.compile(r"[0-9]+_[A-Za-z]+/[^/]+")
@@ -59,22 +60,24 @@ def pull(
     revision: str,
     staging: Path | None = None,
     *,
+    file: str = "",
     on_progress: OnProgress | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Pulled:
     """Download `repo_id` at `revision` (a branch, tag or commit) into a new folder in `staging`.
 
-    `staging` is by default in the user's cache. Blocks until the download is complete.
+    With `file`, the name of a GGUF file or of its first part, download only this file. `staging` is by
+    default in the user's cache. Blocks until the download is complete.
 
     Raises PullError, for example after five attempts in a row without progress. Downloaded data stays, and the next
     call continues there.
     """
     if importlib.util.find_spec("huggingface_hub") is None:
         raise PullError("pulling needs the `engine` extra: the package huggingface_hub is not installed")
-    commit, files = _list_files(repo_id, revision)
+    commit, files = _list_files(repo_id, revision, file)
     folder = (staging or _default_staging()) / re.sub(r"[^A-Za-z0-9._-]", "--", repo_id) / commit
-    for file in files:
-        _fetch(repo_id, commit, file, folder, on_progress or _ignore_progress, sleep)
+    for each in files:
+        _fetch(repo_id, commit, each, folder, on_progress or _ignore_progress, sleep)
     return Pulled(folder, repo_id, commit, files)
 
 
@@ -83,8 +86,8 @@ def _default_staging() -> Path:
     return Path(cache) / "hearth" / "pull"
 
 
-def _list_files(repo_id: str, revision: str) -> tuple[str, tuple[HubFile, ...]]:
-    """Return the current commit of `revision` and its model files."""
+def _list_files(repo_id: str, revision: str, file: str) -> tuple[str, tuple[HubFile, ...]]:
+    """Return the current commit of `revision` and its model files, or the parts of the GGUF file `file`."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError
 
@@ -99,10 +102,33 @@ def _list_files(repo_id: str, revision: str) -> tuple[str, tuple[HubFile, ...]]:
     commit = info.sha or ""
     if not _COMMIT.fullmatch(commit):
         raise PullError(f"{repo_id}: the hub returned no commit for {revision}")
-    listed = [_hub_file(repo_id, sibling) for sibling in info.siblings or () if _is_wanted(sibling.rfilename)]
-    if not any(file.path.endswith(".safetensors") for file in listed):
-        raise PullError(f"{repo_id} has no safetensors weights; other formats are not supported")
+    siblings = info.siblings or []
+    if file:
+        wanted = _gguf_files(repo_id, file, [sibling.rfilename for sibling in siblings])
+        return commit, tuple(_hub_file(repo_id, sibling) for sibling in siblings if sibling.rfilename in wanted)
+    listed = [_hub_file(repo_id, sibling) for sibling in siblings if _is_wanted(sibling.rfilename)]
+    if not any(each.path.endswith(".safetensors") for each in listed):
+        ggufs = [sibling.rfilename for sibling in siblings if sibling.rfilename.endswith(".gguf")]
+        remedy = f"choose one of its GGUF files with --file: {_shown(ggufs)}" if ggufs else "and no GGUF file"
+        raise PullError(f"{repo_id} has no safetensors weights{';' if ggufs else ''} {remedy}")
     return commit, tuple(_without_duplicates(listed))
+
+
+def _gguf_files(repo_id: str, file: str, found: list[str]) -> set[str]:
+    """Return the paths of the GGUF file `file` and its further parts. Raises PullError or PublishError."""
+    folder, slash, name = file.rpartition("/")
+    wanted = {f"{folder}{slash}{part}" for part in gguf_parts(name)}
+    if not file.endswith(".gguf") or not all(map(is_plain_path, wanted)):
+        raise PullError(f"{file} is not the name of a GGUF file")
+    missing = sorted(wanted - set(found))
+    if missing:
+        ggufs = [path for path in found if path.endswith(".gguf")]
+        raise PullError(f"{repo_id} has no file {missing[0]}; its GGUF files: {_shown(ggufs) or 'none'}")
+    return wanted
+
+
+def _shown(names: list[str]) -> str:
+    return ", ".join(names[:_MAX_SHOWN_FILES]) + (", …" if len(names) > _MAX_SHOWN_FILES else "")
 
 
 def _is_wanted(path: str) -> bool:
@@ -143,7 +169,7 @@ def _fetch(
     while _size(partial) < file.size_bytes or not partial.exists():
         before = _size(partial)
         try:
-            _request(repo_id, commit, file, partial, on_progress)
+            _append_missing_bytes(repo_id, commit, file, partial, on_progress)
         except OSError as error:
             num_attempts = 0 if _size(partial) > before else num_attempts + 1
             if num_attempts >= _MAX_ATTEMPTS_WITHOUT_PROGRESS or _is_rejection(error):
@@ -155,7 +181,7 @@ def _fetch(
     partial.replace(path)
 
 
-def _request(repo_id: str, commit: str, file: HubFile, partial: Path, on_progress: OnProgress) -> None:
+def _append_missing_bytes(repo_id: str, commit: str, file: HubFile, partial: Path, on_progress: OnProgress) -> None:
     """Append the missing bytes to `partial`. Raises OSError if the request or the connection fails."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.errors import HTTPError
@@ -171,7 +197,7 @@ def _request(repo_id: str, commit: str, file: HubFile, partial: Path, on_progres
         try:
             http_get(url, target, resume_size=done, headers=headers, expected_size=size, tqdm_class=progress_bar)
         except OSError:
-            raise
+            raise  # includes HfHubHTTPError, which is both an OSError and an HTTPError
         except HTTPError as error:
             raise OSError(_first_line(error)) from error
 

@@ -48,12 +48,17 @@ async def read_aliases(connection: AsyncConnection) -> dict[str, str]:
 
 async def write_card(connection: AsyncConnection, card: ModelCard, now: datetime) -> None:
     """Make `card` the current version of its model."""
-    await connection.execute(delete(published_models).where(published_models.c.name == card.name))
+    await delete_card(connection, card.name)
     await connection.execute(
         insert(published_models).values(
             name=card.name, revision=card.revision, card=encode_card(card), published_at=now
         )
     )
+
+
+async def delete_card(connection: AsyncConnection, name: str) -> None:
+    """Delete a published model."""
+    await connection.execute(delete(published_models).where(published_models.c.name == name))
 
 
 async def write_alias(connection: AsyncConnection, name: str, target: str, now: datetime) -> None:

@@ -35,6 +35,11 @@ async def append_published(connection: AsyncConnection, card: ModelCard) -> None
     await audit_entry("model.publish", card.revision, card.name)(connection)
 
 
+async def append_removed(connection: AsyncConnection, card: ModelCard) -> None:
+    """Append the entry for a removed model."""
+    await audit_entry("model.remove", card.revision, card.name)(connection)
+
+
 async def append_entry(database: Database, action: str, subject_id: str, detail: str = "") -> None:
     """Append an entry in a transaction of its own. Raises StoreUnavailable."""
     async with database.transaction() as connection:

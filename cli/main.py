@@ -1,4 +1,4 @@
-"""The `hearth` command: the list of its subcommands, and the place where every failure becomes one line.
+"""The `hearth` command: the list of its subcommands, and the conversion of every failure to one line.
 
 Subcommands import what they need when they run, so that `hearth --help` is fast.
 """

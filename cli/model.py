@@ -1,30 +1,39 @@
-"""`hearth model`: list, publish, pull, quantize and alias models. Progress is printed on standard error."""
+"""`hearth model`: list, show, publish, pull, quantize, alias and remove models. Progress goes to standard error."""
 
 from __future__ import annotations
 
 import asyncio
 from functools import partial
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli.output import CommandFailed, JsonOption, print_record, print_rows
+from cli.model_replicas import load, ps, replica_rows, unload
+from cli.output import CommandFailed, JsonOption, print_record, print_rows, size_text
 from cli.stores import failures, stores
 from cli.target import DataOption, Target
 
 if TYPE_CHECKING:
-    from catalog.card import CardFacts, ModelCard
+    from catalog.card import CardFacts, ModelCard, Prices
     from catalog.manifest import Recipe
     from catalog.model_folder import ModelFolder
     from storage.database import Database
     from storage.objects import Objects
 
-app = typer.Typer(help="Models: list, publish, pull, quantize, alias.", no_args_is_help=True)
+app = typer.Typer(help="Models: list, show, publish, pull, load, unload, remove.", no_args_is_help=True)
+app.command()(ps)
+app.command()(load)
+app.command()(unload)
 COLUMNS = ("name", "task", "source", "context_window", "size", "revision", "alias_of")
 
 NameOption = Annotated[str | None, typer.Option("--name", help="Model id, such as @cf/acme/chat.")]
 CardOption = Annotated[Path | None, typer.Option("--card", help="Card in TOML. Default: derived from the files.")]
+PricesOption = Annotated[
+    str,
+    typer.Option(help="INPUT,OUTPUT in neurons per million tokens. Default: those of the card or of the listed id."),
+]
 
 
 @app.command("list")
@@ -37,22 +46,47 @@ def list_(
     """List models and aliases."""
     rows = asyncio.run(_list(data, search, task))
     if not json:
-        rows = [row | {"revision": row["revision"][:12], "size": _size(row["size_bytes"])} for row in rows]
+        rows = [row | {"revision": row["revision"][:12], "size": size_text(row["size_bytes"])} for row in rows]
     print_rows(rows, COLUMNS, is_json=json, empty="no models match")
 
 
 @app.command()
-def publish(
-    folder: Annotated[Path, typer.Argument(help="Folder with config.json, a tokenizer and *.safetensors.")],
-    name: NameOption = None,
-    card: CardOption = None,
+def show(
+    model: Annotated[str, typer.Argument(help="Model id or alias.", show_default=False)],
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Publish a model from a folder in the Hugging Face layout."""
+    """Show a model's card, files, prices in neurons, aliases and replicas."""
+    record = asyncio.run(_show(data, model))
+    if not json:
+        record |= {"size": size_text(record.pop("size_bytes")), "files": [file["path"] for file in record["files"]]}
+        record["replicas"] = [f"{row['node']} {row['state']}" for row in record["replicas"]]
+    print_record(record, is_json=json)
+
+
+@app.command()
+def rm(
+    model: Annotated[str, typer.Argument(help="Id of a published model.", show_default=False)],
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Remove a published model, and its files except those that other models share."""
+    print_record(asyncio.run(_rm(data, model)), is_json=json)
+
+
+@app.command()
+def publish(
+    folder: Annotated[Path, typer.Argument(help="Model folder in the Hugging Face layout, or a GGUF file.")],
+    name: NameOption = None,
+    card: CardOption = None,
+    prices: PricesOption = "",
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Publish a model from a folder in the Hugging Face layout or from a GGUF file."""
     if name is None and card is None:
         raise CommandFailed("give a --name or a --card", exit_code=2)
-    print_record(asyncio.run(_publish(data, folder, name, card, json)), is_json=json)
+    print_record(asyncio.run(_publish(data, folder, name, card, _parse_prices(prices), json)), is_json=json)
 
 
 @app.command()
@@ -61,14 +95,17 @@ def pull(
         str, typer.Argument(help="Hub repository, such as org/model, or a listed model id.", show_default=False)
     ],
     revision: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "main",
+    file: Annotated[str, typer.Option(help="Pull only this GGUF file (of several parts, the first).")] = "",
     name: NameOption = None,
     card: CardOption = None,
+    prices: PricesOption = "",
     staging: Annotated[Path | None, typer.Option(help="Folder for temporary files.")] = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
     """Pull a model from the Hugging Face hub (HF_ENDPOINT) and publish it; an interrupted pull is resumed."""
-    print_record(asyncio.run(_pull(data, repo_id, revision, name, card, staging, json)), is_json=json)
+    pulling = _pull(data, repo_id, revision, file, name, card, _parse_prices(prices), staging, json)
+    print_record(asyncio.run(pulling), is_json=json)
 
 
 @app.command()
@@ -128,38 +165,88 @@ async def _list(data: Path | None, search: str, task: str) -> list[dict[str, Any
     ]
 
 
-async def _publish(data: Path | None, path: Path, name: str | None, card: Path | None, json: bool) -> dict[str, Any]:
-    from catalog.model_folder import facts_of, inspect_folder
+async def _show(data: Path | None, model: str) -> dict[str, Any]:
+    import msgspec
+
+    from catalog.aliases import follow, list_aliases
+    from catalog.card import ModelCard, parse_model_id
+    from catalog.registry import Registry
+
+    target = Target.find(data)
+    async with target.database() as database:
+        registry = Registry(database)
+        await registry.refresh()
+        aliases = await list_aliases(database)
+    with failures():
+        found = registry.find(parse_model_id(model))
+    if found is None:
+        raise CommandFailed(f"there is no model {model}; see `hearth model list`")
+    card = found.card
+    record = _row(card) | {"license": card.license, "description": card.description}
+    record |= {"prices": {name: price for name, price in msgspec.structs.asdict(card.prices).items() if price}}
+    record |= {"files": [msgspec.structs.asdict(file) for file in card.files]}
+    record["aliases"] = [alias for alias in aliases if follow(aliases, alias) == card.name]
+    has_nodes = bool(target.environ.get("REDIS_URL")) and not target.is_stopped
+    record["replicas"] = await replica_rows(target, card.name) if has_nodes else []
+    rest = {name: getattr(card, name) for name in ModelCard.__struct_fields__ if name not in record}
+    return record | {name: value for name, value in rest.items() if value not in (None, "", (), {})}
+
+
+async def _rm(data: Path | None, model: str) -> dict[str, Any]:
+    from catalog.unpublish import unpublish
+    from cli.audit_entries import append_removed
 
     async with stores(data) as (database, objects):
-        folder = await asyncio.to_thread(inspect_folder, path)
-        facts = facts_of(folder, name, card, supports_tools=_supports_tools)
-        return _row(await _publish_folder(json, database, objects, folder, facts))
+        removed = await unpublish(database, objects, model, note=append_removed)
+    return {
+        "removed": removed.card.name,
+        "revision": removed.card.revision,
+        "deleted_bytes": removed.deleted_bytes,
+        "kept_bytes": removed.kept_bytes,
+    }
+
+
+async def _publish(
+    data: Path | None, path: Path, name: str | None, card: Path | None, prices: Prices | None, json: bool
+) -> dict[str, Any]:
+    from catalog.model_folder import facts_of, inspect_model
+    from cli.gguf_reader import read_gguf_model
+
+    async with stores(data) as (database, objects):
+        folder = await asyncio.to_thread(inspect_model, path, read_gguf_model)
+        facts = _priced(facts_of(folder, name, card, supports_tools=_supports_tools), prices)
+        published = await _publish_folder(json, database, objects, folder, facts)
+    _note_if_free(published, json)
+    return _row(published)
 
 
 async def _pull(
     data: Path | None,
     repo_id: str,
     revision: str,
+    file: str,
     name: str | None,
     card: Path | None,
+    prices: Prices | None,
     staging: Path | None,
     json: bool,
 ) -> dict[str, Any]:
     from catalog.listed import repository_of
-    from catalog.model_folder import facts_of, inspect_folder
+    from catalog.model_folder import facts_of, inspect_model
     from catalog.pull import pull as pull_files
+    from cli.gguf_reader import read_gguf_model
     from cli.transfer_progress import transfer_progress
 
     async with stores(data) as (database, objects):
         if repo_id.startswith("@"):
             name, repo_id = name or repo_id, repository_of(repo_id)
         with transfer_progress(json) as on_progress:
-            pulled = await asyncio.to_thread(pull_files, repo_id, revision, staging, on_progress=on_progress)
-        folder = await asyncio.to_thread(inspect_folder, pulled.folder)
-        facts = facts_of(folder, name or f"@hf/{repo_id}", card, supports_tools=_supports_tools)
+            pulled = await asyncio.to_thread(pull_files, repo_id, revision, staging, file=file, on_progress=on_progress)
+        folder = await asyncio.to_thread(inspect_model, pulled.folder / file, read_gguf_model)
+        facts = _priced(facts_of(folder, name or f"@hf/{repo_id}", card, supports_tools=_supports_tools), prices)
         published = await _publish_folder(json, database, objects, folder, facts)
     await asyncio.to_thread(pulled.remove)
+    _note_if_free(published, json)
     return _row(published) | {"repo_id": repo_id, "commit": pulled.commit}
 
 
@@ -199,13 +286,45 @@ async def _publish_folder(
         )
 
 
-def _supports_tools(model_dir: Path) -> bool:
+def _parse_prices(text: str) -> Prices | None:
+    """Return the prices of a --prices option, or None if it is not given. Raises CommandFailed."""
+    from decimal import Decimal, InvalidOperation
+
+    from catalog.card import Prices
+
+    if not text:
+        return None
+    try:
+        input_price, output_price = (Decimal(part.strip()) for part in text.split(","))
+        return Prices(input=input_price, output=output_price)
+    except (ValueError, InvalidOperation):
+        raise CommandFailed(f"--prices must be two numbers of at least 0, such as 300,2300 (got {text!r})", 2) from None
+
+
+def _priced(facts: CardFacts, prices: Prices | None) -> CardFacts:
+    """Return the facts with `prices`, if given."""
+    import msgspec
+
+    return facts if prices is None else msgspec.structs.replace(facts, prices=prices)
+
+
+def _note_if_free(card: ModelCard, is_json: bool) -> None:
+    """Print a note on standard error if the model has no prices."""
+    from catalog.card import Prices
+
+    if card.prices == Prices():
+        remedy = "to set prices, publish or pull it again with --prices INPUT,OUTPUT (neurons per million tokens)"
+        note = f"calls of {card.name} are free; {remedy}"
+        typer.echo(dumps({"note": note}) if is_json else f"hearth: {note}", err=True)
+
+
+def _supports_tools(model_path: Path) -> bool:
     """Return True if the model supports tool calls; False if the engine is not installed."""
     try:
         from engine.tool_calls.tool_format import supports_tools
     except ImportError:
         return False
-    return supports_tools(model_dir)
+    return supports_tools(model_path)
 
 
 def _row(card: ModelCard) -> dict[str, Any]:
@@ -219,10 +338,3 @@ def _row(card: ModelCard) -> dict[str, Any]:
         "size_bytes": sum(file.size_bytes for file in card.files),
         "revision": card.revision,
     }
-
-
-def _size(size_bytes: int) -> str:
-    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= step:
-            return f"{size_bytes / step:.1f} {unit}"
-    return f"{size_bytes} B"

@@ -71,6 +71,14 @@ def print_failure(message: str, exit_code: int, *, is_json: bool) -> None:
     sys.stderr.write(line + "\n")
 
 
+def size_text(size_bytes: int) -> str:
+    """Return a number of bytes as text, such as `98.4 MB`."""
+    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size_bytes >= step:
+            return f"{size_bytes / step:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
 def _cell(value: Any) -> str:
     """Return a value as text: times to the second, numbers without an exponent, `-` for an empty value."""
     match value:

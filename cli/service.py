@@ -52,9 +52,9 @@ def make(
     from service_identity import key_ring as service_ring
 
     path = ring_path(ring, data)
-    with _failures(path):
+    with service_failures(path):
         private, row = create_key(path, subject, pop, days, start_s=time.time())
-    _change(path, data, "service_key.make", row.kid, subject, lambda old: service_ring.with_key(old, row))
+    change_ring_and_audit(path, data, "service_key.make", row.kid, subject, lambda old: service_ring.with_key(old, row))
     print_record({**_shown(row), "private_key": str(private)}, is_json=json)
 
 
@@ -76,10 +76,10 @@ def ensure(
         new: list[str] = []
 
         def change(kid: str, edit: Callable[[Ring], Ring], subject: str = subject, new: list[str] = new) -> None:
-            _change(path, data, "service_key.make", kid, subject, edit)
+            change_ring_and_audit(path, data, "service_key.make", kid, subject, edit)
             new.append(kid)
 
-        with _failures(path):
+        with service_failures(path):
             folder = ensure_key(path, subject, pop, change)
         rows.append({"subject": subject, "pop": pop, "keys": str(folder), "is_new": bool(new)})
     print_rows(rows, ("subject", "pop", "keys", "is_new"), is_json=json, empty="no services given")
@@ -99,9 +99,9 @@ def add(
     from service_identity import key_ring as service_ring
 
     path = ring_path(ring, data)
-    with _failures(path):
+    with service_failures(path):
         row = service_ring.public_key(public, subject, start_s=time.time(), life_days=days, pop=pop)
-    _change(path, data, "service_key.add", row.kid, subject, lambda old: service_ring.with_key(old, row))
+    change_ring_and_audit(path, data, "service_key.add", row.kid, subject, lambda old: service_ring.with_key(old, row))
     print_record(_shown(row), is_json=json)
 
 
@@ -123,11 +123,11 @@ def rotate(
     if not known:
         raise CommandFailed(f"{path} has no key of {subject}")
     pop = service_ring.newest_key(known).pop
-    with _failures(path):
+    with service_failures(path):
         private, row = create_key(path, subject, pop, days, start_s=time.time() + _seconds("starts", starts))
     overlap_s = _seconds("overlap", overlap)
     rotated: Callable[[Ring], Ring] = lambda old: service_ring.rotated(old, row, overlap_s=overlap_s)  # noqa: E731
-    _change(path, data, "service_key.rotate", row.kid, subject, rotated)
+    change_ring_and_audit(path, data, "service_key.rotate", row.kid, subject, rotated)
     print_record({**_shown(row), "private_key": str(private)}, is_json=json)
 
 
@@ -148,7 +148,7 @@ def issue(
     path, life_s = ring_path(ring, data), _seconds("life", life)
     if not 0 < life_s <= service_tokens.MAX_LIFE_S:
         raise CommandFailed(f"--life must be at most {service_tokens.MAX_LIFE_S} s (got {life})", 2)
-    with _failures(path):
+    with service_failures(path):
         kind, _ = service_tokens.parse_subject(subject)
         service_tokens.parse_subject(to)
         identity = ServiceIdentity(path, service_ring.folder_of(keys_path(path), subject), kind)
@@ -196,7 +196,7 @@ def revoke(
 
     kind = "key" if key else "subject" if subject else "token"
     _read(path)
-    _change(path, data, f"service_{kind}.revoke", key or subject or token, subject, revoked)
+    change_ring_and_audit(path, data, f"service_{kind}.revoke", key or subject or token, subject, revoked)
     print_record({"revoked": kind, "id": key or subject or token}, is_json=json)
 
 
@@ -210,7 +210,7 @@ def reinstate(
     path = ring_path(ring, data)
     edit: Callable[[Ring], Ring] = lambda old: service_ring.with_subject_reinstated(old, subject)  # noqa: E731
     _read(path)
-    _change(path, data, "service_subject.reinstate", subject, subject, edit)
+    change_ring_and_audit(path, data, "service_subject.reinstate", subject, subject, edit)
     print_record({"reinstated": subject}, is_json=json)
 
 
@@ -232,14 +232,16 @@ def inventory(path: Path) -> list[dict[str, Any]]:
     return [{**_shown(key), "status": status_of(key, found, time.time())} for key in found.keys]
 
 
-def _change(path: Path, data: Path | None, action: str, id_: str, detail: str, change: Callable[[Ring], Ring]) -> None:
+def change_ring_and_audit(
+    path: Path, data: Path | None, action: str, id_: str, detail: str, change: Callable[[Ring], Ring]
+) -> None:
     """Change the ring, and append an audit entry if the platform's database is known. Raises CommandFailed."""
-    with _failures(path):
+    with service_failures(path):
         asyncio.run(_change_and_audit(path, data, action, id_, detail, change))
 
 
 @contextlib.contextmanager
-def _failures(ring: Path) -> Iterator[None]:
+def service_failures(ring: Path) -> Iterator[None]:
     """Convert errors of service keys to CommandFailed."""
     from service_identity.key_ring import UnsafeKeyFile
 
@@ -281,7 +283,7 @@ def _platform_of(path: Path, data: Path | None) -> Target | None:
 def _read(path: Path) -> Ring:
     from service_identity.key_ring import read_ring
 
-    with _failures(path):
+    with service_failures(path):
         return read_ring(path).ring
 
 

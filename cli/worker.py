@@ -48,7 +48,7 @@ def dev(
 ) -> None:
     """Run a Worker in workerd: `env.AI` calls Hearth; KV, D1 and R2 are local stores. Ctrl-C stops it."""
     from worker_runtime.config import find_config, read_config
-    from worker_runtime.dev_server import GatewayTarget, dev_options, install_tools, started
+    from worker_runtime.dev_server import GatewayTarget, dev_options, install_tools, running_dev_server
     from worker_runtime.node_js import ToolsMissing
 
     if not script.is_file():
@@ -73,7 +73,7 @@ def dev(
     options = dev_options(worker, gateway, script.absolute(), host, port, folder / "state" / worker.name)
     if worker.ignored:
         _log(f"these fields of {path} are not supported and are ignored: {', '.join(worker.ignored)}")
-    with started(node, starter, options) as process:
+    with running_dev_server(node, starter, options) as process:
         _print_events(process, worker, gateway, is_json=json)
 
 

@@ -139,7 +139,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
 
 def _build(settings: GatewaySettings) -> Services:
     """Create all services; no store is contacted yet."""
-    locations = Locations.parse(settings.places, settings.pop, settings.stores_place)
+    locations = Locations.parse(settings.locations, settings.pop, settings.stores_location)
     proxies = networks_in(settings.trusted_proxies)
     clock = SteadyClock(SYSTEM_CLOCK)  # does not jump with the machine's clock
     database = Database.connect(settings.database_url)

@@ -117,15 +117,15 @@ class GatewaySettings(ProcessSettings):
     )
     host: str = setting("HEARTH_HOST", "Address to listen on.", default="127.0.0.1")
     port: int = setting("HEARTH_PORT", "Port to listen on. 0 selects a free port.", default=8787, check=_port)
-    places: str = setting(
-        "HEARTH_PLACES",
+    locations: str = setting(
+        "HEARTH_LOCATIONS",
         "Country and compliance programs of each PoP, as in fra=DE,iad=US:fedramp+hipaa. Calls bound to a region "
         "run only in PoPs that are listed here.",
         default="",
         check=parsed_by(parse_locations),
     )
-    stores_place: str = setting(
-        "HEARTH_STORES_PLACE",
+    stores_location: str = setting(
+        "HEARTH_STORES_LOCATION",
         "Location of Redis, the database and the object store, as in DE or US:fedramp. Empty: the location of "
         "this gateway.",
         default="",

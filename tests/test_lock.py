@@ -82,7 +82,7 @@ def test_every_direct_dependency_is_locked_within_its_range(lock: str):
         name = canonicalize_name(requirement.name)
         if name in NOT_LOCKED:
             continue
-        assert name in locked, f"{name} is asked for and not locked: run `make lock`"
+        assert name in locked, f"{name} is required but not locked: run `make lock`"
         assert requirement.specifier.contains(locked[name]), f"{name} {locked[name]} is outside {requirement.specifier}"
 
 

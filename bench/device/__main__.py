@@ -59,8 +59,8 @@ def run(name: str, command: list[str], folder: Path) -> str:
             ).returncode
         except subprocess.TimeoutExpired:
             code = 124
-    told = path.read_text().strip()
-    last = told.splitlines()[-1][:200] if told else ""
+    result = path.read_text().strip()
+    last = result.splitlines()[-1][:200] if result else ""
     kind = "ok" if code == 0 else "skipped" if last.startswith("skipped: ") else f"failed ({code})"
     return f"{name:<10} {kind:<12} {time.perf_counter() - started:6.1f} s   {last if kind != 'ok' else path}"
 

@@ -5,8 +5,8 @@
 
 Copy bandwidth; matrix products at a step's row counts for the five weight shapes of an 8B Llama in bfloat16 and fp8;
 upload bandwidth from pinned and pageable memory; the cost of a context, an import and a graph of 330 nodes; and the
-signature of torch's variable-length attention. Device time is taken with events, medians over many repeats, on random
-data and rotating inputs that no cache holds. Leaves the card's settings unchanged.
+signature of torch's variable-length attention. Device time is measured with events: medians over many repeats on
+random data and rotating inputs that no cache holds. Leaves the card's settings unchanged.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ def main() -> None:
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
     num_devices = torch.cuda.device_count() if options.device.startswith("cuda") else sys.maxsize
-    asked = [int(each) for each in options.ranks.split(",")]
-    skipped = {n: f"{num_devices} devices found" for n in asked if n > num_devices}
+    rank_counts = [int(each) for each in options.ranks.split(",")]
+    skipped = {n: f"{num_devices} devices found" for n in rank_counts if n > num_devices}
     parity = {"model_dir": str(SPARK), "dtype": "float32", "streams": [3], "tokens": NUM_PARITY, "threads": 1}
     expected = group(parity | {"device": "cpu", "ranks": 1})["first"]
     result: dict[str, Any] = {"torch": torch.__version__, "skipped": skipped, "is_equal": True, "by_ranks": {}}
@@ -74,7 +74,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
         write_random(Path(folder), SHAPES[options.shape])
         timed = {"model_dir": folder, "dtype": "bfloat16", "tokens": options.tokens, "threads": options.threads,
                  "streams": [int(each) for each in options.streams.split(",")]}  # fmt: skip
-        for ranks in asked:
+        for ranks in rank_counts:
             if ranks in skipped:
                 continue
             where = {"device": options.device, "ranks": ranks}

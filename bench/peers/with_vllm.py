@@ -45,9 +45,9 @@ def load(folder: str, dtype: str) -> tuple[Generate, str]:
         wanted = vllm.SamplingParams(
             max_tokens=num_out, min_tokens=num_out, temperature=0.0, ignore_eos=True, detokenize=False
         )
-        asked = [vllm.TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
-        found = engine.generate(asked, wanted, use_tqdm=False)
-        return [list(answer.outputs[0].token_ids) for answer in found]
+        requests = [vllm.TokensPrompt(prompt_token_ids=prompt) for prompt in prompts]
+        found = engine.generate(requests, wanted, use_tqdm=False)
+        return [list(response.outputs[0].token_ids) for response in found]
 
     return generate, vllm.__version__
 

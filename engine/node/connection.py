@@ -51,10 +51,10 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._open: dict[int, Call] = {}
         self._writer = CoalescingWriter(on_written=self._drop_if_unread)
-        self._is_proven = False
+        self._is_authenticated = False
         self._num_handshake_bytes = 0
-        self._made_s = self._heard_s = self._loop.time()
-        self._look_due_s = self._made_s
+        self._made_s = self._received_s = self._loop.time()
+        self._check_due_s = self._made_s
         self._paused_s: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         self.peer = ""
@@ -66,18 +66,18 @@ class Connection(asyncio.Protocol):
         # uvloop's transport class is not a subclass of asyncio's.
         self._transport = self._writer.transport = cast(asyncio.Transport, transport)
         self._connections.add(self)
-        self._look_again(self._loop.time())
+        self._schedule_check(self._loop.time())
         self._send(wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce))
 
     def data_received(self, data: bytes) -> None:
-        self._heard_s = self._loop.time()
+        self._received_s = self._loop.time()
         try:
-            if not self._is_proven:
+            if not self._is_authenticated:
                 self._num_handshake_bytes += len(data)
                 if self._num_handshake_bytes > MAX_HANDSHAKE_BYTES:
-                    raise wire.WireError("too much was sent before the handshake")
+                    raise wire.WireError(f"more than {MAX_HANDSHAKE_BYTES} bytes before the end of the handshake")
             for message in self._decoder.feed(data):
-                self._take(message)
+                self._handle(message)
         except wire.WireError as error:
             self.drop(str(error))
 
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         calls, self._open = self._open, {}
         for call in calls.values():
             call.abandon()
-        if self._is_proven:
+        if self._is_authenticated:
             logger.info("gateway disconnected", extra={"gateway": self.peer, "num_calls": len(calls), "why": repr(exc)})
         self._connections.discard(self)
         self.is_lost.set_result(None)
@@ -112,10 +112,10 @@ class Connection(asyncio.Protocol):
 
     # ── messages in ──
 
-    def _take(self, message: wire.Message) -> None:
+    def _handle(self, message: wire.Message) -> None:
         if isinstance(message, wire.Hello):
-            self._shake_hands(message)
-        elif not self._is_proven:
+            self._authenticate(message)
+        elif not self._is_authenticated:
             raise wire.WireError("the first message was not a Hello")
         elif isinstance(message, wire.Execute):
             self._execute(message)
@@ -126,13 +126,13 @@ class Connection(asyncio.Protocol):
         elif isinstance(message, wire.Ping):
             self._send(wire.Pong())
         else:
-            raise wire.WireError("a message that no gateway sends")
+            raise wire.WireError("unexpected message type")
 
-    def _shake_hands(self, hello: wire.Hello) -> None:
-        if self._is_proven:
+    def _authenticate(self, hello: wire.Hello) -> None:
+        if self._is_authenticated:
             raise wire.WireError("a second Hello")
         if hello.version != wire.VERSION:
-            raise wire.WireError(f"the gateway speaks version {hello.version}, we speak {wire.VERSION}")
+            raise wire.WireError(f"the gateway uses protocol version {hello.version}, this node {wire.VERSION}")
         if len(hello.nonce) < MIN_NONCE_BYTES:
             raise wire.WireError("the peer's nonce is too short")
         nonces = (self._nonce, hello.nonce)
@@ -140,7 +140,7 @@ class Connection(asyncio.Protocol):
         token = self._identity.sign(self._service.subject, nonces) if self._service is not None else ""
         if not token:
             raise wire.WireError("the peer sent no valid service token, or this node has no valid key to sign its own")
-        self._is_proven = True
+        self._is_authenticated = True
         self.peer = hello.sender[:64]
         self._send(wire.Hello(version=wire.VERSION, sender=self._node_id, nonce=self._nonce, token=token))
         logger.info("gateway connected", extra={"gateway": self.peer})
@@ -148,7 +148,7 @@ class Connection(asyncio.Protocol):
     def _execute(self, execute: wire.Execute) -> None:
         call_id = execute.call_id
         if call_id in self._open:
-            raise wire.WireError("a call id was used twice")
+            raise wire.WireError("a call id was used twice on one connection")
 
         def emit(event: Event) -> None:
             if isinstance(event, Finished | Failed):
@@ -168,13 +168,13 @@ class Connection(asyncio.Protocol):
         if self._transport is not None and self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.drop(f"more than {MAX_UNSENT_BYTES} bytes are unread")
 
-    def _watch(self) -> None:
+    def _check(self) -> None:
         """Check every second that the peer is authenticated, not revoked, alive, and reading."""
         now = self._loop.time()
         # A process that was stopped must not mistake its own pause for the gateway's silence.
-        self._heard_s += max(0.0, now - self._look_due_s)
-        silent_s = now - self._heard_s
-        if not self._is_proven and now - self._made_s > HANDSHAKE_TIMEOUT_S:
+        self._received_s += max(0.0, now - self._check_due_s)
+        silent_s = now - self._received_s
+        if not self._is_authenticated and now - self._made_s > HANDSHAKE_TIMEOUT_S:
             self.drop("no handshake")
         elif silent_s > wire.KEEPALIVE_TIMEOUT_S:
             self.drop(f"silent for {silent_s:.1f} s")
@@ -183,8 +183,8 @@ class Connection(asyncio.Protocol):
         elif self._paused_s is not None and now - self._paused_s > MAX_UNREAD_S:
             self.drop(f"read nothing for {MAX_UNREAD_S:g} s")
         else:
-            self._look_again(now)
+            self._schedule_check(now)
 
-    def _look_again(self, now: float) -> None:
-        self._look_due_s = now + wire.KEEPALIVE_INTERVAL_S
-        self._timer = self._loop.call_at(self._look_due_s, self._watch)
+    def _schedule_check(self, now: float) -> None:
+        self._check_due_s = now + wire.KEEPALIVE_INTERVAL_S
+        self._timer = self._loop.call_at(self._check_due_s, self._check)

@@ -1,12 +1,14 @@
 """The node's HTTP interface, for people with curl and for health checks.
 
     POST /execute   an Execute as JSON (call_id, namespace, revision, … are optional) -> its events, one JSON line each
+    POST /load      {"model": …} -> 200 once the model is ready
+    POST /unload    {"model": …, "waits": false} -> 200 once it is unloaded; 409 if calls use it
     GET  /status    NodeStatus
     GET  /metrics   Prometheus text
     GET  /healthz   200 while the process runs
     GET  /readyz    200 while the first wanted model can take calls and the node is not draining, else 503
 
-/execute requires a service token (`Authorization: Bearer TOKEN`), which can be used once. Plain ASGI.
+The POST routes require a service token (`Authorization: Bearer TOKEN`), which can be used once. Plain ASGI.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ from engine.serving.asgi import (
 from engine.serving.calls import Calls
 from engine.serving.model_store import ModelStore, ModelUnavailable
 from engine.serving.replica_metrics import export_replicas
+from engine.serving.replicas import Replicas
+from engine.tasks.work import Refused
 from storage.errors import StoreError
 from telemetry import metrics
 
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 DEFAULT_DEADLINE_S = 120.0
+_STATUS = {"model_unavailable": 404, "out_of_capacity": 409}
 
 
 class ExecuteBody(Struct, frozen=True, kw_only=True):
@@ -65,18 +70,27 @@ class ExecuteBody(Struct, frozen=True, kw_only=True):
     request_id: str = ""
 
 
+class ReplicaBody(Struct, frozen=True, kw_only=True):
+    """A model to load or unload. With `waits`, unloading waits for running calls."""
+
+    model: str
+    waits: bool = False
+
+
 class HttpApp:
     """The ASGI application."""
 
     def __init__(
         self,
         calls: Calls,
+        replicas: Replicas,
         store: ModelStore,
         identity: ServiceIdentity,
         status: Callable[[], NodeStatus],
         is_ready: Callable[[], bool],
     ) -> None:
         self._calls = calls
+        self._replicas = replicas
         self._store = store
         self._identity = identity
         self._status = status
@@ -87,6 +101,8 @@ class HttpApp:
         route = (scope["method"], scope["path"])
         if route == ("POST", "/execute"):
             await self._execute(scope, receive, send)
+        elif route in (("POST", "/load"), ("POST", "/unload")):
+            await self._change_replica(scope, receive, send)
         elif route == ("GET", "/status"):
             await send_response(send, 200, msgspec.json.encode(self._status()) + b"\n")
         elif route == ("GET", "/metrics"):
@@ -102,21 +118,47 @@ class HttpApp:
             await _send_error(send, 404, "no such route")
 
     async def _execute(self, scope: Message, receive: Receive, send: Send) -> None:
-        if not self._is_authorized(scope):
-            return await _send_error(send, 401, "a service token is required as a bearer token")
-        try:
-            body = await read_body(scope, receive, MAX_BODY_BYTES)
-        except BodyTooLarge:
-            return await _send_error(send, 413, f"the body must have at most {MAX_BODY_BYTES} bytes")
-        except ClientDisconnected:
-            return None
+        body = await self._authorized_body(scope, receive, send)
+        if body is None:
+            return
         try:
             execute = await self._parse(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
-            return await _send_error(send, 400, str(error))
+            await _send_error(send, 400, str(error))
         except (ModelUnavailable, StoreError) as error:
-            return await _send_error(send, 404, str(error))
-        await self._stream(execute, receive, send)
+            await _send_error(send, 404, str(error))
+        else:
+            await self._stream(execute, receive, send)
+
+    async def _change_replica(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Load or unload a model. The work continues if the client disconnects."""
+        body = await self._authorized_body(scope, receive, send)
+        if body is None:
+            return
+        try:
+            parsed = msgspec.json.decode(body, type=ReplicaBody)
+            if scope["path"] == "/load":
+                await self._replicas.load_current(parsed.model)
+            else:
+                await self._replicas.unload(parsed.model, waits=parsed.waits)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            await _send_error(send, 400, str(error))
+        except Refused as refused:
+            await _send_error(send, _STATUS.get(refused.failure.reason, 500), refused.failure.message)
+        else:
+            await send_response(send, 200, msgspec.json.encode({"model": parsed.model}) + b"\n")
+
+    async def _authorized_body(self, scope: Message, receive: Receive, send: Send) -> bytes | None:
+        """Return the body of a request with a valid service token; send an error and return None for others."""
+        if not self._is_authorized(scope):
+            await _send_error(send, 401, "a service token is required as a bearer token")
+            return None
+        try:
+            return await read_body(scope, receive, MAX_BODY_BYTES)
+        except BodyTooLarge:
+            await _send_error(send, 413, f"the body must have at most {MAX_BODY_BYTES} bytes")
+        except ClientDisconnected:
+            pass
         return None
 
     def _is_authorized(self, scope: Message) -> bool:
@@ -172,11 +214,11 @@ async def _next_events(events: asyncio.Queue[Event], disconnect: asyncio.Task[No
     if not getting.done():
         getting.cancel()
         return []
-    taken = [getting.result()]
+    pending = [getting.result()]
     with contextlib.suppress(asyncio.QueueEmpty):
         while True:
-            taken.append(events.get_nowait())
-    return taken
+            pending.append(events.get_nowait())
+    return pending
 
 
 async def _send_error(send: Send, status: int, message: str) -> None:

@@ -43,8 +43,8 @@ class Node:
         self._settings = settings
         self._started_s = time.monotonic()
         self._is_stopping = asyncio.Event()
-        self._is_hurried = asyncio.Event()
-        self._put_away = AsyncExitStack()
+        self._is_force_stopped = asyncio.Event()
+        self._exit_stack = AsyncExitStack()
         self._objects = Objects.connect(settings.objects_url) if settings.objects_url else None
         self._cache = DiskCache(settings.cache_dir, settings.cache_max_bytes)
         store = ModelStore(self._cache, self._objects)
@@ -55,8 +55,8 @@ class Node:
         self._calls = Calls(self._replicas, settings.max_calls, adapters=NodeAdapters(store))
         identity = settings.service_identity()
         self._gateways = GatewayServer(self._calls, identity, settings.name, tls_context(settings))
-        door = HttpApp(self._calls, store, identity, self.status, lambda: self.is_ready)
-        self._http = HttpServer(door)
+        app = HttpApp(self._calls, self._replicas, store, identity, self.status, lambda: self.is_ready)
+        self._http = HttpServer(app)
         self._ephemeral = Ephemeral.connect(settings.redis_url)
         self._presence = Presence(self._ephemeral, settings.name, self.status)
 
@@ -81,34 +81,34 @@ class Node:
 
     def stop(self) -> None:
         """Drain and stop; a second call stops without waiting for running calls."""
-        (self._is_hurried if self._is_stopping.is_set() else self._is_stopping).set()
+        (self._is_force_stopped if self._is_stopping.is_set() else self._is_stopping).set()
 
     async def open(self) -> None:
         """Start listening. Raises CannotListen after closing everything that was opened."""
-        self._put_away.callback(self._cache.close)
+        self._exit_stack.callback(self._cache.close)
         if self._objects is not None:
-            self._put_away.push_async_callback(self._objects.close)
-        self._put_away.push_async_callback(self._ephemeral.close)
-        self._put_away.push_async_callback(self._replicas.close)
+            self._exit_stack.push_async_callback(self._objects.close)
+        self._exit_stack.push_async_callback(self._ephemeral.close)
+        self._exit_stack.push_async_callback(self._replicas.close)
         try:
             with _naming("HEARTH_NODE_LISTEN"):
                 await self._gateways.open(parse_address(self._settings.listen))
-            self._put_away.push_async_callback(self._gateways.close)
+            self._exit_stack.push_async_callback(self._gateways.close)
             with _naming("HEARTH_NODE_HTTP"):
                 await self._http.open(parse_http_address(self._settings.http))
-            self._put_away.push_async_callback(self._http.close)
+            self._exit_stack.push_async_callback(self._http.close)
         except BaseException:
-            await self._put_away.aclose()
+            await self._exit_stack.aclose()
             raise
         logger.info("node listens", extra={"address": self._gateways.address, "http": self._http.address})
 
     async def run(self) -> None:
         """Run until stopped and drained, then close everything."""
-        async with self._put_away:
+        async with self._exit_stack:
             announcing = asyncio.create_task(self._presence.run())
             loading = asyncio.create_task(self._replicas.keep_ready())
             await self._until_stopped(announcing, loading)
-            await self._leave(loading)
+            await self._drain(loading)
             announcing.cancel()
             await asyncio.gather(announcing, return_exceptions=True)
             await self._presence.withdraw()
@@ -121,7 +121,7 @@ class Node:
         for task in done:
             task.result()
 
-    async def _leave(self, loading: asyncio.Task[None]) -> None:
+    async def _drain(self, loading: asyncio.Task[None]) -> None:
         logger.info("draining", extra={"num_calls": len(self._calls)})
         draining = asyncio.create_task(self._calls.drain(self._settings.drain_timeout_s))
         await asyncio.sleep(0)  # the next announcement reports draining
@@ -129,13 +129,13 @@ class Node:
         loading.cancel()
         await asyncio.gather(loading, return_exceptions=True)
         self._replicas.cancel_idle_loading()
-        hurried = asyncio.create_task(self._is_hurried.wait())
-        await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        force_stop = asyncio.create_task(self._is_force_stopped.wait())
+        await asyncio.wait({draining, force_stop}, return_when=asyncio.FIRST_COMPLETED)
         if not draining.done():
-            logger.warning("calls are cut short", extra={"num_calls": len(self._calls)})
+            logger.warning("cancelling calls", extra={"num_calls": len(self._calls)})
             self._calls.cancel_all()
         await draining
-        hurried.cancel()
+        force_stop.cancel()
         logger.info("drained", extra={"uptime_s": round(time.monotonic() - self._started_s)})
 
     def _changed(self) -> None:

@@ -32,7 +32,7 @@ class Presence:
         self._node_id = node_id
         self._status = status
         self._change = asyncio.Event()
-        self._is_away = False
+        self._is_unavailable = False
 
     def changed(self) -> None:
         """Request an announcement because the status has changed."""
@@ -56,10 +56,10 @@ class Presence:
         try:
             await self._ephemeral.announce(KIND, self._node_id, msgspec.json.encode(self._status()), TTL_S)
         except StoreUnavailable as error:
-            if not self._is_away:
-                logger.warning("presence cannot be announced", extra={"why": str(error)})
-            self._is_away = True
+            if not self._is_unavailable:
+                logger.warning("presence cannot be published", extra={"reason": str(error)})
+            self._is_unavailable = True
             return
-        if self._is_away:
-            logger.info("presence is announced again")
-        self._is_away = False
+        if self._is_unavailable:
+            logger.info("presence is published again")
+        self._is_unavailable = False

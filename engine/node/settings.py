@@ -34,106 +34,119 @@ class NodeSettings(ProcessSettings):
     """Settings of one node process."""
 
     listen: str = setting(
-        "HEARTH_NODE_LISTEN", "where gateways connect: unix:///path or tcp://host:port", check=parsed_by(parse_address)
+        "HEARTH_NODE_LISTEN",
+        "Address on which gateways connect: unix:///path or tcp://host:port.",
+        check=parsed_by(parse_address),
     )
     advertise: str = setting(
         "HEARTH_NODE_ADVERTISE",
-        "the address told to gateways, where it differs from the one listened on",
+        "Address published to gateways, if it differs from the listen address.",
         default="",
         check=parsed_by(parse_address),
     )
     http: str = setting(
         "HEARTH_NODE_HTTP",
-        "plain HTTP door for people and health checks: host:port or unix:///path",
+        "Address of the HTTP interface for operators and health checks: host:port or unix:///path.",
         default="127.0.0.1:8790",
         check=parsed_by(parse_http_address),
     )
     node_id: str = setting(
         "HEARTH_NODE_ID",
-        "this node's name, unique among nodes; its host name if not set",
+        "Unique name of this node. The default is the host name.",
         default="",
         check=plain_name,
     )
     objects_url: str = setting(
         "OBJECTS_URL",
-        "object store with published models: file:///folder or s3://bucket/prefix; built-in models need none",
+        "Object store with published models: file:///folder or s3://bucket/prefix. Built-in models need none.",
         default="",
         check=is_objects_url,
     )
     models: str = setting(
         "HEARTH_NODE_MODELS",
-        "model ids loaded at start, comma separated, the first one first; or none",
+        "Comma-separated ids of the models to load at startup, in this order; or none.",
         default=DEFAULT_MODELS,
         check=parsed_by(parse_models, InvalidModelId),
     )
     max_replicas: int = setting(
         "HEARTH_NODE_MAX_REPLICAS",
-        "models loaded at once; the least recently used idle one leaves for another",
+        "Largest number of models loaded at once. The least recently used idle model is unloaded for another.",
         default=4,
         check=at_least(1),
     )
     cache_dir: Path = setting(
-        "HEARTH_NODE_CACHE_DIR", "folder for weights fetched from the object store", default=Path(".hearth/cache/node")
+        "HEARTH_NODE_CACHE_DIR",
+        "Folder for weights downloaded from the object store.",
+        default=Path(".hearth/cache/node"),
     )
     cache_max_bytes: int = setting(
-        "HEARTH_NODE_CACHE_BYTES", "most that folder may hold", default=64 << 30, check=at_least(1 << 20)
+        "HEARTH_NODE_CACHE_BYTES", "Largest size of that folder in bytes.", default=64 << 30, check=at_least(1 << 20)
     )
     device: str = setting(
-        "HEARTH_NODE_DEVICE", "where models run: cpu or cuda", default="cpu", check=one_of("cpu", "cuda")
+        "HEARTH_NODE_DEVICE", "Device on which models run: cpu or cuda.", default="cpu", check=one_of("cpu", "cuda")
     )
     dtype: str = setting(
         "HEARTH_NODE_DTYPE",
-        "precision of weights and KV: auto, float32 or bfloat16",
+        "Precision of weights and KV cache: auto, float32 or bfloat16.",
         default="auto",
         check=one_of("auto", "float32", "bfloat16"),
     )
     num_threads: int = setting(
-        "HEARTH_NODE_THREADS", "threads a model computes with; 0 takes all cores but one", default=0, check=at_least(0)
+        "HEARTH_NODE_THREADS", "Threads per model. 0 uses all cores but one.", default=0, check=at_least(0)
     )
     tensor_parallel: int = setting(
         "HEARTH_NODE_TENSOR_PARALLEL",
-        "ranks (processes, each with its own device or share of the cores) that share each model that generates text; "
-        "its heads must divide",
+        "Ranks per text generation model: processes with a device or a part of the cores each. Must divide the "
+        "number of the model's heads.",
         default=1,
         check=at_least(1),
     )
     kv_memory_bytes: int = setting(
-        "HEARTH_NODE_KV_BYTES", "memory for the KV cache of each model", default=256 << 20, check=at_least(1 << 20)
+        "HEARTH_NODE_KV_BYTES",
+        "Bytes of memory for the KV cache of each model.",
+        default=256 << 20,
+        check=at_least(1 << 20),
     )
     adapter_memory_bytes: int = setting(
         "HEARTH_NODE_ADAPTER_BYTES",
-        "memory for the LoRA adapters of each text model; the least recently used idle one leaves first; 0 takes none",
+        "Bytes of memory for the LoRA adapters of each text model. The least recently used idle adapter is "
+        "evicted first. 0 disables adapters.",
         default=512 << 20,
         check=at_least(0),
     )
     max_sequences: int = setting(
-        "HEARTH_NODE_MAX_SEQUENCES", "sequences a model generates at once", default=64, check=at_least(1)
+        "HEARTH_NODE_MAX_SEQUENCES",
+        "Largest number of sequences that a model generates at once.",
+        default=64,
+        check=at_least(1),
     )
     max_waiting: int = setting(
-        "HEARTH_NODE_MAX_WAITING", "sequences queued behind them", default=1024, check=at_least(0)
+        "HEARTH_NODE_MAX_WAITING",
+        "Largest number of sequences waiting for each model.",
+        default=1024,
+        check=at_least(0),
     )
     max_step_tokens: int = setting(
         "HEARTH_NODE_STEP_TOKENS",
-        "tokens computed in one step: decoding first, then prefill",
+        "Largest number of tokens in one step: decoding first, then prefill.",
         default=512,
         check=at_least(16),
     )
     speculation: str = setting(
         "HEARTH_NODE_SPECULATION",
-        "what guesses tokens ahead, so that one step can confirm several: card (what each model's card says, else "
-        "off), prompt_lookup or off",
+        "Speculative decoding: card (the method on each model's card, otherwise off), prompt_lookup or off.",
         default="card",
         check=one_of("card", "prompt_lookup", "off"),
     )
     step_timeout_s: float = setting(
         "HEARTH_NODE_STEP_TIMEOUT_S",
-        "silence after which an engine process that owes an answer and does not compute is killed; eight times as long "
-        "for one that computes",
+        "Seconds without a response after which an idle engine process with pending work is killed; eight times as "
+        "long if it computes.",
         default=15.0,
         check=at_least(0.1),
     )
     max_calls: int = setting(
-        "HEARTH_NODE_MAX_CALLS", "calls this node has open at once", default=2048, check=at_least(1)
+        "HEARTH_NODE_MAX_CALLS", "Largest number of open calls on this node.", default=2048, check=at_least(1)
     )
 
     def service_identity(self) -> ServiceIdentity:

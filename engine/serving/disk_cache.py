@@ -1,12 +1,13 @@
-"""Weights on local disk: files under their own digests, models as folders of links to them, the least used out first.
+"""Weights on local disk: files under their own digests, models as folders of links to them. Evicts the least recently
+used models.
 
-    blobs/<sha256>              a file that had this digest when it came (.part: one that is still coming)
-    models/<revision>/…         links into blobs, under the names the model's manifest gives them
-    manifests/<revision>.json   written last: the model was complete; its time is that of the last use
-    quarantine/<sha256>         a file that did not have its digest, for the operator to look at
+    blobs/<sha256>              a file with this digest when it was downloaded (.part: a partial download)
+    models/<revision>/…         links into blobs, named as in the model's manifest
+    manifests/<revision>.json   written last, when the model is complete; its mtime is the last use
+    quarantine/<sha256>         a file with a wrong digest, kept for the operator
 
-One process owns a folder. Paths are made of digests only, never of a model's name. Knows nothing of where files come
-from. Blocking: call it in a thread.
+One process owns a folder. Paths consist of digests, never of a model's name. `model_store.py` downloads the files.
+Blocking: call it in a thread.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class DiskCache:
         for entry in manifest.files:
             path = self.blob_path(entry)
             if path.exists() and not is_intact(path, entry):
-                logger.error("a damaged file was put aside", extra={"file": entry.path, "sha256": entry.sha256})
+                logger.error("damaged file quarantined", extra={"file": entry.path, "sha256": entry.sha256})
                 path.replace(self._quarantine / entry.sha256)
             if not path.exists():
                 missing[entry.sha256] = entry

@@ -81,7 +81,7 @@ class ModelStore:
         except msgspec.DecodeError as error:
             raise ModelUnavailable(f"the pointer of {name} cannot be read") from error
         if pointer.name != name or not _REVISION.fullmatch(pointer.revision):
-            raise ModelUnavailable(f"the pointer of {name} is not its own")
+            raise ModelUnavailable(f"the pointer of {name} names another model or no valid revision")
         return pointer.revision
 
     async def open(self, name: str, revision: str) -> LocalModel:
@@ -139,11 +139,11 @@ class ModelStore:
         objects = self._objects_for(manifest.name)
         size_bytes = sum(entry.size_bytes for entry in missing)
         await asyncio.to_thread(self._cache.make_room, manifest, size_bytes, set(self._holds))
-        logger.info("fetching a model", extra={"model": manifest.name, "size_bytes": size_bytes})
-        places = asyncio.Semaphore(_MAX_PARALLEL_FILES)
+        logger.info("downloading model", extra={"model": manifest.name, "size_bytes": size_bytes})
+        slots = asyncio.Semaphore(_MAX_PARALLEL_FILES)
 
         async def fetch(entry: FileEntry) -> None:
-            async with places:
+            async with slots:
                 await self._fetch(objects, manifest.name, entry)
 
         try:
@@ -162,7 +162,7 @@ class ModelStore:
             for _ in range(_MAX_ATTEMPTS):
                 with contextlib.suppress(Damaged):
                     return await objects.download(key, path, sha256=entry.sha256)
-                logger.error("a file came damaged", extra={"model": name, "file": entry.path})
+                logger.error("downloaded file damaged", extra={"model": name, "file": entry.path})
             raise ModelUnavailable(f"{entry.path} of {name} is damaged in the object store")
         except Missing:
             raise ModelUnavailable(f"{entry.path} of {name} is not in the object store") from None

@@ -1,6 +1,6 @@
 """Replicas: the models this process has loaded, is loading, or could not load.
 
-    cold ──► loading ──► ready ──► draining ──► removed     idle, and another model needs its slot
+    cold ──► loading ──► ready ──► draining ──► removed     another model needs its slot, or an operator unloads it
                 ▲          │ crash
                 └──────────┘    after a growing delay; `failed` after MAX_CRASHES crashes in CRASH_WINDOW_S
 
@@ -39,6 +39,7 @@ MAX_CRASHES = 3
 CRASH_WINDOW_S = 300.0
 RETRY_FAILED_S = 2.0  # how long calls are refused after a failed load, before the next attempt
 MAX_RETRY_S = 30.0
+DRAIN_POLL_S = 0.02
 MAX_FAILED = 32  # failed replicas remembered
 
 
@@ -142,11 +143,13 @@ class Replicas:
         Raises Refused, also if the model's task is not `task`.
         """
         replica = self._find_or_load(model, revision)
+        if replica.state == "draining":
+            raise Refused("out_of_capacity", f"{model} is being unloaded", is_retryable=True)
         replica.num_calls += 1
         replica.last_used_s = self._clock.monotonic_s()
         try:
             while replica.state == "loading" or not replica.is_alive:
-                if replica.state == "ready":  # its process has exited, and `on_exit` is about to be called
+                if replica.state != "loading":  # its process has exited, and `on_exit` is about to be called
                     await replica.has_crashed.wait()
                 assert replica.loading is not None
                 await asyncio.shield(replica.loading)
@@ -192,6 +195,22 @@ class Replicas:
                 self._keep_task(replica.loading)
                 replica.loading.cancel()
         self._on_change()
+
+    async def unload(self, model: str, *, waits: bool) -> None:
+        """Unload all replicas of `model`, which is no longer wanted. A later call loads the model again.
+
+        Raises Refused if the model is not loaded, or if calls use it. With `waits`, new calls are refused instead, and
+        the model is unloaded once the last call has ended.
+        """
+        found = [replica for replica in self if replica.model == model]
+        num_calls = sum(replica.num_calls for replica in found)
+        if not found:
+            raise Refused("model_unavailable", f"{model} is not loaded")
+        if num_calls and not waits:
+            raise Refused("out_of_capacity", f"{num_calls} calls use {model}", is_retryable=True)
+        self._wanted = [name for name in self._wanted if name != model]
+        self._not_found.pop(model, None)
+        await asyncio.gather(*(self._drain(replica) for replica in found))
 
     def forget_crashes(self, replica: ModelReplica, reason: str) -> None:
         """Stop counting the replica's crashes against it, because their cause is known and is now refused."""
@@ -311,6 +330,19 @@ class Replicas:
             self._not_found.pop(evicted.model, None)
             await self._unload(evicted)
 
+    async def _drain(self, replica: ModelReplica) -> None:
+        """Refuse new calls, wait until running ones have ended, and unload the replica."""
+        while True:
+            if replica.loading is not None:  # also after a crash while calls run
+                await asyncio.wait({replica.loading})
+            if replica.state != "failed" and replica.state != "draining":
+                replica.state = "draining"
+                self._on_change()
+            if not replica.num_calls:
+                break
+            await asyncio.sleep(DRAIN_POLL_S)
+        await self._unload(replica)
+
     async def _unload(self, replica: ModelReplica) -> None:
         """Remove the replica and end its processes."""
         self._replicas.pop((replica.model, replica.revision), None)
@@ -363,7 +395,7 @@ def _is_crash_looping(replica: ModelReplica, now: float) -> bool:
 
 @contextlib.contextmanager
 def _refusals(model: str) -> Iterator[None]:
-    """Raise the errors that prevent loading a model as Refused."""
+    """Convert errors that prevent loading a model to Refused."""
     try:
         yield
     except (ModelUnavailable, ModelLoadError, CardError) as error:

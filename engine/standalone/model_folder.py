@@ -57,13 +57,13 @@ class FolderStore:
 
     async def current_revision(self, name: str) -> str:
         if name != self.name:
-            raise ModelUnavailable(f"this server has {self.name} only")
+            raise ModelUnavailable(f"this server serves {self.name} only")
         return self.revision
 
     async def open(self, name: str, revision: str) -> LocalModel:
         await self.current_revision(name)
         if not self._folder.exists():
-            raise ModelUnavailable(f"{self._folder} is gone")
+            raise ModelUnavailable(f"{self._folder} does not exist any more")
         return LocalModel(name, revision, self._folder, self._manifest)
 
     def release(self, revision: str) -> None:
@@ -86,10 +86,10 @@ def sampling_defaults(folder: Path) -> dict[str, Any]:
     """Return sampling defaults of `generation_config.json` as body fields, with OpenAI's defaults for missing ones.
     Raises FolderUnusable."""
     path = folder / "generation_config.json"
-    said = read_json(path) if path.is_file() else {}
+    values = read_json(path) if path.is_file() else {}
     defaults: dict[str, Any] = {"temperature": 1.0}
-    defaults |= {name: said[name] for name in _SAMPLING_FIELDS if said.get(name) is not None}
-    if said.get("do_sample") is False:
+    defaults |= {name: values[name] for name in _SAMPLING_FIELDS if values.get(name) is not None}
+    if values.get("do_sample") is False:
         defaults["temperature"] = 0.0
     if defaults.get("top_k") == -1:
         defaults["top_k"] = 0
@@ -128,7 +128,7 @@ def _architecture(folder: Path) -> str:
         return "a GGUF model"
     named = read_json(path).get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
-        raise FolderUnusable("config.json: architectures is missing: it says what the model is")
+        raise FolderUnusable("config.json: `architectures` is missing or empty; it must name the model's class")
     return named[0]
 
 

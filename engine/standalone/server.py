@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 PROGRESS_S = 5.0
 
-_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - what is listened on everywhere is reached here
+_ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to connect to
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class StandaloneServer:
         self._settings = settings
         self._started_s = time.monotonic()
         self._is_stopping = asyncio.Event()
-        self._is_hurried = asyncio.Event()
+        self._is_force_stopped = asyncio.Event()
         self._store = FolderStore(settings)
         defaults = sampling_defaults(settings.model_dir)
         self._dtype = dtype_of(settings.model_dir) if settings.dtype == "config" else settings.dtype
@@ -71,7 +71,7 @@ class StandaloneServer:
 
     def stop(self) -> None:
         """Drain and stop; a second call stops without waiting for running calls."""
-        (self._is_hurried if self._is_stopping.is_set() else self._is_stopping).set()
+        (self._is_force_stopped if self._is_stopping.is_set() else self._is_stopping).set()
 
     async def run(self) -> int:
         """Run until stopped and drained; return the exit code: 1 if the model cannot be loaded. Raises CannotListen."""
@@ -88,29 +88,29 @@ class StandaloneServer:
 
     async def _load(self) -> bool:
         """Load the model and print its progress; return False if it cannot be loaded or the server is stopping."""
-        size = _shown_size(weight_bytes(self._settings.model_dir))
-        _tell(f"loading {self._model.name}: {self._store.architecture}, {size} of weights")
+        size = _format_size(weight_bytes(self._settings.model_dir))
+        _print(f"loading {self._model.name}: {self._store.architecture}, {size} of weights")
         loading = asyncio.create_task(self._model.load())
         stopping = asyncio.create_task(self._is_stopping.wait())
         try:
             while not loading.done() and not stopping.done():
                 await asyncio.wait((loading, stopping), timeout=PROGRESS_S, return_when=asyncio.FIRST_COMPLETED)
                 if not loading.done() and not stopping.done():
-                    _tell(f"still loading after {time.monotonic() - self._started_s:.0f} s")
+                    _print(f"still loading after {time.monotonic() - self._started_s:.0f} s")
             if not loading.done():
                 return False
             model = loading.result()
             if (shortfall := self._shortfall(model)) is not None:
-                _tell(shortfall)
+                _print(shortfall)
                 return False
         except Refused as refusal:
-            _tell(f"{self._settings.model_dir} cannot be served: {refusal.failure.message}")
+            _print(f"{self._settings.model_dir} cannot be served: {refusal.failure.message}")
             return False
         finally:
             for task in (loading, stopping):
                 task.cancel()
             await asyncio.gather(loading, stopping, return_exceptions=True)
-        self._say_ready(model)
+        self._print_ready(model)
         return True
 
     def _shortfall(self, model: TaskModel) -> str | None:
@@ -124,14 +124,14 @@ class StandaloneServer:
     async def _drain(self) -> None:
         calls = self._model.calls
         if len(calls):
-            _tell(f"stopping: {len(calls)} answers get {self._settings.drain_timeout_s:g} s to finish")
+            _print(f"stopping: {len(calls)} calls get {self._settings.drain_timeout_s:g} s to finish")
         draining = asyncio.create_task(calls.drain(self._settings.drain_timeout_s))
-        hurried = asyncio.create_task(self._is_hurried.wait())
-        await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
+        force_stop = asyncio.create_task(self._is_force_stopped.wait())
+        await asyncio.wait({draining, force_stop}, return_when=asyncio.FIRST_COMPLETED)
         calls.cancel_all()
         await draining
-        hurried.cancel()
-        _tell(f"stopped after {time.monotonic() - self._started_s:.0f} s")
+        force_stop.cancel()
+        _print(f"stopped after {time.monotonic() - self._started_s:.0f} s")
 
     def _load_settings(self) -> _LoadSettings:
         settings = self._settings
@@ -148,8 +148,8 @@ class StandaloneServer:
             speculation=settings.speculation,
         )
 
-    def _say_ready(self, model: TaskModel) -> None:
-        """Print one line with a command that works to standard output."""
+    def _print_ready(self, model: TaskModel) -> None:
+        """Print one line to standard output that contains a ready-to-run curl command."""
         description = model.describe()
         details = f" ({description.details})" if description.details else ""
         seconds = time.monotonic() - self._started_s
@@ -168,13 +168,13 @@ class StandaloneServer:
         return ["curl", f"{url}/{description.example_path}", "-H", "content-type: application/json", "-d", body]
 
 
-def _tell(line: str) -> None:
+def _print(line: str) -> None:
     """Print a line for the user, separately from logs."""
     sys.stderr.write(f"hearth engine: {line}\n")
     sys.stderr.flush()
 
 
-def _shown_size(size_bytes: int) -> str:
+def _format_size(size_bytes: int) -> str:
     amount = float(size_bytes)
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if amount < 1024:

@@ -17,7 +17,7 @@ from telemetry.settings import SettingError
 
 DESCRIPTION = """\
 Serve one model from a folder in the Hugging Face layout over OpenAI's routes: no gateway, no account, no database.
-SIGTERM or Ctrl-C lets answers in flight finish; a second one does not."""
+SIGTERM or Ctrl-C lets running requests finish; a second signal stops at once."""
 
 _UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
@@ -93,82 +93,105 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     _add_model(parser.add_argument)
-    _add_bounds(parser.add_argument)
-    _add_door(parser.add_argument)
+    _add_limits(parser.add_argument)
+    _add_server_flags(parser.add_argument)
     return parser
 
 
 def _add_model(add: Callable[..., object]) -> None:
     """Add the flags of the model and its computation."""
     add("model_dir", metavar="MODEL_DIR", help="folder with config.json, tokenizer.json and weights, or a GGUF file")
-    add("--device", default="cpu", choices=("cpu", "cuda"), help="where the model runs")
+    add("--device", default="cpu", choices=("cpu", "cuda"), help="device on which the model runs")
     add(
         "--dtype",
         default="config",
         choices=("config", "auto", "bfloat16", "float32"),
-        help="precision of weights and KV: what config.json names, the fastest here, or this one",
+        help="precision of weights and KV cache: as in config.json, the fastest on this machine, or the given one",
     )
-    add("--threads", default=0, type=_whole(0, 4096), metavar="N", help="0 takes all cores but one")
+    add("--threads", default=0, type=_integer(0, 4096), metavar="N", help="number of threads; 0 uses all cores but one")
     add(
         "--tensor-parallel",
         "--tensor-parallel-size",
         default=1,
-        type=_whole(1, 64),
+        type=_integer(1, 64),
         metavar="RANKS",
-        help="processes that share the model; its heads must divide",
+        help="processes that share the model; must divide the number of its heads",
     )
     add(
         "--speculation",
         default=DEFAULT_SPECULATION,
         type=_speculation,
         metavar="WHAT",
-        help="what guesses tokens ahead: off, prompt_lookup, or draft:FOLDER, a smaller model of the same tokenizer",
+        help="speculative decoding: off, prompt_lookup, or draft:FOLDER (a smaller model, same tokenizer)",
     )
 
 
-def _add_bounds(add: Callable[..., object]) -> None:
+def _add_limits(add: Callable[..., object]) -> None:
     """Add the flags of limits."""
-    add("--max-model-len", default=0, type=_whole(0, 1 << 26), metavar="TOKENS", help="0 is the model's own context")
+    add(
+        "--max-model-len",
+        default=0,
+        type=_integer(0, 1 << 26),
+        metavar="TOKENS",
+        help="largest context; 0 is the model's own",
+    )
     add("--kv-memory", default="1GiB", type=_size, metavar="SIZE", help="memory for the KV cache, such as 2GiB")
     add(
         "--max-sequences",
         "--max-num-seqs",
         default=64,
-        type=_whole(1, 1 << 16),
+        type=_integer(1, 1 << 16),
         metavar="N",
-        help="answers that are generated at once",
+        help="largest number of sequences generated at once",
     )
-    add("--max-waiting", default=1024, type=_whole(0, 1 << 20), metavar="N", help="answers queued behind them")
+    add(
+        "--max-waiting",
+        default=1024,
+        type=_integer(0, 1 << 20),
+        metavar="N",
+        help="largest number of waiting sequences",
+    )
     add(
         "--max-step-tokens",
         "--max-num-batched-tokens",
         default=512,
-        type=_whole(16, 1 << 20),
+        type=_integer(16, 1 << 20),
         metavar="TOKENS",
-        help="tokens computed in one step",
+        help="largest number of tokens in one step",
     )
 
 
-def _add_door(add: Callable[..., object]) -> None:
+def _add_server_flags(add: Callable[..., object]) -> None:
     """Add the flags of address, names and access."""
-    add("--host", default="127.0.0.1", type=_host, help="address to listen on; 0.0.0.0 for every one of this machine")
-    add("--port", default=8000, type=_whole(0, 65535), help="0 takes a free one")
+    add(
+        "--host",
+        default="127.0.0.1",
+        type=_host,
+        help="address to listen on; 0.0.0.0 for all addresses of this machine",
+    )
+    add("--port", default=8000, type=_integer(0, 65535), help="port to listen on; 0 selects a free port")
     add(
         "--served-model-name",
         action="append",
         default=argparse.SUPPRESS,
         type=_name,
         metavar="NAME",
-        help="what callers call the model, may be repeated (default: the folder's name, and its path)",
+        help="name of the model in requests; can be repeated (default: the folder's name and its path)",
     )
     add(
         "--api-key",
         default=argparse.SUPPRESS,
         type=_key,
         metavar="KEY",
-        help="ask callers for it; @FILE reads it from a file",
+        help="API key that requests must have; @FILE reads the key from a file",
     )
-    add("--drain-timeout", default=30.0, type=_seconds, metavar="SECONDS", help="for answers in flight when stopping")
+    add(
+        "--drain-timeout",
+        default=30.0,
+        type=_seconds,
+        metavar="SECONDS",
+        help="time for running requests to finish when the server stops",
+    )
     add("--log-level", default="warning", type=str.lower, choices=("debug", "info", "warning", "error"))
 
 
@@ -205,7 +228,7 @@ def _host(text: str) -> str:
     return text.strip("[]")
 
 
-def _whole(low: int, high: int) -> Callable[[str], int]:
+def _integer(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?[0-9]{1,20}", text) or not low <= int(text) <= high:
             raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from {low} to {high}")

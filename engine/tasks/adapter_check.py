@@ -22,24 +22,21 @@ class AdapterCheck:
 
     def __init__(self, sites: Mapping[str, tuple[int, int]], architecture: str) -> None:
         self._sites, self._architecture = sites, architecture
-        self._found: BoundedCache[str, str] = BoundedCache(
-            _MAX_REMEMBERED
-        )  # digest -> error message, "" if the adapter fits
+        # digest -> error message, "" if the adapter fits
+        self._problems: BoundedCache[str, str] = BoundedCache(_MAX_REMEMBERED)
 
     async def check(self, adapter: LocalAdapter) -> None:
         """Check an adapter. Raises Refused."""
-        wrong = self._found.get(adapter.digest)
-        if wrong is None:
-            wrong = await asyncio.to_thread(self._find_fault, Path(adapter.folder))
-            self._found.put(adapter.digest, wrong)
-        if wrong:
-            raise Refused("invalid_input", f"'/lora' cannot be used with this model: {wrong}")
+        problem = self._problems.get(adapter.digest)
+        if problem is None:
+            problem = await asyncio.to_thread(self._find_problem, Path(adapter.folder))
+            self._problems.put(adapter.digest, problem)
+        if problem:
+            raise Refused("invalid_input", f"'/lora' cannot be used with this model: {problem}")
 
-    def _find_fault(self, folder: Path) -> str:
+    def _find_problem(self, folder: Path) -> str:
         if not self._sites:
-            return (
-                "it takes no adapters here: there is no memory for any (HEARTH_NODE_ADAPTER_BYTES), or it runs on a GPU"
-            )
+            return "adapters are disabled for it: HEARTH_NODE_ADAPTER_BYTES is 0 or too small, or it runs on a GPU"
         try:
             check_fit(read_adapter(folder), self._sites, self._architecture)
         except AdapterError as error:

@@ -32,14 +32,14 @@ class Choices:
         self._ends: dict[int, Finished] = {}
 
     def emitter(self, choice: int) -> Emit:
-        return lambda event: self._hear(choice, event)
+        return lambda event: self._on_event(choice, event)
 
     def cancel(self) -> Usage:
         """Free the blocks of all sequences within one step."""
         self._is_over = True
         return self._total([run.cancel() for run in self.runs])
 
-    def _hear(self, choice: int, event: Event) -> None:
+    def _on_event(self, choice: int, event: Event) -> None:
         if self._is_over:
             return
         if isinstance(event, Finished):

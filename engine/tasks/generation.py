@@ -1,7 +1,7 @@
 """Turn one sequence's outputs into a call's events: text with log probabilities, parts of tool calls, and the end.
 
-One engine step becomes at most one Token event or parts of calls. Counts every token once, including those of the marks
-around calls. Knows nothing of prompts.
+One engine step becomes at most one Token event or parts of calls. Counts every token once, including the special
+tokens around calls. Knows nothing of prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from engine.protocol.events import Failed, Finished, FinishReason, Started, Toke
 from engine.ranks.output import SequenceOutput, TokenIdLogprob
 from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
-from engine.tasks.answer import Answer
+from engine.tasks.generated_text import GeneratedText
 from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.work import Emit
 from engine.text.detokenizer import Detokenizer
@@ -26,8 +26,8 @@ from engine.tool_calls.call_parser import OutputPiece, ReasoningPiece, ToolCallP
 logger = logging.getLogger(__name__)
 
 _FAILURES: dict[str, Failed] = {
-    "out_of_capacity": Failed("out_of_capacity", "the model has no room for this now", is_retryable=True),
-    "context_too_long": Failed("context_too_long", "the prompt does not fit the memory of this model's replica"),
+    "out_of_capacity": Failed("out_of_capacity", "the model has no capacity for this request now", is_retryable=True),
+    "context_too_long": Failed("context_too_long", "the prompt does not fit into the KV cache of this model's replica"),
     "crashed": Failed("internal", "the process that ran the model ended", is_retryable=True, num_crashes=1),
     "error": Failed("internal", "the engine could not run this sequence"),
     "aborted": Failed("internal", "the model was unloaded", is_retryable=True),
@@ -36,7 +36,7 @@ _FAILURES: dict[str, Failed] = {
     ),
     "too_complex": Failed(
         "constraint_failed",
-        "the output format asked for is too complex to be followed within 10,000 states and 4 ms a token",
+        "the requested output format is too complex: it exceeds 10,000 states or 4 ms per token",
     ),
 }
 
@@ -50,7 +50,7 @@ class Generation:
         tokenizer: Tokenizer,
         request: SequenceRequest,
         detokenizer: Detokenizer,
-        answer: Answer,
+        generated: GeneratedText,
         emit: Emit,
         *,
         choice: int = 0,
@@ -66,17 +66,17 @@ class Generation:
         self._num_tops = request.sampling.logprobs or 0
         self._emit = emit
         self._detokenizer = detokenizer
-        self._answer = answer
-        self._is_held = request.constraint is not None
+        self._generated = generated
+        self._is_constrained = request.constraint is not None
         self._choice = choice
         self._echo = echo
         self._is_silent = is_silent
         self._held: list[SequenceOutput] = []  # outputs that wait for the prompt's echo
         self._num_cached = 0
         self._num_tokens = 0
-        self._num_thought = 0  # reasoning tokens
+        self._num_reasoning = 0  # reasoning tokens
         self._device_us = 0
-        self._num_unsaid = 0  # tokens whose text is still held back
+        self._num_unemitted = 0  # tokens whose text is still held back
         self._logprobs: list[TokenLogprob] = []
         self._is_started = False
         self._is_over = False
@@ -98,9 +98,9 @@ class Generation:
             elif self._is_waiting(output):
                 self._held.append(output)
             else:
-                self._tell(output)
+                self._convert(output)
         except Exception as error:
-            logger.exception("an answer could not be told: %s", type(error).__name__)
+            logger.exception("output could not be converted to events: %s", type(error).__name__)
             self._replica.abort(self._sequence_id)
             self._end(msgspec.structs.replace(_FAILURES["error"], usage=self._usage()))
 
@@ -109,15 +109,15 @@ class Generation:
         if self._echo is None or self._echo.is_ready or output.finish not in (None, "stop", "length", "unclosed"):
             return False
         if not self._held:
-            self._echo.when_ready(self._tell_held)
+            self._echo.when_ready(self._process_held)
         return True
 
-    def _tell_held(self) -> None:
+    def _process_held(self) -> None:
         held, self._held = self._held, []
         for output in held:
             self.on_output(output)
 
-    def _tell(self, output: SequenceOutput) -> None:
+    def _convert(self, output: SequenceOutput) -> None:
         self._num_cached = output.num_cached_tokens or self._num_cached
         self._device_us = output.device_us or self._device_us
         if self._is_silent and output.token_ids:
@@ -127,11 +127,11 @@ class Generation:
             return
         if output.token_ids:
             self._start()
-            self._say(self._take(output))
-        if self._answer.is_over:
+            self._emit_pieces(self._pieces_of(output))
+        if self._generated.is_over:
             self._finish("stop")
             self._replica.abort(self._sequence_id)
-        elif output.finish == "length" and self._is_held and self._answer.num_calls:
+        elif output.finish == "length" and self._is_constrained and self._generated.num_calls:
             self._finish("stop")  # the calls are complete; there was no room for more
         elif output.finish == "stop" or output.finish == "length":
             self._finish(output.finish)
@@ -142,26 +142,26 @@ class Generation:
 
     def _finish(self, reason: FinishReason) -> None:
         self._start()
-        self._say(self._answer.flush(is_cut=reason == "length"))
-        has_called = reason == "stop" and self._answer.num_calls > 0
-        self._end(Finished("tool_calls" if has_called else reason, self._usage(), self._answer.stop))
+        self._emit_pieces(self._generated.flush(is_cut=reason == "length"))
+        has_tool_calls = reason == "stop" and self._generated.num_calls > 0
+        self._end(Finished("tool_calls" if has_tool_calls else reason, self._usage(), self._generated.stop))
 
-    def _take(self, output: SequenceOutput) -> list[OutputPiece]:
+    def _pieces_of(self, output: SequenceOutput) -> list[OutputPiece]:
         """Count the tokens up to the end of the output; return the pieces that can be emitted."""
         pieces: list[OutputPiece] = []
         last = len(output.token_ids) - 1
         for index, token_id in enumerate(output.token_ids):
             self._num_tokens += 1
-            self._num_unsaid += 1
+            self._num_unemitted += 1
             is_end_token = index == last and output.finish == "stop"
-            was_thinking = self._answer.is_thinking
-            pieces += self._answer.push("" if is_end_token else self._detokenizer.push((token_id,)))
-            if was_thinking or self._answer.is_thinking:
-                self._num_thought += 1
+            was_reasoning = self._generated.is_reasoning_text
+            pieces += self._generated.push("" if is_end_token else self._detokenizer.push((token_id,)))
+            if was_reasoning or self._generated.is_reasoning_text:
+                self._num_reasoning += 1
                 self._logprobs.clear()  # log probabilities are reported for content only, not for reasoning
             elif output.logprobs and not is_end_token:
                 self._logprobs.append(self._logprob(token_id, output.logprobs[index]))
-            if self._answer.is_over:
+            if self._generated.is_over:
                 break
         return pieces
 
@@ -169,10 +169,10 @@ class Generation:
         tokenizer, likeliest = self._tokenizer, drawn.top[: self._num_tops]
         top = tuple((tokenizer.token_text(other), logprob) for other, logprob in likeliest)
         text = tokenizer.token_text(token_id)
-        spelled: tuple[bytes, ...] = ()
+        token_bytes: tuple[bytes, ...] = ()
         if "\ufffd" in text or any("\ufffd" in other for other, _ in top):
-            spelled = (tokenizer.token_bytes(token_id), *(tokenizer.token_bytes(other) for other, _ in likeliest))
-        return TokenLogprob(text, drawn.logprob, top, spelled)
+            token_bytes = (tokenizer.token_bytes(token_id), *(tokenizer.token_bytes(other) for other, _ in likeliest))
+        return TokenLogprob(text, drawn.logprob, top, token_bytes)
 
     def _start(self) -> None:
         if not self._is_started:
@@ -181,7 +181,7 @@ class Generation:
             if self._echo is not None:
                 self._emit(self._echo.token(self._choice))
 
-    def _say(self, pieces: Sequence[OutputPiece]) -> None:
+    def _emit_pieces(self, pieces: Sequence[OutputPiece]) -> None:
         """Emit pieces: adjacent texts as one event, with the log probabilities collected so far."""
         text = ""
         for piece in pieces:
@@ -189,26 +189,26 @@ class Generation:
                 text += piece
                 continue
             if text:
-                self._say_text(text)
+                self._emit_text(text)
             if isinstance(piece, ReasoningPiece):
-                self._say_thought(piece)
+                self._emit_reasoning(piece)
             else:
-                self._say_call(piece)
+                self._emit_tool_call(piece)
             text = ""
-        if text or not self._answer.is_parsed:
-            self._say_text(text)
+        if text or not self._generated.is_parsed:
+            self._emit_text(text)
 
-    def _say_text(self, text: str) -> None:
+    def _emit_text(self, text: str) -> None:
         if text or self._logprobs:
-            self._emit(Token(text, self._num_unsaid, tuple(self._logprobs), self._choice))
-            self._num_unsaid = 0
+            self._emit(Token(text, self._num_unemitted, tuple(self._logprobs), self._choice))
+            self._num_unemitted = 0
             self._logprobs.clear()
 
-    def _say_thought(self, piece: ReasoningPiece) -> None:
-        self._emit(Token(piece.text, self._num_unsaid, choice=self._choice, is_reasoning=True))
-        self._num_unsaid = 0
+    def _emit_reasoning(self, piece: ReasoningPiece) -> None:
+        self._emit(Token(piece.text, self._num_unemitted, choice=self._choice, is_reasoning=True))
+        self._num_unemitted = 0
 
-    def _say_call(self, piece: ToolCallPiece) -> None:
+    def _emit_tool_call(self, piece: ToolCallPiece) -> None:
         """Emit a part of a tool call. Log probabilities of calls are not reported."""
         call_id = None if piece.name is None else f"call_{secrets.token_hex(12)}"
         self._emit(
@@ -217,11 +217,11 @@ class Generation:
                 id=call_id,
                 name=piece.name,
                 arguments=piece.arguments,
-                num_tokens=self._num_unsaid,
+                num_tokens=self._num_unemitted,
                 choice=self._choice,
             )
         )
-        self._num_unsaid = 0
+        self._num_unemitted = 0
         self._logprobs.clear()
 
     def _end(self, event: Finished | Failed) -> None:
@@ -233,6 +233,6 @@ class Generation:
             prompt_tokens=self._num_prompt,
             cached_tokens=self._num_cached,
             completion_tokens=self._num_tokens,
-            reasoning_tokens=self._num_thought,
+            reasoning_tokens=self._num_reasoning,
             device_us=self._device_us,
         )

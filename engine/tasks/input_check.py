@@ -26,4 +26,4 @@ def check_input(work: Work[TextGeneration], vocab_size: int) -> None:
     biased = [token_id for token_id, _ in sampling.logit_bias]
     for field, token_ids in (("logit_bias", biased), ("stop_token_ids", sampling.stop_token_ids)):
         if not all(0 <= token_id < vocab_size for token_id in token_ids):
-            raise Refused("invalid_input", f"'/{field}' must be of token ids from 0 to {vocab_size - 1}")
+            raise Refused("invalid_input", f"'/{field}' must contain token ids from 0 to {vocab_size - 1}")

@@ -17,12 +17,14 @@ from engine.ranks.output import TokenIdLogprob
 class PromptEcho:
     """The echo of one prompt. When it is complete (`is_ready`), the waiting callback is called once."""
 
-    def __init__(self, text: str, token_texts: Sequence[str], num_tops: int | None, say: Callable[[int], str]) -> None:
-        """`num_tops` None: no log probabilities are requested. `say` returns a token's own text."""
+    def __init__(
+        self, text: str, token_texts: Sequence[str], num_tops: int | None, token_text: Callable[[int], str]
+    ) -> None:
+        """`num_tops` None: no log probabilities are requested. `token_text` returns a token's own text."""
         self._text = text
         self._token_texts = token_texts
         self._num_tops = num_tops
-        self._say = say
+        self._token_text = token_text
         self._scores: list[TokenLogprob] = []
         self._waiting: list[Callable[[], None]] = []
         if num_tops is not None:
@@ -36,7 +38,7 @@ class PromptEcho:
         """Add the log probabilities of the next tokens."""
         assert self._num_tops is not None
         for score in scores:
-            top = tuple((self._say(token_id), logprob) for token_id, logprob in score.top[: self._num_tops])
+            top = tuple((self._token_text(token_id), logprob) for token_id, logprob in score.top[: self._num_tops])
             self._scores.append(TokenLogprob(self._token_texts[len(self._scores)], score.logprob, top))
         if self.is_ready:
             waiting, self._waiting = self._waiting, []

@@ -27,8 +27,8 @@ from engine.scheduling.sequence import SequenceRequest
 from engine.structured.checker import ConstraintChecker
 from engine.structured.refusal import ConstraintRefused
 from engine.tasks.adapter_check import AdapterCheck
-from engine.tasks.answer import Answer
 from engine.tasks.choices import Choices, of_choice
+from engine.tasks.generated_text import GeneratedText
 from engine.tasks.generation import Generation
 from engine.tasks.input_check import check_input
 from engine.tasks.loading import LoadRequest, ModelLoadError
@@ -114,7 +114,7 @@ class Checker(Protocol):
 
 
 class _Counted:
-    """A run that ended when it started."""
+    """The run of a call that only counts tokens, which is over when it starts."""
 
     def cancel(self) -> Usage:
         return Usage()
@@ -186,7 +186,7 @@ class TextGenerator:
         if work.adapter is not None:
             await self._adapters.check(work.adapter)
         room = self._room(task, prompt)
-        constraint = await self._first_sound(plan, work.namespace, task.constraint)
+        constraint = await self._enforceable(plan, work.namespace, task.constraint)
         request = self._request(work, task, prompt, room, constraint)
         echo = await self._echo(task, prompt) if task.echoes_prompt else None
         return self._begin(task, plan, request, echo, emit)
@@ -195,7 +195,9 @@ class TextGenerator:
         """Return the plan for the task's tools and output format. Raises Refused."""
         is_turn = self._prompts.uses_template(task)
         try:
-            return make_output_plan(task, self._form, self._controls, self._thinking(task, prompt), is_turn=is_turn)
+            return make_output_plan(
+                task, self._form, self._controls, self._reasoning_state(task, prompt), is_turn=is_turn
+            )
         except ToolsRefused as error:
             raise Refused("invalid_input", str(error)) from error
 
@@ -245,7 +247,7 @@ class TextGenerator:
                 self._tokenizer,
                 request,
                 self._tokenizer.detokenizer(starts_text=starts_text, show=plan.marks),
-                Answer(StopStringFinder(task.sampling.stop), plan.parser(request.constraint)),
+                GeneratedText(StopStringFinder(task.sampling.stop), plan.parser(request.constraint)),
                 emit,
                 choice=choice,
                 echo=echo,
@@ -272,17 +274,17 @@ class TextGenerator:
         )
 
     async def _echo(self, task: TextGeneration, prompt: Sequence[int]) -> PromptEcho:
-        say = self._tokenizer.token_text
+        token_text = self._tokenizer.token_text
 
         def decode() -> tuple[str, list[str]]:
             text = self._tokenizer.decode(prompt) if task.prompt is None else task.prompt
-            return text, [say(token_id) for token_id in prompt]
+            return text, [token_text(token_id) for token_id in prompt]
 
         is_short = len(prompt) < _MANY_TOKENS
         text, token_texts = decode() if is_short else await asyncio.to_thread(decode)
-        return PromptEcho(text, token_texts, task.sampling.logprobs, say)
+        return PromptEcho(text, token_texts, task.sampling.logprobs, token_text)
 
-    async def _first_sound(self, plan: OutputPlan, namespace: bytes, own: Constraint | None) -> Constraint | None:
+    async def _enforceable(self, plan: OutputPlan, namespace: bytes, own: Constraint | None) -> Constraint | None:
         """Return the first of the plan's constraints that can be enforced; `own` is the caller's. Raises Refused if
         none can be enforced."""
         for constraint in plan.constraints:
@@ -293,14 +295,14 @@ class TextGenerator:
                 return constraint
             except ConstraintRefused as error:
                 refusal = error
-        place = "/tools" if plan.tools else own.field if own is not None else ""
-        message = f"'{place}' cannot be held to: {refusal}" if place else str(refusal)
+        field = "/tools" if plan.tools else own.field if own is not None else ""
+        message = f"'{field}' cannot be enforced: {refusal}" if field else str(refusal)
         raise Refused("timeout" if refusal.is_timeout else "invalid_input", message) from refusal
 
-    def _thinking(self, task: TextGeneration, prompt: Sequence[int]) -> ReasoningState | None:
+    def _reasoning_state(self, task: TextGeneration, prompt: Sequence[int]) -> ReasoningState | None:
         """Return the reasoning state at the end of the prompt; None if reasoning is not separated."""
-        is_told = task.separates_reasoning or task.constraint is not None or shown_tools(task)
-        if self._reasoning is None or not is_told or not self._prompts.uses_template(task):
+        is_separated = task.separates_reasoning or task.constraint is not None or shown_tools(task)
+        if self._reasoning is None or not is_separated or not self._prompts.uses_template(task):
             return None
         end = self._tokenizer.detokenizer(show=self._reasoning.marks).push(prompt[-_PROMPT_END_TOKENS:])
         phase = self._reasoning.phase_after(end)
@@ -321,7 +323,7 @@ def _without_stops_in_json(task: TextGeneration) -> TextGeneration:
 def _controls(tokenizer: Tokenizer) -> Controls:
     """Return the control tokens that grammars need to know. Marks of calls must not occur in text."""
     of_calls = {mark for family in FAMILIES.values() for mark in family.marks}
-    of_thoughts = {mark for reasoning in REASONINGS for mark in reasoning.marks}
-    marks = {text: token_id for text in of_calls | of_thoughts if (token_id := tokenizer.control_id(text)) is not None}
+    of_reasoning = {mark for reasoning in REASONINGS for mark in reasoning.marks}
+    marks = {text: token_id for text in of_calls | of_reasoning if (token_id := tokenizer.control_id(text)) is not None}
     of_calls_ids = {token_id for text, token_id in marks.items() if text in of_calls}
     return Controls(marks, frozenset(tokenizer.visible_control_ids) - of_calls_ids)

@@ -26,11 +26,11 @@ def output_of(*arguments: str) -> dict[str, Any]:
 def was_interpreter_finalized(*arguments: str) -> bool:
     """Return True if the interpreter of a successful script was finalized."""
     program = (
-        "import atexit, runpy, sys; atexit.register(print, 'taken apart'); sys.argv = sys.argv[1:]; "
+        "import atexit, runpy, sys; atexit.register(print, 'analyzed'); sys.argv = sys.argv[1:]; "
         "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
     )
     command = [sys.executable, "-c", program, *arguments]
-    return "taken apart" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return "analyzed" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def test_attention_check_detects_a_wrong_kernel(monkeypatch: pytest.MonkeyPatch) -> None:

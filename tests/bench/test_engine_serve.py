@@ -29,8 +29,8 @@ def test_stream_with_an_error_is_not_a_result():
 
 
 def test_figures_cover_all_streams():
-    answers = [StreamResult([0.1, 0.2, 0.4], 10, 3, 0.4), StreamResult([0.3, 0.4, 0.5], 20, 3, 0.5)]
-    found = figures(answers, 2.0)
+    responses = [StreamResult([0.1, 0.2, 0.4], 10, 3, 0.4), StreamResult([0.3, 0.4, 0.5], 20, 3, 0.5)]
+    found = figures(responses, 2.0)
     assert (found["output_tokens_per_s"], found["total_tokens_per_s"], found["requests_per_s"]) == (3.0, 18.0, 1.0)
     assert found["ttft_ms"]["max"] == 300.0
     assert found["itl_ms"]["max"] == 200.0

@@ -26,15 +26,17 @@ async def test_alias_is_created_changed_and_removed(database: Database) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "target", "told"),
+    ("name", "target", "message"),
     [
         ("@cf/a/one", "@cf/a/one", "leads back"),
         ("@cf/a/one", "@cf/a/nothing", "there is no model @cf/a/nothing"),
         ("@cf/hearth/spark", LLAMA, "is a model and cannot"),
     ],
 )
-async def test_alias_without_a_model_is_rejected(sqlite_database: Database, name: str, target: str, told: str) -> None:
-    with pytest.raises(AliasError, match=told):
+async def test_alias_without_a_model_is_rejected(
+    sqlite_database: Database, name: str, target: str, message: str
+) -> None:
+    with pytest.raises(AliasError, match=message):
         await set_alias(sqlite_database, name, target, builtin_names=SPARK)
     assert await list_aliases(sqlite_database) == {}
 

@@ -69,7 +69,7 @@ def test_card_is_parsed_from_toml_with_times_in_utc() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (("context_window = 2048", "context_window = '2048'"), "context_window"),
         (("context_window = 2048", "context_window = 0"), "context_window"),
@@ -88,11 +88,11 @@ def test_card_is_parsed_from_toml_with_times_in_utc() -> None:
         (("[prices]", "[prices"), ""),
     ],
 )
-def test_invalid_card_is_rejected_naming_file_and_field(change: tuple[str, str], told: str) -> None:
+def test_invalid_card_is_rejected_naming_file_and_field(change: tuple[str, str], message: str) -> None:
     with pytest.raises(CardError) as refused:
         parse_facts(TOML.replace(*change), "x.toml")
     assert str(refused.value).startswith("x.toml: ")
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

@@ -38,7 +38,7 @@ FOREIGN = json.dumps([{"idx": 0, "name": "0", "path": "", "type": "custom_st.Tra
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         (spoil("pytorch_model.bin", ""), "pytorch_model.bin: pickle files"),
         (spoil("sub/weights.pt", ""), "sub/weights.pt: pickle files"),
@@ -60,10 +60,10 @@ FOREIGN = json.dumps([{"idx": 0, "name": "0", "path": "", "type": "custom_st.Tra
         (lambda folder: (folder / "model.safetensors").unlink(), "no safetensors"),
     ],
 )
-def test_invalid_folder_is_rejected(tmp_path: Path, change: Callable[[Path], None], told: str) -> None:
+def test_invalid_folder_is_rejected(tmp_path: Path, change: Callable[[Path], None], message: str) -> None:
     folder = write_model_folder(tmp_path / "model")
     change(folder)
-    with pytest.raises(PublishError, match=told):
+    with pytest.raises(PublishError, match=message):
         inspect_folder(folder)
 
 

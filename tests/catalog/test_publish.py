@@ -15,8 +15,9 @@ from catalog.manifest import FileEntry, blob_key, decode_manifest, manifest_key,
 from catalog.model_folder import ModelFolder, inspect_folder
 from catalog.publish import publish
 from catalog.registry import Registry
+from catalog.unpublish import unpublish
 from storage.database import Database
-from storage.errors import StoreError
+from storage.errors import Missing, StoreError
 from storage.objects import Objects
 from tests.catalog.cards import chat_facts, write_model_folder
 
@@ -119,3 +120,56 @@ async def test_failed_upload_leaves_the_catalog_unchanged(
     registry = Registry(sqlite_database, builtin_cards=[])
     await registry.refresh()
     assert registry.all() == []
+
+
+async def test_removed_model_leaves_only_the_files_of_other_models(
+    sqlite_database: Database, objects: Objects, folder: ModelFolder, tmp_path: Path
+) -> None:
+    card = await publish(sqlite_database, objects, folder, chat_facts(NAME))
+    other_folder = inspect_folder(write_model_folder(tmp_path / "other", seed=1))
+    other = await publish(sqlite_database, objects, other_folder, chat_facts("@cf/acme/other"))
+    removed = await unpublish(sqlite_database, objects, NAME)
+    sizes = {file.path: file.size_bytes for file in card.files}
+    assert (removed.card, removed.deleted_bytes) == (card, sizes["model.safetensors"])
+    assert removed.kept_bytes == sizes["config.json"] + sizes["tokenizer.json"]
+    with pytest.raises(Missing):
+        await objects.stat(pointer_key(NAME))
+    kept = [manifest_key(other.revision), pointer_key(other.name), *(blob_key(file.sha256) for file in other.files)]
+    assert await objects.list() == sorted(kept)
+    registry = Registry(sqlite_database, builtin_cards=[])
+    await registry.refresh()
+    assert (registry.find(NAME), registry.find(other.name) is not None) == (None, True)
+    again = await publish(sqlite_database, objects, folder, chat_facts(NAME))
+    assert again.revision == card.revision
+
+
+async def test_file_that_is_removed_during_a_publish_fails_the_publish(
+    sqlite_database: Database, local_objects: Objects, folder: ModelFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_file = local_objects.put_file
+
+    async def put_and_lose(key: str, path: Path, sha256: str | None = None) -> str:
+        stored = await put_file(key, path, sha256)
+        await local_objects.delete(key)
+        return stored
+
+    monkeypatch.setattr(local_objects, "put_file", put_and_lose)
+    with pytest.raises(PublishError, match="publish again"):
+        await publish(sqlite_database, local_objects, folder, chat_facts(NAME))
+
+
+async def test_model_that_is_built_in_aliased_or_unknown_is_not_removed(
+    sqlite_database: Database, local_objects: Objects, folder: ModelFolder
+) -> None:
+    await publish(sqlite_database, local_objects, folder, chat_facts(NAME))
+    await set_alias(sqlite_database, "@cf/acme/a", NAME)
+    await set_alias(sqlite_database, "@cf/acme/b", "@cf/acme/a")
+    reasons = {
+        NAME: "is the target of @cf/acme/a, @cf/acme/b",
+        "@cf/acme/b": "is an alias",
+        "@cf/hearth/spark": "is built in",
+        "@cf/acme/none": "no published model",
+    }
+    for name, reason in reasons.items():
+        with pytest.raises(PublishError, match=reason):
+            await unpublish(sqlite_database, local_objects, name)

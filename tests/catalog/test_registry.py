@@ -157,9 +157,9 @@ async def test_lookup_during_a_read_waits_for_a_later_read(
     watch = asyncio.create_task(registry.refresh())
     await has_read.wait()
     await put(sqlite_database, chat_card())
-    asked = asyncio.create_task(registry.look_up("@cf/acme/chat"))
+    lookup = asyncio.create_task(registry.look_up("@cf/acme/chat"))
     asyncio.get_running_loop().call_soon(may_end.set)
-    found = await asked
+    found = await lookup
     assert found is not None
     await watch
 

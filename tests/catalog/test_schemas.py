@@ -210,12 +210,12 @@ def test_logit_bias_without_the_capability_is_rejected() -> None:
 
 
 def test_native_schema_accepts_sampling_parameters_and_one_choice() -> None:
-    for asked in ({"prompt": "x"}, {"messages": [USER]}):
-        body = asked | {"min_p": 0.1, "stop": ["a"], "stop_token_ids": [3], "logit_bias": {"5": 1}, "n": 1}
+    for request in ({"prompt": "x"}, {"messages": [USER]}):
+        body = request | {"min_p": 0.1, "stop": ["a"], "stop_token_ids": [3], "logit_bias": {"5": 1}, "n": 1}
         assert admit(body, ABLE) == body
-        assert refusal(asked | {"n": 2}, ABLE).message == "'/n' must be <= 1"
-        assert refusal(asked | {"stop": ["a"] * 17}).message == "'/stop' must have <= 16 items"
-        assert refusal(asked | {"stop_token_ids": [-1]}).message == "'/stop_token_ids/0' must be >= 0"
+        assert refusal(request | {"n": 2}, ABLE).message == "'/n' must be <= 1"
+        assert refusal(request | {"stop": ["a"] * 17}).message == "'/stop' must have <= 16 items"
+        assert refusal(request | {"stop_token_ids": [-1]}).message == "'/stop_token_ids/0' must be >= 0"
 
 
 def test_prompt_needs_the_same_capabilities_as_messages() -> None:
@@ -243,7 +243,7 @@ def test_chat_tool_may_have_no_parameters() -> None:
 
 @pytest.mark.parametrize("name", ["", "openai_chat", "openai_completions"])
 def test_every_output_format_is_accepted_in_every_schema(name: str) -> None:
-    asked: dict[str, Any] = {"prompt": "a"} if name == "openai_completions" else {"messages": [USER]}
+    request: dict[str, Any] = {"prompt": "a"} if name == "openai_completions" else {"messages": [USER]}
     formats: list[dict[str, Any]] = [
         {"guided_regex": "a+"},
         {"guided_choice": ["a"]},
@@ -253,7 +253,7 @@ def test_every_output_format_is_accepted_in_every_schema(name: str) -> None:
         {"response_format": {"type": "json_object", "schema": {"type": "object"}}},
     ]
     for form in formats:
-        assert form.items() <= admit(asked | form, ABLE, name).items()
+        assert form.items() <= admit(request | form, ABLE, name).items()
 
 
 def test_only_inline_images_are_accepted() -> None:
@@ -426,12 +426,12 @@ def test_error_message_never_repeats_the_value(field: str) -> None:
     secret = "hunter2" * 3
     for value in (secret, [secret], {secret: secret}, [{secret: [secret]}]):
         for card in (CHAT, ABLE):
-            told = ""
+            figure = ""
             try:
                 admit({"messages": [USER], field: value}, card, "openai_chat")
             except SchemaViolation as refused:
-                told = refused.message + refused.pointer
-            assert "hunter2" not in told
+                figure = refused.message + refused.pointer
+            assert "hunter2" not in figure
 
 
 def test_deep_nesting_is_rejected() -> None:

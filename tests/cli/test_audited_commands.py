@@ -52,11 +52,11 @@ CHANGING: dict[str, tuple[str, list[str]]] = {
 # Commands that only read, or that change only this machine.
 READING = {
     "account list", "audit head", "audit list", "audit verify", "budget alerts", "budget list", "doctor",
-    "finetune list",
-    "model list", "service issue", "service list", "settings", "token list", "usage", "user list", "worker dev",
+    "finetune list", "model list", "model ps", "model show", "service issue", "service list", "settings", "token list",
+    "usage", "user list", "worker dev",
 }  # fmt: skip
-# Tested in test_model.py, test_quantize.py, test_up.py and below.
-TESTED_ELSEWHERE = {"model pull", "model quantize", "migrate", "up"}
+# Tested in test_model.py, test_model_replicas.py, test_quantize.py, test_up.py and below.
+TESTED_ELSEWHERE = {"model load", "model pull", "model quantize", "model rm", "model unload", "migrate", "up"}
 
 
 def entries(database: Path) -> list[tuple[str, str, str, str]]:

@@ -13,6 +13,7 @@ import pytest
 from catalog.builtin import builtin_models
 from cli.main import run
 from tests.catalog.cards import write_model_folder
+from tests.fakes.gguf_file import write_gguf
 from tests.fakes.hub_server import COMMIT, HubServer
 
 MINILM = "@cf/hearth/minilm"
@@ -103,6 +104,7 @@ def test_pull_publishes_the_model_and_prints_progress_as_json(
     row = json.loads(captured.out)
     assert (row["name"], row["commit"], row["source"]) == ("@hf/acme/tiny", COMMIT, "published")
     lines = [json.loads(line) for line in captured.err.splitlines()]
+    assert lines.pop()["note"].startswith("calls of @hf/acme/tiny are free")
     assert {line["file"] for line in lines} == {"config.json", "model.safetensors", "tokenizer.json"}
     assert not list(staging.rglob("*.safetensors"))
     assert [found["name"] for found in printed(capsys, "list", "--search", "acme")] == ["@hf/acme/tiny"]
@@ -141,3 +143,115 @@ def test_failure_is_one_line_with_the_reason(
     assert "weights.bin" in failed(capsys, "publish", str(folder), "--name", "@cf/acme/chat")
     monkeypatch.setenv("OBJECTS_URL", "ftp://x")
     assert "OBJECTS_URL" in failed(capsys, "publish", str(folder), "--name", "@cf/acme/chat")
+
+
+def test_gguf_file_is_published_with_the_facts_of_its_header(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = write_gguf(tmp_path / "files" / "tiny-Q8.gguf")
+    write_gguf(tmp_path / "files" / "other.gguf")
+    row = printed(capsys, "publish", str(file), "--name", "@cf/acme/tiny")
+    assert (row["name"], row["context_window"], row["capabilities"]) == ("@cf/acme/tiny", 2048, FREE)
+    assert row["size_bytes"] == file.stat().st_size
+    assert "2 GGUF models (other.gguf, tiny-Q8.gguf)" in failed(
+        capsys, "publish", str(file.parent), "--name", "@cf/a/b"
+    )
+    (file.parent / "other.gguf").unlink()
+    (file.parent / "tokenizer_config.json").write_text("{}")
+    whole = printed(capsys, "publish", str(file.parent), "--name", "@cf/acme/folder")
+    assert whole["size_bytes"] == file.stat().st_size + 2
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"architecture": "mamba"}, "general.architecture='mamba' is not supported in GGUF"),
+        ({"pre": "unheard-of"}, "tokenizer.ggml.pre='unheard-of' is not supported"),
+    ],
+)
+def test_unsupported_gguf_file_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, change: dict[str, Any], reason: str
+) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf", **change)
+    assert reason in failed(capsys, "publish", str(file), "--name", "@cf/acme/tiny")
+
+
+def test_damaged_or_incomplete_gguf_file_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "tiny.gguf: 'token_embd.weight': 192 bytes" in failed(capsys, "publish", str(file), "--name", "@cf/a/b")
+    file.write_bytes(b"GGML")
+    assert "not a GGUF file" in failed(capsys, "publish", str(file), "--name", "@cf/a/b")
+    first = write_gguf(tmp_path / "big-00001-of-00002.gguf")
+    assert "big-00002-of-00002.gguf is missing" in failed(capsys, "publish", str(first), "--name", "@cf/a/b")
+    later = first.rename(tmp_path / "big-00002-of-00002.gguf")
+    assert "give the first one, big-00001-of-00002.gguf" in failed(capsys, "publish", str(later), "--name", "@cf/a/b")
+    spaced = write_gguf(tmp_path / "my model.gguf")
+    assert "a file name may contain only" in failed(capsys, "publish", str(spaced), "--name", "@cf/a/b")
+
+
+def test_pull_of_one_gguf_file_downloads_only_this_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "level", logging.CRITICAL)
+    for name in ("tiny-Q4.gguf", "tiny-Q8.gguf"):
+        write_gguf(tmp_path / "repo" / name)
+    (tmp_path / "repo" / "config.json").write_text("{}")
+    staging = ("--staging", str(tmp_path / "staging"))
+    with HubServer.of_folder("acme/tiny-GGUF", tmp_path / "repo") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        message = failed(capsys, "pull", "acme/tiny-GGUF", *staging)
+        assert "choose one of its GGUF files with --file: tiny-Q4.gguf, tiny-Q8.gguf" in message
+        assert "has no file tiny.gguf" in failed(capsys, "pull", "acme/tiny-GGUF", "--file", "tiny.gguf", *staging)
+        assert "not the name of a GGUF" in failed(capsys, "pull", "acme/tiny-GGUF", "--file", "../x.gguf", *staging)
+        row = printed(capsys, "pull", "acme/tiny-GGUF", "--file", "tiny-Q4.gguf", *staging)
+        assert row["name"] == "@hf/acme/tiny-GGUF"
+        downloaded = {request.path.rpartition("/")[2] for request in hub.requests if "/resolve/" in request.path}
+    assert downloaded == {"tiny-Q4.gguf"}
+    assert not list((tmp_path / "staging").rglob("*.gguf"))
+
+
+def test_model_without_prices_is_free_and_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    publish = ["model", "publish", str(file), "--name"]
+    assert run([*publish, "@cf/acme/tiny"]) == 0
+    assert "calls of @cf/acme/tiny are free" in capsys.readouterr().err
+    assert run([*publish, "@cf/acme/tiny", "--prices", "300, 2300.5"]) == 0
+    assert "free" not in capsys.readouterr().err
+    assert run([*publish, "@cf/meta/llama-3.2-1b-instruct"]) == 0  # the listed model has prices
+    assert "free" not in capsys.readouterr().err
+    for prices in ("300", "300,x", "-1,2", "1,NaN", "1,2,3"):
+        assert "--prices must be two numbers" in failed(capsys, *publish[1:], "@cf/acme/tiny", "--prices", prices)
+
+
+def test_show_prints_card_files_prices_and_aliases(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    printed(capsys, "publish", str(file), "--name", "@cf/acme/tiny", "--prices", "300,2300.5")
+    printed(capsys, "alias", "@cf/acme/alias", "@cf/acme/tiny")
+    shown = printed(capsys, "show", "@cf/acme/alias")
+    assert (shown["name"], shown["description"], shown["license"]) == ("@cf/acme/tiny", "Acme Tiny", "apache-2.0")
+    assert shown["prices"] == {"input": "300", "output": "2300.5"}
+    assert [entry["path"] for entry in shown["files"]] == ["tiny.gguf"]
+    assert (shown["aliases"], shown["replicas"]) == (["@cf/acme/alias"], [])
+    assert run(["model", "show", "@cf/acme/tiny"]) == 0
+    out = capsys.readouterr().out
+    assert "input: 300, output: 2300.5" in out
+    assert "tiny.gguf" in out
+    assert "there is no model @cf/acme/none; see `hearth model list`" in failed(capsys, "show", "@cf/acme/none")
+    assert "a model id has the form" in failed(capsys, "show", "tiny")
+
+
+def test_removed_model_is_gone_and_audited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "tiny.gguf")
+    revision = printed(capsys, "publish", str(file), "--name", "@cf/acme/tiny")["revision"]
+    printed(capsys, "alias", "@cf/acme/alias", "@cf/acme/tiny")
+    assert "is the target of @cf/acme/alias" in failed(capsys, "rm", "@cf/acme/tiny")
+    printed(capsys, "alias", "@cf/acme/alias", "--remove")
+    removed = {"removed": "@cf/acme/tiny", "revision": revision, "kept_bytes": 0}
+    assert printed(capsys, "rm", "@cf/acme/tiny") == removed | {"deleted_bytes": file.stat().st_size}
+    assert "no published model" in failed(capsys, "rm", "@cf/acme/tiny")
+    assert "is built in and cannot be removed" in failed(capsys, "rm", MINILM)
+    assert not list((tmp_path / "objects").rglob("*.json"))
+    assert run(["audit", "list", "--limit", "1", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["action"], entry["subject_id"], entry["detail"]) == ("model.remove", revision, "@cf/acme/tiny")

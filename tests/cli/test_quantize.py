@@ -63,8 +63,8 @@ def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_
     assert manifest.recipe.base == listed(capsys)[MODEL]["revision"]
     assert {file.path for file in manifest.files} == {path.name for path in (tmp_path / "kept").iterdir()}
     assert quantized(capsys, tmp_path, "--format", "int8")["revision"] == first["revision"]
-    taken = ["--format", "int4", "--name", first["name"], "--text", str(tmp_path / "text.txt")]
-    assert run(["model", "quantize", MODEL, *taken]) == 2
+    options = ["--format", "int4", "--name", first["name"], "--text", str(tmp_path / "text.txt")]
+    assert run(["model", "quantize", MODEL, *options]) == 2
     assert f"--name: {first['name']} is already another model" in capsys.readouterr().err
     assert run(["audit", "list", "--json"]) == 0
     entries = json.loads(capsys.readouterr().out)

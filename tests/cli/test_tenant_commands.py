@@ -120,8 +120,8 @@ def test_usage_export_latency_and_forecast(hearth: Hearth, data: Path, tmp_path:
     account_id = hearth("account", "create", "files")["account_id"]
     asyncio.run(_write_usage(data, account_id, num_calls=3))
     of = ("--account", account_id)
-    told = hearth("usage", *of, "--export", str(tmp_path / "calls.csv"))
-    assert told["bytes"] == (tmp_path / "calls.csv").stat().st_size > 100
+    result = hearth("usage", *of, "--export", str(tmp_path / "calls.csv"))
+    assert result["bytes"] == (tmp_path / "calls.csv").stat().st_size > 100
     has_pyarrow = importlib.util.find_spec("pyarrow") is not None
     hearth("usage", *of, "--export", str(tmp_path / "calls.parquet"), status=0 if has_pyarrow else 1)
     assert (tmp_path / "calls.parquet").exists() == has_pyarrow

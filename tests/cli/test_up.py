@@ -132,9 +132,9 @@ def test_processes_receive_only_the_secrets_they_need(running: Up):
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_printed_commands_work_unchanged(running: Up):
-    answer = json.loads(run_in_shell(running.out, "curl http"))
-    assert answer["success"]
-    assert answer["result"]["usage"]["completion_tokens"] > 0
+    response = json.loads(run_in_shell(running.out, "curl http"))
+    assert response["success"]
+    assert response["result"]["usage"]["completion_tokens"] > 0
     events = [line for line in run_in_shell(running.out, "curl -N").splitlines() if line]
     assert events[-1] == "data: [DONE]"
     assert all("response" in json.loads(event.removeprefix("data: ")) for event in events[:-1])
@@ -178,15 +178,15 @@ def test_commands_in_the_docs_work_unchanged(running: Up, page: str, tmp_path: P
         cwd=tmp_path, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    answers = re.findall(r'"success":(?:true|false)|"object":|"type":"(?:message|error)"|"error":\{', done.stdout)
-    assert len(answers) >= commands.count("\ncurl") + commands.count("\nask")
-    assert not {'"success":false', '"type":"error"', '"error":{'} & set(answers), done.stdout
+    responses = re.findall(r'"success":(?:true|false)|"object":|"type":"(?:message|error)"|"error":\{', done.stdout)
+    assert len(responses) >= commands.count("\ncurl") + commands.count("\nask")
+    assert not {'"success":false', '"type":"error"', '"error":{'} & set(responses), done.stdout
 
 
 def test_platform_answers(running: Up):
-    answer = running.ask("Hello!")
-    assert answer.status_code == 200
-    assert answer.json()["success"]
+    response = running.ask("Hello!")
+    assert response.status_code == 200
+    assert response.json()["success"]
 
 
 def test_printed_token_reads_account_and_user_and_the_admin_token_changes_the_account(running: Up):

@@ -44,10 +44,10 @@ def test_invalid_plan_is_rejected_naming_the_option(pops: str, nodes: int | None
 
 
 def test_port_in_use_is_detected():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        assert "in use" in str(listen_error("127.0.0.1", taken.getsockname()[1]))
+    with socket.socket() as blocker:
+        blocker.bind(("127.0.0.1", 0))
+        blocker.listen()
+        assert "in use" in str(listen_error("127.0.0.1", blocker.getsockname()[1]))
     assert listen_error("127.0.0.1", free_port("127.0.0.1")) is None
 
 

@@ -64,8 +64,8 @@ class Report:
     failures: dict[str, str]
 
     def __str__(self) -> str:
-        told = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
-        return "\n".join([told, *(f"{name}: {why}" for name, why in sorted(self.failures.items()))])
+        figure = ", ".join(f"{count} {word}" for word, count in sorted(self.counts.items()))
+        return "\n".join([figure, *(f"{name}: {why}" for name, why in sorted(self.failures.items()))])
 
 
 def known_failures() -> list[str]:
@@ -139,7 +139,7 @@ def run(folder: Path, python: Path, arguments: list[str]) -> Report:
         objects = f"file://{own}/objects"
         gateway = site.gateway(OBJECTS_URL=objects).start()
         proxy_url = stack.enter_context(run_echo_proxy(gateway.base_url, ACCOUNT_ID, DELETED_ACCOUNT_ID))
-        told = Path(own) / "told.xml"
+        result = Path(own) / "junit.xml"
         environ = os.environ | {
             "TEST_API_BASE_URL": proxy_url,
             "SDK_TENANT_URL": stack.enter_context(restoring_server(site, gateway.base_url, user_id)),
@@ -148,11 +148,11 @@ def run(folder: Path, python: Path, arguments: list[str]) -> Report:
         command = [str(python), "-m", "pytest", "-o", "addopts=", "-p", "no:cacheprovider", "-p", "sdk_tenant", "-q"]
         files = arguments or [f"tests/api_resources/{family}" for family in FAMILIES]
         done = subprocess.run(
-            [*command, f"--junitxml={told}", *files], cwd=folder, env=environ, check=False, capture_output=True
+            [*command, f"--junitxml={result}", *files], cwd=folder, env=environ, check=False, capture_output=True
         )
-        if not told.exists():
+        if not result.exists():
             raise RuntimeError((done.stdout + done.stderr).decode()[-4000:])
-        return read_report(told)
+        return read_report(result)
 
 
 def read_report(file: Path) -> Report:

@@ -27,14 +27,14 @@ class Counts:
 def environ_of(node: Node, platform: Platform) -> dict[str, str]:
     """Return the environment variables with which a suite finds the platform."""
     origin = platform.base_url.removesuffix("/client/v4")
-    told = {
+    values = {
         "ORIGIN": origin,
         "ACCOUNT": platform.account_id,
         "TOKEN": platform.api_token,
         "CHAT_MODEL": platform.chat_model,
         "EMBED_MODEL": platform.embed_model,
     }
-    return node.environ() | {f"HEARTH_CLIENT_{name}": value for name, value in told.items()}
+    return node.environ() | {f"HEARTH_CLIENT_{name}": value for name, value in values.items()}
 
 
 def run_suite(node: Node, platform: Platform, name: str) -> Counts:

@@ -50,9 +50,9 @@ def test_docs_page_works_without_internet_access(platform: Platform, browser: Br
     browser.value(f"{CHAT}.querySelector('textarea').value = {json.dumps(json.dumps(body))}")
     browser.value(f"{CHAT}.querySelector('form').requestSubmit()")
     shown = f"[...{CHAT}.querySelectorAll('pre')].pop().textContent"
-    answer = browser.wait_for(shown, lambda text: "[DONE]" in text or text[:1] in "45")
-    assert answer.startswith("200")
-    assert "chat.completion.chunk" in answer
+    response = browser.wait_for(shown, lambda text: "[DONE]" in text or text[:1] in "45")
+    assert response.startswith("200")
+    assert "chat.completion.chunk" in response
     browser.value(f"{CHAT}.querySelector('button[type=button]').click()")
     assert "curl -X POST" in browser.value(f"{CHAT}.querySelector('pre').textContent")
 

@@ -19,9 +19,9 @@ WEATHER = {
 
 def chat(platform: Platform, openai: OpenAI) -> str:
     messages = [{"role": "user", "content": GREETING}]
-    answer = openai.chat.completions.create(model=platform.chat_model, messages=messages, temperature=0)  # type: ignore[arg-type]
-    assert answer.choices[0].message.content
-    return answer.choices[0].message.content
+    response = openai.chat.completions.create(model=platform.chat_model, messages=messages, temperature=0)  # type: ignore[arg-type]
+    assert response.choices[0].message.content
+    return response.choices[0].message.content
 
 
 def test_response_complete_and_streamed(platform: Platform, openai: OpenAI):
@@ -67,8 +67,8 @@ def test_response_in_json(platform: Platform, openai: OpenAI):
         "additionalProperties": False,
     }
     form = {"format": {"type": "json_schema", "name": "number", "schema": schema, "strict": True}}
-    answer = openai.responses.create(model=platform.chat_model, input="Give me a number", text=form, temperature=0)  # type: ignore[arg-type]
-    assert isinstance(json.loads(answer.output_text)["n"], int)
+    response = openai.responses.create(model=platform.chat_model, input="Give me a number", text=form, temperature=0)  # type: ignore[arg-type]
+    assert isinstance(json.loads(response.output_text)["n"], int)
 
 
 def test_message_complete_and_streamed(platform: Platform, openai: OpenAI):

@@ -36,64 +36,64 @@ def is_person(text: str) -> bool:
 
 @pytest.mark.parametrize("temperature", [0, 1.5])
 def test_schema_is_met_complete_and_streamed(platform: Platform, openai: OpenAI, temperature: float):
-    asked = {
+    request = {
         "model": platform.chat_model, "messages": MESSAGES, "response_format": WRAPPED, "temperature": temperature,
         "seed": 1,
     }  # fmt: skip
-    whole = openai.chat.completions.create(**asked).choices[0]
+    whole = openai.chat.completions.create(**request).choices[0]
     assert whole.finish_reason == "stop"
     assert is_person(whole.message.content or "")
-    chunks = list(openai.chat.completions.create(**asked, stream=True))
+    chunks = list(openai.chat.completions.create(**request, stream=True))
     assert is_person("".join(chunk.choices[0].delta.content or "" for chunk in chunks))
     assert chunks[-1].choices[0].finish_reason == "stop"
 
 
 async def test_async_client_uses_a_schema(platform: Platform):
     async with AsyncOpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
-        answer = await client.chat.completions.create(
+        response = await client.chat.completions.create(
             model=platform.chat_model,
             messages=[{"role": "user", "content": "Hello"}],
             response_format={"type": "json_schema", "json_schema": PERSON},  # type: ignore[arg-type]
         )
-    assert is_person(answer.choices[0].message.content or "")
+    assert is_person(response.choices[0].message.content or "")
 
 
 def test_parse_helper_returns_an_object_of_the_given_class(platform: Platform, openai: OpenAI):
-    answer = openai.chat.completions.parse(
+    response = openai.chat.completions.parse(
         model=platform.chat_model, messages=[{"role": "user", "content": "Hello"}], response_format=Pet
     )
-    pet = answer.choices[0].message.parsed
+    pet = response.choices[0].message.parsed
     assert isinstance(pet, Pet)
     assert pet.kind in ("cat", "dog")
 
 
 def test_json_object_format_returns_an_object(platform: Platform, openai: OpenAI):
-    answer = openai.chat.completions.create(
+    response = openai.chat.completions.create(
         model=platform.chat_model,
         messages=[{"role": "user", "content": "Extract name and city as JSON: Maria lives in Oslo."}],
         response_format={"type": "json_object"},
         max_tokens=400,
     )
-    assert isinstance(json.loads(answer.choices[0].message.content or ""), dict)
+    assert isinstance(json.loads(response.choices[0].message.content or ""), dict)
 
 
 def test_list_is_closed_at_the_token_limit(platform: Platform, openai: OpenAI):
     schema: Any = {"type": "array", "items": {"type": "string"}}
-    answer = openai.chat.completions.create(
+    response = openai.chat.completions.create(
         model=platform.chat_model,
         messages=MESSAGES,
         response_format={"type": "json_schema", "json_schema": {"name": "list", "schema": schema}},
         max_tokens=30,
     )
-    assert jsonschema_rs.is_valid(schema, json.loads(answer.choices[0].message.content or ""))
+    assert jsonschema_rs.is_valid(schema, json.loads(response.choices[0].message.content or ""))
 
 
 def test_value_that_cannot_be_closed_ends_with_finish_reason_length(platform: Platform, openai: OpenAI):
-    answer = openai.chat.completions.create(
+    response = openai.chat.completions.create(
         model=platform.chat_model, messages=MESSAGES, response_format=WRAPPED, max_tokens=3
     )
-    assert answer.choices[0].finish_reason == "length"
-    assert (answer.choices[0].message.content or "").startswith("{")
+    assert response.choices[0].finish_reason == "length"
+    assert (response.choices[0].message.content or "").startswith("{")
 
 
 def test_unsupported_schema_is_rejected_naming_the_keyword(platform: Platform, openai: OpenAI):
@@ -109,7 +109,7 @@ def test_unsupported_schema_is_rejected_naming_the_keyword(platform: Platform, o
 def test_with_tools_the_response_is_the_format_or_a_tool_call(platform: Platform, openai: OpenAI):
     tool: Any = {"type": "function", "function": {"name": "now"}}
     for seed in range(3):
-        answer = openai.chat.completions.create(
+        response = openai.chat.completions.create(
             model=platform.chat_model,
             messages=[{"role": "user", "content": "Hello"}],
             tools=[tool],
@@ -117,7 +117,7 @@ def test_with_tools_the_response_is_the_format_or_a_tool_call(platform: Platform
             temperature=1.5,
             seed=seed,
         )
-        message = answer.choices[0].message
+        message = response.choices[0].message
         calls = [(call.function.name, call.function.arguments) for call in message.tool_calls or ()]  # type: ignore[union-attr]
         assert set(calls) == {("now", "{}")} if calls else is_person(message.content or "")
 
@@ -126,11 +126,11 @@ def test_with_tools_the_response_is_the_format_or_a_tool_call(platform: Platform
     "form",
     [{"response_format": {"type": "json_schema", "json_schema": PERSON}}, {"guided_json": PERSON}],
 )
-@pytest.mark.parametrize("asked", [{"messages": MESSAGES}, {"prompt": MESSAGES[0]["content"]}])
+@pytest.mark.parametrize("prompt_fields", [{"messages": MESSAGES}, {"prompt": MESSAGES[0]["content"]}])
 def test_native_json_mode_returns_the_object(
-    platform: Platform, cloudflare: Cloudflare, form: dict[str, Any], asked: dict[str, Any]
+    platform: Platform, cloudflare: Cloudflare, form: dict[str, Any], prompt_fields: dict[str, Any]
 ):
-    result = cloudflare.ai.run(platform.chat_model, account_id=platform.account_id, **asked, extra_body=form)
+    result = cloudflare.ai.run(platform.chat_model, account_id=platform.account_id, **prompt_fields, extra_body=form)
     assert jsonschema_rs.is_valid(PERSON, result["response"])
     assert result["usage"]["completion_tokens"] > 5
 
@@ -148,21 +148,21 @@ FORMATS: list[tuple[dict[str, Any], str]] = [
 @pytest.mark.parametrize(("form", "pattern"), FORMATS)
 def test_format_is_met_on_every_route(platform: Platform, form: dict[str, Any], pattern: str):
     chat = {"model": platform.chat_model, "messages": MESSAGES}
-    asked: list[tuple[str, dict[str, Any]]] = [
+    requests: list[tuple[str, dict[str, Any]]] = [
         (f"/run/{platform.chat_model}", {"messages": MESSAGES}),
         (f"/run/{platform.chat_model}", {"prompt": "Hello"}),
         ("/v1/chat/completions", chat),
         ("/v1/completions", {"model": platform.chat_model, "prompt": "Hello", "max_tokens": 40}),
     ]
     if "response_format" in form:
-        asked.append(("/v1/responses", {"model": platform.chat_model, "input": "Hello", "text": {
+        requests.append(("/v1/responses", {"model": platform.chat_model, "input": "Hello", "text": {
             "format": form["response_format"]}}))  # fmt: skip
     with platform.client() as client:
-        for path, body in asked:
+        for path, body in requests:
             sent = body if "input" in body else body | form
-            answer = client.post(platform.ai_url() + path, json=sent | {"temperature": 1.5})
-            assert answer.status_code == 200, (path, answer.text)
-            assert re.fullmatch(pattern, text_of(answer.json())), path
+            response = client.post(platform.ai_url() + path, json=sent | {"temperature": 1.5})
+            assert response.status_code == 200, (path, response.text)
+            assert re.fullmatch(pattern, text_of(response.json())), path
 
 
 def text_of(answer: dict[str, Any]) -> str:

@@ -71,10 +71,10 @@ def test_cloudflare_client_verifies_its_token(cloudflare: Cloudflare):
 
 
 def test_openai_client_chats(platform: Platform, openai: OpenAI):
-    answer = openai.chat.completions.create(model=platform.chat_model, messages=GREETING, temperature=0)
-    assert answer.choices[0].message.content.strip()
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage.completion_tokens > 0
+    response = openai.chat.completions.create(model=platform.chat_model, messages=GREETING, temperature=0)
+    assert response.choices[0].message.content.strip()
+    assert response.choices[0].finish_reason == "stop"
+    assert response.usage.completion_tokens > 0
 
 
 def test_openai_client_streams_with_usage(platform: Platform, openai: OpenAI):

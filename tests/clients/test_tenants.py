@@ -55,8 +55,8 @@ def test_salt_in_the_body_does_not_give_access_to_another_cache(platform: Platfo
 
 
 def test_cache_salt_field_is_rejected(platform: Platform):
-    answer = run(platform, "Hello", cache_salt=platform.account_id)
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "cache_salt")
+    response = run(platform, "Hello", cache_salt=platform.account_id)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "cache_salt")
 
 
 def test_wrong_foreign_and_missing_credentials_are_rejected_on_every_route(platform: Platform, other: tuple[str, str]):
@@ -64,16 +64,16 @@ def test_wrong_foreign_and_missing_credentials_are_rejected_on_every_route(platf
     url = f"{platform.ai_url()}/run/{platform.chat_model}"
     body = {"prompt": "Hello"}
     with platform.client(platform.api_token[:-1] + ("0" if platform.api_token[-1] != "0" else "1")) as wrong:
-        answer = wrong.post(url, json=body)
-        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (401, 10000)
+        response = wrong.post(url, json=body)
+        assert (response.status_code, response.json()["errors"][0]["code"]) == (401, 10000)
     with platform.client(other_token) as foreign:
-        answer = foreign.post(url, json=body)
-        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (403, 10000)
+        response = foreign.post(url, json=body)
+        assert (response.status_code, response.json()["errors"][0]["code"]) == (403, 10000)
         unknown = foreign.post(f"{platform.ai_url('f' * 32)}/run/{platform.chat_model}", json=body)
-        assert unknown.json()["errors"] == answer.json()["errors"]
+        assert unknown.json()["errors"] == response.json()["errors"]
     with platform.client() as client:
-        answer = client.post(url, json=body, headers={"Authorization": "Basic abc"})
-        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 9106)
+        response = client.post(url, json=body, headers={"Authorization": "Basic abc"})
+        assert (response.status_code, response.json()["errors"][0]["code"]) == (400, 9106)
 
 
 def test_revoked_token_is_rejected_within_five_seconds(platform: Platform):
@@ -91,10 +91,10 @@ def test_revoked_token_is_rejected_within_five_seconds(platform: Platform):
 
 
 def test_every_call_has_one_usage_row_that_matches_its_response(platform: Platform):
-    answer = run(platform, "Hello")
-    request_id = answer.headers["cf-ai-req-id"]
+    response = run(platform, "Hello")
+    request_id = response.headers["cf-ai-req-id"]
     (row,) = wait_for("the usage row", lambda: platform.usage_rows(request_id))
-    usage = answer.json()["usage"]
+    usage = response.json()["usage"]
     assert row["account_id"] == platform.account_id
     assert (row["prompt_tokens"], row["completion_tokens"]) == (usage["prompt_tokens"], usage["completion_tokens"])
     assert row["micro_neurons"] > 0
@@ -102,5 +102,5 @@ def test_every_call_has_one_usage_row_that_matches_its_response(platform: Platfo
 
 def test_unknown_model_is_an_error(platform: Platform):
     with platform.client() as client:
-        answer = client.post(f"{platform.ai_url()}/run/@cf/nobody/nothing", json={"prompt": "Hello"})
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5007)
+        response = client.post(f"{platform.ai_url()}/run/@cf/nobody/nothing", json={"prompt": "Hello"})
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (400, 5007)

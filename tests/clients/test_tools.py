@@ -56,12 +56,12 @@ def assert_satisfies(call: ChatCompletionMessageToolCall, *names: str) -> None:
 
 
 def test_question_becomes_a_tool_call_and_its_result_a_sentence(platform: Platform, openai: OpenAI):
-    asked = {"model": platform.chat_model, "tools": TOOLS[:1], "temperature": 0}
-    first = openai.chat.completions.create(messages=[QUESTION], **asked)
+    request = {"model": platform.chat_model, "tools": TOOLS[:1], "temperature": 0}
+    first = openai.chat.completions.create(messages=[QUESTION], **request)
     (call,) = calls_of(first)
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
     given = {"role": "tool", "tool_call_id": call.id, "content": RESULT}
-    second = openai.chat.completions.create(messages=[QUESTION, first.choices[0].message, given], **asked)
+    second = openai.chat.completions.create(messages=[QUESTION, first.choices[0].message, given], **request)
     assert second.choices[0].finish_reason == "stop"
     assert (second.choices[0].message.content or "").strip()
     assert second.choices[0].message.tool_calls is None
@@ -69,29 +69,29 @@ def test_question_becomes_a_tool_call_and_its_result_a_sentence(platform: Platfo
 
 async def test_async_client_gets_a_tool_call(platform: Platform):
     async with AsyncOpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
-        answer = await client.chat.completions.create(
+        response = await client.chat.completions.create(
             model=platform.chat_model, messages=[GREETING], tools=TOOLS, tool_choice="required"
         )
-    for call in calls_of(answer):
+    for call in calls_of(response):
         assert_satisfies(call, "get_weather", "set_timer")
 
 
 @pytest.mark.parametrize("name", ["get_weather", "set_timer"])
 def test_named_tool_is_called_once(platform: Platform, openai: OpenAI, name: str):
-    answer = openai.chat.completions.create(
+    response = openai.chat.completions.create(
         model=platform.chat_model,
         messages=[GREETING],
         tools=TOOLS,
         tool_choice={"type": "function", "function": {"name": name}},
         temperature=1,
     )
-    (call,) = calls_of(answer)
+    (call,) = calls_of(response)
     assert_satisfies(call, name)
 
 
 def test_parallel_tool_calls_can_be_disabled(platform: Platform, openai: OpenAI):
     for seed in range(3):
-        answer = openai.chat.completions.create(
+        response = openai.chat.completions.create(
             model=platform.chat_model,
             messages=[GREETING],
             tools=TOOLS,
@@ -100,32 +100,32 @@ def test_parallel_tool_calls_can_be_disabled(platform: Platform, openai: OpenAI)
             temperature=2,
             seed=seed,
         )
-        (call,) = calls_of(answer)
+        (call,) = calls_of(response)
         assert_satisfies(call, "get_weather", "set_timer")
 
 
 def test_tool_choice_none_calls_no_tool(platform: Platform, openai: OpenAI):
-    answer = openai.chat.completions.create(
+    response = openai.chat.completions.create(
         model=platform.chat_model, messages=[QUESTION], tools=TOOLS, tool_choice="none", temperature=0
     )
-    assert answer.choices[0].message.tool_calls is None
-    assert answer.choices[0].message.content
+    assert response.choices[0].message.tool_calls is None
+    assert response.choices[0].message.content
 
 
 def test_tool_call_ids_are_unique(platform: Platform, openai: OpenAI):
     ids = set()
     for _ in range(3):
-        asked = {"model": platform.chat_model, "messages": [QUESTION], "tools": TOOLS, "tool_choice": "required"}
-        calls = calls_of(openai.chat.completions.create(**asked))
+        request = {"model": platform.chat_model, "messages": [QUESTION], "tools": TOOLS, "tool_choice": "required"}
+        calls = calls_of(openai.chat.completions.create(**request))
         assert all(call.id.startswith("call_") for call in calls)
         ids |= {call.id for call in calls}
     assert len(ids) >= 3
 
 
 def test_stream_has_the_same_tool_call_in_deltas(platform: Platform, openai: OpenAI):
-    asked = {"model": platform.chat_model, "messages": [QUESTION], "tools": TOOLS[:1], "temperature": 0}
-    whole = calls_of(openai.chat.completions.create(**asked))
-    chunks = list(openai.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    request = {"model": platform.chat_model, "messages": [QUESTION], "tools": TOOLS[:1], "temperature": 0}
+    whole = calls_of(openai.chat.completions.create(**request))
+    chunks = list(openai.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
     deltas = [delta for chunk in chunks if chunk.choices for delta in chunk.choices[0].delta.tool_calls or ()]
     assert (deltas[0].function.name, deltas[0].type, deltas[0].index) == ("get_weather", "function", 0)
     assert len(deltas) > 2
@@ -136,8 +136,8 @@ def test_stream_has_the_same_tool_call_in_deltas(platform: Platform, openai: Ope
 
 
 def test_stream_helper_collects_a_tool_call(platform: Platform, openai: OpenAI):
-    asked = {"model": platform.chat_model, "messages": [GREETING], "tools": TOOLS, "tool_choice": "required"}
-    with openai.chat.completions.stream(**asked) as stream:
+    request = {"model": platform.chat_model, "messages": [GREETING], "tools": TOOLS, "tool_choice": "required"}
+    with openai.chat.completions.stream(**request) as stream:
         final = stream.get_final_completion()
     for call in calls_of(final):
         assert_satisfies(call, "get_weather", "set_timer")
@@ -145,20 +145,22 @@ def test_stream_helper_collects_a_tool_call(platform: Platform, openai: OpenAI):
 
 def test_strict_tool_is_enforced_with_tool_choice_auto(platform: Platform, openai: OpenAI):
     strict = [{"type": "function", "function": {**WEATHER, "strict": True}}]
-    answer = openai.chat.completions.create(model=platform.chat_model, messages=[QUESTION], tools=strict, temperature=0)
-    assert_satisfies(calls_of(answer)[0], "get_weather")
+    response = openai.chat.completions.create(
+        model=platform.chat_model, messages=[QUESTION], tools=strict, temperature=0
+    )
+    assert_satisfies(calls_of(response)[0], "get_weather")
 
 
 def test_deprecated_function_fields_work(platform: Platform, openai: OpenAI):
-    answer = openai.chat.completions.create(
+    response = openai.chat.completions.create(
         model=platform.chat_model,
         messages=[QUESTION],
         functions=[WEATHER],
         function_call={"name": "get_weather"},
         temperature=0,
     )
-    assert answer.choices[0].finish_reason == "function_call"
-    assert json.loads(answer.choices[0].message.function_call.arguments) == {"city": "Paris"}
+    assert response.choices[0].finish_reason == "function_call"
+    assert json.loads(response.choices[0].message.function_call.arguments) == {"city": "Paris"}
 
 
 def test_tokens_of_tool_calls_are_in_usage_and_ledger(platform: Platform, openai: OpenAI):
@@ -190,13 +192,13 @@ def test_unsupported_tool_schema_is_rejected_only_if_strict(platform: Platform, 
 
 
 def test_cloudflare_client_runs_a_tool_loop(platform: Platform, cloudflare: Cloudflare):
-    asked = {"account_id": platform.account_id, "tools": [WEATHER], "temperature": 0}
-    first = cloudflare.ai.run(platform.chat_model, messages=[QUESTION], **asked)
+    request = {"account_id": platform.account_id, "tools": [WEATHER], "temperature": 0}
+    first = cloudflare.ai.run(platform.chat_model, messages=[QUESTION], **request)
     assert first["response"] is None
     assert first["tool_calls"] == [{"name": "get_weather", "arguments": {"city": "Paris"}}]
     said = {"role": "assistant", "content": "", "tool_calls": first["tool_calls"]}
     given = {"role": "tool", "name": "get_weather", "content": RESULT}
-    second = cloudflare.ai.run(platform.chat_model, messages=[QUESTION, said, given], **asked)
+    second = cloudflare.ai.run(platform.chat_model, messages=[QUESTION, said, given], **request)
     assert second["tool_calls"] == []
     assert second["response"].strip()
 

@@ -41,11 +41,11 @@ def test_chat_example_worker_streams(platform: Platform):
 
 def test_image_example_worker_describes_a_picture(platform: Platform, tmp_path: Path):
     with worker_dev(platform, EXAMPLES / "image.js") as worker:
-        answer = post(worker.url, content=PIXEL, headers={"content-type": "image/png"})
-        assert answer.status_code == 200, answer.text
-        told = answer.json()
-        assert (told["type"], told["width"], told["height"]) == ("image/png", 1, 1)
-        assert told["response"].strip()
+        response = post(worker.url, content=PIXEL, headers={"content-type": "image/png"})
+        assert response.status_code == 200, response.text
+        body = response.json()
+        assert (body["type"], body["width"], body["height"]) == ("image/png", 1, 1)
+        assert body["response"].strip()
         assert post(worker.url, content=b"GIF").status_code == 415
         assert httpx.get(worker.url, timeout=60).status_code == 405
 
@@ -58,9 +58,9 @@ def test_tutorial_streaming_worker_runs_unmodified(platform_of_tutorials: Platfo
 def test_tutorial_image_worker_runs_unmodified(platform_of_tutorials: Platform, test_data: Path):
     image = (test_data / "images" / "horse.png").read_bytes()
     with worker_dev(platform_of_tutorials, test_data / "scripts" / "image_worker.js") as worker:
-        answer = post(worker.url, content=image, headers={"content-type": "image/png"})
-        assert answer.headers["content-type"] == "application/json"
-        assert answer.json()["response"].strip()
+        response = post(worker.url, content=image, headers={"content-type": "image/png"})
+        assert response.headers["content-type"] == "application/json"
+        assert response.json()["response"].strip()
         assert httpx.get(worker.url, timeout=60).status_code == 405
 
 
@@ -70,18 +70,18 @@ def test_tutorial_python_script_runs_with_another_base_url(platform_of_tutorials
     script: dict = {}
     origin = platform_of_tutorials.base_url.removesuffix("/client/v4")
     exec(compile(source.replace("https://api.cloudflare.com", origin), "query_assistant.py", "exec"), script)
-    asked = script["query_assistant"](QUESTION, platform_of_tutorials.account_id, platform_of_tutorials.api_token)
-    assert "Paris" in asyncio.run(asked)
+    request = script["query_assistant"](QUESTION, platform_of_tutorials.account_id, platform_of_tutorials.api_token)
+    assert "Paris" in asyncio.run(request)
 
 
 def test_worker_with_packages_and_local_stores_persists_its_data(platform: Platform, node: Node):
-    asked = {"model": platform.chat_model, "question": QUESTION}
+    request = {"model": platform.chat_model, "question": QUESTION}
     script = PACKAGES / "ai_worker.js"
     with worker_dev(platform, script) as worker:
-        first = post(worker.url, json=asked).json()
-        second = post(worker.url, json=asked).json()
+        first = post(worker.url, json=request).json()
+        second = post(worker.url, json=request).json()
     with worker_dev(platform, script) as worker:
-        third = post(worker.url, json=asked).json()
+        third = post(worker.url, json=request).json()
     assert "Paris" in first["text"]
     assert [each["answered"] for each in (first, second, third)] == [1, 2, 3]
     assert [each["count"] for each in (first, second, third)] == [1, 2, 3]

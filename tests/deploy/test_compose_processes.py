@@ -150,7 +150,7 @@ def test_first_start_creates_service_keys_that_can_be_rotated(deployment: Deploy
     deployment.run("keys")
     wait_until_blocking(lambda: deployment.is_ready)
     assert httpx.post(**ask).status_code == 200
-    told = deployment.run("gateway", "hearth audit list --json")
+    result = deployment.run("gateway", "hearth audit list --json")
     assert {"service_key.make", "service_key.rotate", "service_subject.revoke"} <= {
-        entry["action"] for entry in json.loads(told)
+        entry["action"] for entry in json.loads(result)
     }

@@ -47,7 +47,7 @@ class Driver:
         self.finishes: dict[int, str | None] = {}
         self.num_cached: dict[int, int] = {}
         self.prompt_logprobs: dict[int, list[tuple[float, list[int]]]] = defaultdict(list)  # (logprob, likeliest ids)
-        self.borrowed: list[np.ndarray] = []  # blocks taken from the pool by the test itself
+        self.borrowed: list[np.ndarray] = []  # blocks that the test acquired from the pool
         self._next_id = 0
 
     def add(

@@ -257,7 +257,7 @@ def test_invalid_and_failing_sequences_change_no_token_of_others(new_driver, cas
             driver.abort(storm)
         if good[0] not in driver.finishes:
             driver.engine.add(SequenceRequest(good[0], np.array([1], np.int32), Sampling(), NAMESPACE, 1))
-            driver.engine.sequences.ended.pop()  # the refusal of the id that is taken would look like its owner's end
+            driver.engine.sequences.ended.pop()  # the refusal of the duplicate id would look like its owner's end
         driver.step()
     driver.run()
     check_answers(driver, cases, good)
@@ -272,17 +272,17 @@ def test_invalid_and_failing_sequences_change_no_token_of_others(new_driver, cas
 def test_cached_prompt_computes_fewer_than_32_tokens_but_not_for_another_tenant(new_driver):
     driver = new_driver()
     prompt = np.random.default_rng(0).integers(3, 512, 400).tolist()
-    answers = []
+    responses = []
     for namespace, at_most in ((NAMESPACE, 400), (NAMESPACE, 31), (OTHER_NAMESPACE, 400)):
         before = driver.runner.num_forward_tokens
         sequence_id = driver.add(prompt, namespace=namespace, max_tokens=1, temperature=0.0)
         driver.run()
-        answers.append(driver.tokens[sequence_id])
+        responses.append(driver.tokens[sequence_id])
         computed = driver.runner.num_forward_tokens - before
         assert computed + driver.num_cached[sequence_id] == 400
         assert computed <= at_most
         assert (driver.num_cached[sequence_id] > 0) == (at_most < 400)
-    assert answers[0] == answers[1] == answers[2]
+    assert responses[0] == responses[1] == responses[2]
 
 
 def test_aborted_sequence_computes_no_more_tokens(new_driver, cases: list[Case]):
@@ -330,9 +330,9 @@ async def test_rank_process_serves_aborts_sleeps_and_its_death_is_reported(model
     try:
         replica = await Replica.start(zygote, config_of(model_dir), "revision", exits.append)
         assert replica.info.layout_tag.startswith("float32")
-        answers = [ask(replica, number, case) for number, case in enumerate(cases)]
-        await wait_until(lambda: all(said.finish for said in answers))
-        assert [said.token_ids for said in answers] == [case.greedy for case in cases]
+        responses = [ask(replica, number, case) for number, case in enumerate(cases)]
+        await wait_until(lambda: all(said.finish for said in responses))
+        assert [said.token_ids for said in responses] == [case.greedy for case in cases]
 
         for number in range(100, 105):  # once in a while all is said before this test wakes up
             cancelled = ask(replica, number, cases[0], max_tokens=500)

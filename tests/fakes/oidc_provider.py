@@ -33,7 +33,7 @@ class OidcProvider:
         self.forge: Callable[[Claims], str] | None = None
         self.describe: Claims = {}
         self.num_key_requests = 0
-        self.asked: list[dict[str, str]] = []  # queries of authorization requests
+        self.authorization_requests: list[dict[str, str]] = []
         self._codes: dict[str, dict[str, str]] = {}
         provider = self
 
@@ -59,8 +59,8 @@ class OidcProvider:
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"])).decode()
                 form = {name: values[0] for name, values in parse_qs(body).items()}
-                answer = provider.redeem(form) if self.path == "/token" else None
-                self._answer(400 if answer is None else 200, answer or {"error": "invalid_grant"})
+                response = provider.redeem(form) if self.path == "/token" else None
+                self._answer(400 if response is None else 200, response or {"error": "invalid_grant"})
 
             def _answer(self, status: int, body: Claims) -> None:
                 content = json.dumps(body).encode()
@@ -97,23 +97,23 @@ class OidcProvider:
 
     def authorize(self, query: dict[str, str]) -> str:
         """Where a browser goes next that has come to the authorization endpoint."""
-        self.asked.append(query)
+        self.authorization_requests.append(query)
         code = secrets.token_urlsafe(16)
         self._codes[code] = query
-        answer = {"code": code, "state": query["state"], "iss": self.issuer}
-        return f"{query['redirect_uri']}?{urlencode(answer)}"
+        response = {"code": code, "state": query["state"], "iss": self.issuer}
+        return f"{query['redirect_uri']}?{urlencode(response)}"
 
     def redeem(self, form: dict[str, str]) -> Claims | None:
         """Tokens for a code, or None for a request that is not as it must be."""
-        asked = self._codes.pop(form.get("code", ""), None)
-        if asked is None:
+        request = self._codes.pop(form.get("code", ""), None)
+        if request is None:
             return None
         challenge = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
-        is_same = base64.urlsafe_b64encode(challenge).rstrip(b"=").decode() == asked["code_challenge"]
+        is_same = base64.urlsafe_b64encode(challenge).rstrip(b"=").decode() == request["code_challenge"]
         is_client = (form.get("client_id"), form.get("client_secret")) == (CLIENT_ID, CLIENT_SECRET)
-        if not is_same or not is_client or form.get("redirect_uri") != asked["redirect_uri"]:
+        if not is_same or not is_client or form.get("redirect_uri") != request["redirect_uri"]:
             return None
-        claims = self.claims(asked["nonce"])
+        claims = self.claims(request["nonce"])
         return {
             "access_token": "an access token",
             "token_type": "Bearer",

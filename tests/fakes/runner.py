@@ -107,11 +107,11 @@ class FakeRunner:
 
     def _logprobs(self, inputs: StepInputs, drawn: NDArray[np.int32]) -> dict[str, NDArray[np.generic]]:
         """Made-up ones, where asked for: minus the token id, then its neighbours."""
-        asked = inputs.sampling.num_logprobs
-        if not len(asked) or asked.max() < 0:
+        num_logprobs = inputs.sampling.num_logprobs
+        if not len(num_logprobs) or num_logprobs.max() < 0:
             return {}
-        offsets = np.arange(max(int(asked.max()), 0))
-        top_ids = np.where(offsets < asked[:, None], drawn[:, None] + offsets, -1).astype(np.int32)
+        offsets = np.arange(max(int(num_logprobs.max()), 0))
+        top_ids = np.where(offsets < num_logprobs[:, None], drawn[:, None] + offsets, -1).astype(np.int32)
         return {
             "logprobs": -drawn.astype(np.float32),
             "top_ids": top_ids,

@@ -16,7 +16,7 @@ from tests.catalog.adapters import config_bytes
 from tests.gateway.process import HANDY
 from tests.gateway.site import Running
 
-Told = dict[str, str]
+Ids = dict[str, str]
 ACCESS_GROUP = "Workers AI Read"
 
 # POST, PUT and DELETE routes that only return data, or change only the account's own content.
@@ -47,19 +47,19 @@ def policy(account_id: str, group_id: str) -> dict[str, Any]:
     return {"effect": "allow", "permission_groups": [{"id": group_id}], "resources": resources}
 
 
-def token_body(told: Told) -> dict[str, Any]:
-    return {"json": {"name": "x", "policies": [policy(told["account_id"], told["group"])]}}
+def token_body(ids: Ids) -> dict[str, Any]:
+    return {"json": {"name": "x", "policies": [policy(ids["account_id"], ids["group"])]}}
 
 
-def asset(_told: Told) -> dict[str, Any]:
+def asset(_ids: Ids) -> dict[str, Any]:
     return {"data": {"file_name": "adapter_config.json"}, "files": {"file": ("adapter_config.json", config_bytes())}}
 
 
-def of(**body: Any) -> Callable[[Told], dict[str, Any]]:
-    return lambda _told: {"json": body}
+def of(**body: Any) -> Callable[[Ids], dict[str, Any]]:
+    return lambda _ids: {"json": body}
 
 
-def nothing(_told: Told) -> dict[str, Any]:
+def nothing(_ids: Ids) -> dict[str, Any]:
     return {}
 
 
@@ -67,7 +67,7 @@ CREATED = ["account.create", "membership.create"]
 USER_TOKENS, TOKENS = BASE + "/user/tokens", ACCOUNT + "/tokens"
 # In an order in which the requests succeed: method, path, body, expected audit entries, and the name under which later
 # paths refer to the returned id.
-ACTS: list[tuple[str, str, Callable[[Told], dict[str, Any]], list[str], str]] = [
+ACTS: list[tuple[str, str, Callable[[Ids], dict[str, Any]], list[str], str]] = [
     ("POST", BASE + "/accounts", of(name="Lab", type="standard"), CREATED, "account_id"),
     ("PUT", ACCOUNT, of(name="Lab 2", type="standard"), ["account.update"], ""),
     ("PUT", ACCOUNT + "/ai/usage/budgets", of(amount=5, unit="neurons"), ["budget.set"], ""),
@@ -103,35 +103,35 @@ def test_every_changing_route_writes_an_audit_entry_with_its_actor(running: Runn
     with httpx.Client(headers=running.headers("global key"), timeout=60) as client:
 
         def result(method: str, path: str, **sent: Any) -> Any:
-            answer = client.request(method, running.gateway.url + path, **sent)
-            assert answer.status_code == 200, (method, path, answer.text)
-            return answer.json()["result"]
+            response = client.request(method, running.gateway.url + path, **sent)
+            assert response.status_code == 200, (method, path, response.text)
+            return response.json()["result"]
 
         groups = result("GET", USER_TOKENS + "/permission_groups")
-        told = {"group": next(group["id"] for group in groups if group["name"] == ACCESS_GROUP)}
+        values = {"group": next(group["id"] for group in groups if group["name"] == ACCESS_GROUP)}
         before = entries(running)
         for method, path, sent, actions, name in ACTS:
             if "{membership_id}" in path:
                 made = result("POST", BASE + "/accounts", json={"name": f"Lab {method}", "type": "standard"})
                 (found,) = result("GET", BASE + f"/memberships?name=Lab%20{method}")
-                told |= {"membership_id": found["id"], "account_id": made["id"]}
+                values |= {"membership_id": found["id"], "account_id": made["id"]}
                 before = entries(running)
-            answered = result(method, path.format(**told), **sent(told))
+            reply = result(method, path.format(**values), **sent(values))
             after = entries(running)
             new = after[len(before) :]
             assert [action for _, action in new] == actions, (method, path)
             assert all(actor and actor != "cli" for actor, _ in new), (method, path)
             before = after
             if name:
-                told[name] = answered["id"]
+                values[name] = reply["id"]
 
 
 def test_refused_call_has_no_usage_entry(running: Running):
     before = entries(running)
     with httpx.Client(headers=running.headers("good"), timeout=60) as client:
         for method, path, sent, *_ in ACTS:
-            told = dict.fromkeys(("group", "api_token_id", "finetune_id", "membership_id"), "f" * 32)
-            told["account_id"] = running.tenants.account_id
-            answer = client.request(method, running.gateway.url + path.format(**told), **sent(told))
-            assert answer.status_code >= 400, (method, path, answer.text)
+            values = dict.fromkeys(("group", "api_token_id", "finetune_id", "membership_id"), "f" * 32)
+            values["account_id"] = running.tenants.account_id
+            response = client.request(method, running.gateway.url + path.format(**values), **sent(values))
+            assert response.status_code >= 400, (method, path, response.text)
     assert entries(running) == before

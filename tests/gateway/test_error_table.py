@@ -54,9 +54,9 @@ def through_an_empty_finetune(running: Running) -> httpx.Response:
     """Use a finetune whose files have not been uploaded."""
     own = f"{running.account_url}/ai/finetunes"
     made = httpx.post(own, json={"model": HANDY, "name": "empty"}, headers=running.headers("write"))
-    answer = run(running, {"prompt": "x", "lora": made.json()["result"]["id"]}, HANDY)
+    body = run(running, {"prompt": "x", "lora": made.json()["result"]["id"]}, HANDY)
     httpx.delete(f"{own}/{made.json()['result']['id']}", headers=running.headers("write"))
-    return answer
+    return body
 
 
 def by_an_old_binding(running: Running) -> httpx.Response:
@@ -137,7 +137,7 @@ ELSEWHERE = {
     5035: "models of a paid plan: every model is for every plan",
     5019: "below, as the binding tells it",
     3036: "below, with its allocation used",
-    4006: "the text of 3036, which is told under that number",
+    4006: "its text is that of 3036, which is the reported number",
     3046: "a variant of 3007",
     2001: "named gateways, which there are not yet",
     971: "below, with limits set",
@@ -148,22 +148,22 @@ ELSEWHERE = {
     ("code", "status", "message", "ask"), ROWS, ids=[f"{row[1]}-{row[0]}-{row[2]}" for row in ROWS]
 )
 def test_request_gets_the_documented_status_and_code(running: Running, code: int, status: int, message: str, ask: Ask):
-    answer = ask(running)
-    body = answer.json()
+    response = ask(running)
+    body = response.json()
     (error,) = body["errors"]
-    assert (answer.status_code, error["code"], error["message"]) == (status, code, message)
+    assert (response.status_code, error["code"], error["message"]) == (status, code, message)
     assert ("source" in error) == (code == 5006)
     assert (body["success"], body["messages"]) == (False, [])
     assert body["result"] == ({} if message.startswith("AiError: ") else None)
-    assert answer.headers["cf-ray"]
-    assert ("retry-after" in answer.headers) == (status in (429, 503))
+    assert response.headers["cf-ray"]
+    assert ("retry-after" in response.headers) == (status in (429, 503))
     assert not {row[0] for row in ROWS} & ELSEWHERE.keys()
 
 
 def test_old_binding_version_is_rejected_in_the_binding_format(running: Running):
-    answer = by_an_old_binding(running)
-    told = answer.json()
-    assert (answer.status_code, told["internalCode"], told["errors"][0]["code"]) == (405, 5019, 5019)
+    response = by_an_old_binding(running)
+    body = response.json()
+    assert (response.status_code, body["internalCode"], body["errors"][0]["code"]) == (405, 5019, 5019)
 
 
 @pytest.fixture(scope="module")
@@ -236,9 +236,9 @@ def test_token_limits_and_allowed_models_apply_to_that_token_only(running: Runni
 
     foreign = ask(PARROT)
     assert (foreign.status_code, foreign.json()["errors"][0]["code"]) == (403, 10000)
-    answers = [ask(VECTORS) for _ in range(3)]
-    assert [answer.status_code for answer in answers] == [200, 200, 429]
-    assert answers[-1].json()["errors"][0]["code"] == 971
+    responses = [ask(VECTORS) for _ in range(3)]
+    assert [response.status_code for response in responses] == [200, 200, 429]
+    assert responses[-1].json()["errors"][0]["code"] == 971
     assert ask(VECTORS, "account").status_code == 200
 
 

@@ -66,8 +66,8 @@ def test_calls_above_the_concurrency_limit_are_rejected_without_affecting_other_
             flood = [asyncio.ensure_future(ask(client, running, "other", running.gateway, HELD)) for _ in range(10)]
             await wait_until(lambda: sum(job.done() for job in flood) == 8)
             for _ in range(5):
-                answer = await ask(client, running, "good", running.gateway, {"prompt": "x"})
-                assert answer.status_code == 200
+                response = await ask(client, running, "good", running.gateway, {"prompt": "x"})
+                assert response.status_code == 200
             assert sum(job.done() for job in flood) == 8, "the others were served meanwhile"
             for job in flood:
                 if not job.done():
@@ -97,9 +97,9 @@ def test_waiting_calls_have_their_own_limit(new_site: Callable[..., Site]):
 
             async def stream(has_output: asyncio.Event) -> str:
                 url, headers = url_of(running, "other", running.gateway), running.headers("other")
-                async with client.stream("POST", url, json=BEGUN, headers=headers) as answer:
+                async with client.stream("POST", url, json=BEGUN, headers=headers) as response:
                     text = ""
-                    async for piece in answer.aiter_text():
+                    async for piece in response.aiter_text():
                         has_output.set()
                         text += piece
                     return text
@@ -152,11 +152,11 @@ def test_slow_bodies_leave_slots_for_other_accounts(new_site: Callable[..., Site
 
 def is_refused(connection: socket.socket) -> bool:
     try:
-        answer = connection.recv(4096, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        response = connection.recv(4096, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
         return False
-    assert answer.startswith(b"HTTP/1.1 429 "), answer
-    assert b"retry-after: " in answer.lower()
+    assert response.startswith(b"HTTP/1.1 429 "), response
+    assert b"retry-after: " in response.lower()
     return True
 
 
@@ -180,10 +180,10 @@ def test_concurrency_limit_across_three_gateways_leaves_other_accounts_unaffecte
 
             async def flood(number: int) -> None:
                 while not is_over:
-                    answer = await ask(client, running, "other", gateways[number % 3], SLOW)
-                    statuses[answer.status_code] += 1
-                    if answer.status_code == 429:
-                        wait_s = int(answer.headers["retry-after"])
+                    response = await ask(client, running, "other", gateways[number % 3], SLOW)
+                    statuses[response.status_code] += 1
+                    if response.status_code == 429:
+                        wait_s = int(response.headers["retry-after"])
                         assert 1 <= wait_s <= 60
                         await asyncio.sleep(min(wait_s, 0.2))  # ignores the longer waits that Retry-After requests
 
@@ -199,8 +199,8 @@ def test_concurrency_limit_across_three_gateways_leaves_other_accounts_unaffecte
                 await wait_until(lambda: statuses[429] >= 30)
                 group.create_task(watch())
                 for number in range(40):
-                    answer = await ask(client, running, "good", gateways[number % 3], {"prompt": "x"})
-                    quiet.append(answer.status_code)
+                    response = await ask(client, running, "good", gateways[number % 3], {"prompt": "x"})
+                    quiet.append(response.status_code)
                 await wait_until(lambda: statuses[200] >= 18)
                 is_over = True
         return statuses, quiet
@@ -209,5 +209,5 @@ def test_concurrency_limit_across_three_gateways_leaves_other_accounts_unaffecte
     assert quiet == [200] * 40
     assert statuses.keys() == {200, 429}
     assert most_at_once <= 7, "six of the flood, one of the other"
-    told = f"a flood over 3 gateways: 6 at once as its limit says, {statuses[429]} refused, 40 of 40 of another served"
-    figures.record("T16", told, f"pytest {Path(__file__).name}")
+    figure = f"flood over 3 gateways: 6 at once as its limit says, {statuses[429]} refused, 40 of 40 of another served"
+    figures.record("T16", figure, f"pytest {Path(__file__).name}")

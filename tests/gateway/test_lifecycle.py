@@ -30,10 +30,10 @@ def site(new_site: Callable[..., Site]) -> Site:
 
 
 def in_background(job: Callable[[], httpx.Response]) -> tuple[threading.Thread, list[httpx.Response]]:
-    answers: list[httpx.Response] = []
-    thread = threading.Thread(target=lambda: answers.append(job()))
+    responses: list[httpx.Response] = []
+    thread = threading.Thread(target=lambda: responses.append(job()))
     thread.start()
-    return thread, answers
+    return thread, responses
 
 
 def test_sigterm_drains_calls_and_exits_with_zero(site: Site):
@@ -42,7 +42,7 @@ def test_sigterm_drains_calls_and_exits_with_zero(site: Site):
         assert probe.get(f"{running.gateway.url}/readyz").status_code == 200
         site.nodes["n1"].hold()
         held = {"prompt": script(held_after=2), "stream": True}
-        thread, answers = in_background(lambda: run(client, running, held))
+        thread, responses = in_background(lambda: run(client, running, held))
         wait_until_blocking(lambda: running.gateway.metric("hearth_calls_in_flight") == 1)
         running.gateway.terminate()
         wait_until_blocking(lambda: probe.get(f"{running.gateway.url}/readyz").status_code == 503)
@@ -52,8 +52,8 @@ def test_sigterm_drains_calls_and_exits_with_zero(site: Site):
         site.nodes["n1"].go_on()
         thread.join()
     assert running.gateway.wait() == 0
-    assert events_of(answers[0])[-1] == "[DONE]"
-    assert len(site.usage_rows(answers[0].headers["cf-ai-req-id"])) == 1
+    assert events_of(responses[0])[-1] == "[DONE]"
+    assert len(site.usage_rows(responses[0].headers["cf-ai-req-id"])) == 1
     figures.record("P14", "1 of 1 running streams finished, with one usage row", f"pytest {Path(__file__).name}")
 
 
@@ -64,8 +64,8 @@ def test_calls_still_running_after_the_drain_timeout_fail_and_are_metered(site: 
     site.nodes["n1"].hold()
     with httpx.Client(headers=running.headers(), timeout=60) as client:
         body = {"prompt": script(held_after=2), "stream": True}
-        with client.stream("POST", f"{running.account_url}/ai/run/{PARROT}", json=body) as answer:
-            lines = answer.iter_lines()
+        with client.stream("POST", f"{running.account_url}/ai/run/{PARROT}", json=body) as response:
+            lines = response.iter_lines()
             assert json.loads(next(lines).removeprefix("data: "))["response"], "the node has said something"
             running.gateway.terminate()
             if why == "second signal":
@@ -74,7 +74,7 @@ def test_calls_still_running_after_the_drain_timeout_fail_and_are_metered(site: 
             last = [line for line in lines if line][-1]
     assert running.gateway.wait() == 0
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == 3008
-    (row,) = site.usage_rows(answer.headers["cf-ai-req-id"])
+    (row,) = site.usage_rows(response.headers["cf-ai-req-id"])
     assert row["completion_tokens"] > 0
 
 
@@ -128,8 +128,8 @@ def test_known_tokens_work_while_the_database_is_unavailable_and_unknown_ones_ge
 
 
 def refusal_503(client: httpx.Client, running: Running) -> httpx.Response | None:
-    answer = run(client, running, {"prompt": "x"}, headers=running.headers("write"))
-    return answer if answer.status_code == 503 else None
+    response = run(client, running, {"prompt": "x"}, headers=running.headers("write"))
+    return response if response.status_code == 503 else None
 
 
 PARENT = """
@@ -216,10 +216,10 @@ def test_invalid_setting_ends_the_process_with_one_line(site: Site, environ: dic
 
 
 def test_port_in_use_is_reported_in_one_line(site: Site):
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        gateway = site.gateway(HEARTH_PORT=str(taken.getsockname()[1]))
+    with socket.socket() as blocker:
+        blocker.bind(("127.0.0.1", 0))
+        blocker.listen()
+        gateway = site.gateway(HEARTH_PORT=str(blocker.getsockname()[1]))
         gateway.launch()
         assert gateway.wait() == 2
     assert "HEARTH_PORT" in gateway.log_text()

@@ -174,15 +174,15 @@ async def test_response_is_useful_if_it_finished_in_time_and_in_its_format():
 
 async def test_retried_response_is_reported_once_as_not_useful():
     useful = RetryTracker(SYSTEM_CLOCK)
-    told = []
+    results = []
     for changes in (
         {"body_hash": 1},
         {"body_hash": 2, "is_retry": True},
         {"body_hash": 1, "is_retry": True},
         {"body_hash": 1},
     ):
-        told.append((await entry_of(called(**changes), [Finished("stop", USAGE)], useful=useful)).num_retried)
-    assert told == [0, 0, 1, 0]
+        results.append((await entry_of(called(**changes), [Finished("stop", USAGE)], useful=useful)).num_retried)
+    assert results == [0, 0, 1, 0]
 
 
 async def test_batch_calls_have_the_batch_price():

@@ -94,8 +94,8 @@ def test_unusable_tokens_are_rejected(running: Running, token: str, expected: tu
 @pytest.mark.parametrize("change", [lambda s: s[:-1], lambda s: s[:-1] + ("0" if s[-1] != "0" else "1"), str.swapcase])
 def test_truncated_or_altered_token_is_unknown(running: Running, change):
     secret = change(running.tenants.secrets["good"])
-    answer = httpx.post(run_url(running), json=GOOD_BODY, headers={"authorization": f"Bearer {secret}"})
-    assert code_of(answer) in ((401, 10000), (400, 9106))
+    response = httpx.post(run_url(running), json=GOOD_BODY, headers={"authorization": f"Bearer {secret}"})
+    assert code_of(response) in ((401, 10000), (400, 9106))
 
 
 @pytest.mark.parametrize("token", ["good", "write", "account"])
@@ -124,8 +124,8 @@ def test_spoofed_headers_have_no_effect(client: httpx.Client, running: Running, 
     other = account or running.tenants.other_account_id
     headers = {"x-forwarded-for": "127.0.0.1", "x-account-id": other, "x-hearth-account": other, "forwarded": "for=::1"}
     assert client.get(f"{running.gateway.base_url}/user", headers=headers).json()["result"]["id"] != other
-    answer = client.post(run_url(running), json=GOOD_BODY, headers=headers)
-    assert running.site.usage_row(answer.headers["cf-ai-req-id"])["account_id"] == running.tenants.account_id
+    response = client.post(run_url(running), json=GOOD_BODY, headers=headers)
+    assert running.site.usage_row(response.headers["cf-ai-req-id"])["account_id"] == running.tenants.account_id
 
 
 @pytest.mark.parametrize(
@@ -133,16 +133,16 @@ def test_spoofed_headers_have_no_effect(client: httpx.Client, running: Running, 
     ["/", "/client/v4", "/client/v4/nothing", "/client/v4/accounts/{a}/ai/nothing", "/client/v4/accounts/{a}/ai/run/"],
 )
 def test_unknown_route_is_reported_before_the_credential(running: Running, path: str):
-    answer = httpx.post(running.gateway.url + path.format(a=running.tenants.account_id), content=b"x")
-    assert code_of(answer) == (400, 7000)
+    response = httpx.post(running.gateway.url + path.format(a=running.tenants.account_id), content=b"x")
+    assert code_of(response) == (400, 7000)
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
 def test_wrong_method_gets_an_allow_header(running: Running, method: str):
-    answer = httpx.request(method, run_url(running))
-    assert code_of(answer) == (405, 7001)
-    assert answer.headers["allow"] == "POST"
-    assert answer.json()["errors"][0]["message"] == f"{method} not supported for requested URI."
+    response = httpx.request(method, run_url(running))
+    assert code_of(response) == (405, 7001)
+    assert response.headers["allow"] == "POST"
+    assert response.json()["errors"][0]["message"] == f"{method} not supported for requested URI."
 
 
 @pytest.mark.parametrize("account_id", ["x", "F" * 32, "0" * 31, "0" * 33, "..", "%2e%2e", "a" * 31 + "%00"])
@@ -157,9 +157,9 @@ def raw_request(running: Running, request: bytes) -> tuple[int, int, dict]:
     """Send raw bytes and return status, code and body of one response."""
     with closing(socket.create_connection(("127.0.0.1", running.gateway.port), timeout=60)) as connection:
         connection.sendall(request)
-        answer = httpx_answer(connection)
-    body = json.loads(answer[1])
-    return answer[0], body["errors"][0]["code"], body
+        response = httpx_answer(connection)
+    body = json.loads(response[1])
+    return response[0], body["errors"][0]["code"], body
 
 
 def httpx_answer(connection: socket.socket) -> tuple[int, bytes]:
@@ -186,10 +186,10 @@ def test_malformed_model_id_is_invalid(client: httpx.Client, running: Running, m
 
 
 def test_unknown_model_is_named_in_the_error(client: httpx.Client, running: Running):
-    answer = client.post(run_url(running, "@cf/no/thing"), json=GOOD_BODY)
-    assert code_of(answer) == (400, 5007)
-    assert answer.json()["errors"][0]["message"].startswith("No such model @cf/no/thing or task. ")
-    assert answer.json()["result"] is None
+    response = client.post(run_url(running, "@cf/no/thing"), json=GOOD_BODY)
+    assert code_of(response) == (400, 5007)
+    assert response.json()["errors"][0]["message"].startswith("No such model @cf/no/thing or task. ")
+    assert response.json()["result"] is None
 
 
 # Order of checks
@@ -285,9 +285,9 @@ def test_byte_order_mark_is_stripped(client: httpx.Client, running: Running):
     ],
 )
 def test_unusual_characters_in_a_prompt_are_accepted(client: httpx.Client, running: Running, text: str):
-    answer = client.post(run_url(running), json={"messages": [{"role": "user", "content": text}]})
-    assert answer.status_code == 200
-    assert running.site.execute_of(answer).task.messages[-1].content == text
+    response = client.post(run_url(running), json={"messages": [{"role": "user", "content": text}]})
+    assert response.status_code == 200
+    assert running.site.execute_of(response).task.messages[-1].content == text
 
 
 BAD_FIELDS = [
@@ -372,8 +372,8 @@ def test_compressed_body_is_rejected_but_a_mislabeled_plain_body_is_accepted(cli
     squeezed = client.post(run_url(running), content=gzip.compress(body), headers={"content-encoding": "gzip"})
     assert code_of(squeezed) == (415, 5004)
     for harmless in ("application/json", "identity"):
-        answer = client.post(run_url(running), content=body, headers={"content-encoding": harmless})
-        assert answer.status_code == 200
+        response = client.post(run_url(running), content=body, headers={"content-encoding": harmless})
+        assert response.status_code == 200
 
 
 def test_slow_body_is_rejected_with_408(running: Running):
@@ -393,9 +393,9 @@ def test_truncated_body_starts_no_call(running: Running):
 
 
 def test_model_without_a_node_gives_out_of_capacity(client: httpx.Client, running: Running):
-    answer = client.post(run_url(running, NOWHERE), json=GOOD_BODY)
-    assert code_of(answer) == (429, 3040)
-    assert answer.headers["x-should-retry"] == "true"
+    response = client.post(run_url(running, NOWHERE), json=GOOD_BODY)
+    assert code_of(response) == (429, 3040)
+    assert response.headers["x-should-retry"] == "true"
 
 
 @pytest.mark.parametrize(
@@ -414,10 +414,10 @@ def test_rejection_by_a_node_is_an_error_response(
     client: httpx.Client, running: Running, reason: str, expected: tuple, is_stream: bool
 ):
     prompt = "!" + json.dumps({"tokens": [], "end": reason, "message": "'/prompt' is odd"})
-    answer = client.post(run_url(running), json={"prompt": prompt, "stream": is_stream})
-    assert code_of(answer) == expected
-    assert ("'/prompt' is odd" in answer.text) == (reason == "invalid_input")
-    row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+    response = client.post(run_url(running), json={"prompt": prompt, "stream": is_stream})
+    assert code_of(response) == expected
+    assert ("'/prompt' is odd" in response.text) == (reason == "invalid_input")
+    row = running.site.usage_row(response.headers["cf-ai-req-id"])
     assert (row["status"], row["completion_tokens"]) == (reason, 0)
 
 
@@ -440,15 +440,15 @@ def test_rejection_by_a_node_is_an_error_response(
 )
 def test_verify_returns_the_token_status_on_the_route_for_its_kind(running: Running, token: str, path: str, expected):
     url = running.gateway.base_url + path.format(a=running.tenants.account_id)
-    answer = httpx.get(url, headers=running.headers(token))
+    response = httpx.get(url, headers=running.headers(token))
     if isinstance(expected, tuple):
-        assert code_of(answer) == expected
-        assert answer.json()["errors"][0]["message"] == "Invalid API Token"
+        assert code_of(response) == expected
+        assert response.json()["errors"][0]["message"] == "Invalid API Token"
         return
-    assert answer.json()["result"]["status"] == expected
-    assert answer.json()["result"]["id"] == running.tenants.token_ids[token]
+    assert response.json()["result"]["status"] == expected
+    assert response.json()["result"]["id"] == running.tenants.token_ids[token]
     if expected == "active":
-        assert answer.json()["messages"] == [{"code": 10000, "message": "This API Token is valid and active"}]
+        assert response.json()["messages"] == [{"code": 10000, "message": "This API Token is valid and active"}]
 
 
 def test_verify_rejects_signed_tokens(running: Running):
@@ -465,25 +465,25 @@ def test_verify_without_a_credential_is_rejected(running: Running):
 
 
 def test_openai_routes_return_errors_in_both_formats(running: Running):
-    answer = httpx.post(f"{running.account_url}/ai/v1/embeddings", json={"model": VECTORS, "input": "x"})
-    body = answer.json()
-    assert code_of(answer) == (400, 9106)
+    response = httpx.post(f"{running.account_url}/ai/v1/embeddings", json={"model": VECTORS, "input": "x"})
+    body = response.json()
+    assert code_of(response) == (400, 9106)
     assert body["error"] == {"message": body["errors"][0]["message"], "type": "invalid_request_error", "param": None,
                              "code": 9106}  # fmt: skip
     assert body["result"] == {}
 
 
 def test_invalid_field_is_named_as_in_each_api_format(client: httpx.Client, running: Running):
-    asked = {"model": CHATTY, "messages": [{"role": "bogus", "content": "x"}]}
-    told = client.post(f"{running.account_url}/ai/v1/chat/completions", json=asked).json()
-    assert told["error"]["param"] == "messages[0].role"
-    assert told["errors"][0]["source"] == {"pointer": "/messages/0/role"}
+    request = {"model": CHATTY, "messages": [{"role": "bogus", "content": "x"}]}
+    body = client.post(f"{running.account_url}/ai/v1/chat/completions", json=request).json()
+    assert body["error"]["param"] == "messages[0].role"
+    assert body["errors"][0]["source"] == {"pointer": "/messages/0/role"}
     missing = client.post(f"{running.account_url}/ai/v1/chat/completions", json={"messages": []}).json()
     assert (missing["error"]["param"], missing["errors"][0]["source"]) == ("model", {"pointer": "/"})
     good = {"model": CHATTY, "messages": [{"role": "user", "content": "x"}]}
     for name, value in (("model", "@cf/nobody/nothing"), ("model", "../x"), ("lora", "nothing")):
-        told = client.post(f"{running.account_url}/ai/v1/chat/completions", json=good | {name: value}).json()
-        assert told["error"]["param"] == name
+        body = client.post(f"{running.account_url}/ai/v1/chat/completions", json=good | {name: value}).json()
+        assert body["error"]["param"] == name
 
 
 @pytest.mark.parametrize(
@@ -496,9 +496,9 @@ def test_invalid_field_is_named_as_in_each_api_format(client: httpx.Client, runn
     ],
 )
 def test_unknown_openai_paths_return_errors_in_both_formats(running: Running, method: str, path: str, expected):
-    answer = httpx.request(method, running.account_url + path)
-    assert code_of(answer) == expected
-    assert answer.json()["error"]["code"] == expected[1]
+    response = httpx.request(method, running.account_url + path)
+    assert code_of(response) == expected
+    assert response.json()["error"]["code"] == expected[1]
     malformed = httpx.post(f"{running.gateway.base_url}/accounts/x/ai/v1/embeddings")
     assert code_of(malformed) == (404, 7003)
     assert malformed.json()["error"]["code"] == 7003
@@ -508,8 +508,8 @@ def test_unknown_openai_paths_return_errors_in_both_formats(running: Running, me
 def test_rejected_input_has_model_headers_and_malformed_json_has_none(client: httpx.Client, running: Running):
     refused = client.post(run_url(running), json={"prompt": "x", "temperature": 9})
     assert refused.headers["cf-ai-req-id"] == refused.headers["x-hearth-request-id"]
-    for answer in (client.post(run_url(running), content=b"{"), client.post(run_url(running, "@cf/no/x"), json={})):
-        assert "cf-ai-req-id" not in answer.headers
+    for response in (client.post(run_url(running), content=b"{"), client.post(run_url(running, "@cf/no/x"), json={})):
+        assert "cf-ai-req-id" not in response.headers
 
 
 def test_no_invalid_request_caused_an_internal_error(running: Running):

@@ -30,10 +30,10 @@ class Api:
         self.client = client
 
     def result(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
-        answer = self.client.request(method, path, json=body, **options)
-        assert answer.status_code == 200, (method, path, answer.text)
-        told = answer.json()
-        return told.get("result", told)
+        response = self.client.request(method, path, json=body, **options)
+        assert response.status_code == 200, (method, path, response.text)
+        document = response.json()
+        return document.get("result", document)
 
     def status(self, method: str, path: str) -> int:
         return self.client.request(method, path).status_code

@@ -69,9 +69,9 @@ class Gateways:
     def ask(self, method: str, rest: str, **sent: Any) -> Any:
         url = f"{self.processes[0].base_url}/accounts/{self.site.tenants.account_id}/tokens{rest}"
         owner = Running(self.site, self.processes[0]).headers("global key")
-        answer = httpx.request(method, url, headers=owner, timeout=60, **sent)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["result"]
+        response = httpx.request(method, url, headers=owner, timeout=60, **sent)
+        assert response.status_code == 200, response.text
+        return response.json()["result"]
 
     def revoke_in_database(self, token: api_tokens.CreatedToken) -> None:
         """Revoke the token in the database only, as a CLI command without access to Redis does."""
@@ -112,9 +112,9 @@ def test_revoked_token_is_rejected_by_every_gateway_within_five_seconds(gateways
     token = gateways.new_token()
     gateways.revoke_in_database(token)
     untold_s = gateways.seconds_until_refused(token.secret, 5.0)
-    assert untold_s <= 5.0, "also where nobody was told"
-    told = f"refused by 3 gateways within {max(took_s):.1f} s, {untold_s:.1f} s where Redis told nobody"
-    figures.record("T4", told, f"pytest {Path(__file__).name}")
+    assert untold_s <= 5.0, "also without a message from Redis"
+    figure = f"refused by 3 gateways within {max(took_s):.1f} s, {untold_s:.1f} s without messages from Redis"
+    figures.record("T4", figure, f"pytest {Path(__file__).name}")
 
 
 def test_blocked_account_is_rejected_by_every_gateway_within_five_seconds_until_unblocked(
@@ -133,8 +133,8 @@ def test_blocked_account_is_rejected_by_every_gateway_within_five_seconds_until_
     took_s = until(403)
     asyncio.run(gateways.with_database(lambda database: accounts.set_blocked(database, account_id, False)))
     until(200)
-    told = f"an account blocked in the database alone: refused by 3 gateways within {took_s:.1f} s"
-    figures.record("T4", told, f"pytest {Path(__file__).name}")
+    figure = f"an account blocked in the database alone: refused by 3 gateways within {took_s:.1f} s"
+    figures.record("T4", figure, f"pytest {Path(__file__).name}")
 
 
 def test_revoked_token_is_rejected_within_thirty_five_seconds_by_a_gateway_without_redis(gateways: Gateways):

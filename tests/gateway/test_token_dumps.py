@@ -167,8 +167,8 @@ def test_no_table_log_or_cache_holds_a_usable_token(holding: Holding):
     assert all(len(text) >= 37 for text in known)
     assert found_in(holding, [*known, PEPPER.hex()]) == []
     stores = "Postgres, its files and journal" if holding.servers else "SQLite"
-    told = f"{stores}: 0 of {len(known)} secrets found in tables, Redis, spool, logs and objects"
-    figures.record("T1", told, f"pytest {Path(__file__).name}")
+    figure = f"{stores}: 0 of {len(known)} secrets found in tables, Redis, spool, logs and objects"
+    figures.record("T1", figure, f"pytest {Path(__file__).name}")
 
 
 def test_search_finds_planted_tokens_in_every_location(holding: Holding):
@@ -194,8 +194,8 @@ def name_the_other_account(site: Site, name: str) -> None:
     async def write() -> None:
         database = Database.connect(site.database_url)
         async with database.transaction() as connection:
-            told = {"name": name, "id": site.tenants.other_account_id}
-            await connection.execute(sql("UPDATE accounts SET name = :name WHERE account_id = :id"), told)
+            values = {"name": name, "id": site.tenants.other_account_id}
+            await connection.execute(sql("UPDATE accounts SET name = :name WHERE account_id = :id"), values)
         await database.close()
 
     asyncio.run(write())

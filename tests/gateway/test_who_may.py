@@ -387,8 +387,8 @@ async def test_each_credential_grants_exactly_its_routes(
                     wrong.append(f"{credential.name}: {method} {path} said {found}, not {credential.expected(what)}")
     assert not wrong, "\n".join(wrong)
     assert len({credential.name for credential in everybody}) == len(everybody) >= 30
-    told = f"{len(TABLE)} routes × {len(everybody)} credentials: exactly the cells that should open do"
-    figures.record("P21", told, f"pytest {Path(__file__).name}")
+    figure = f"{len(TABLE)} routes × {len(everybody)} credentials: exactly the cells that should open do"
+    figures.record("P21", figure, f"pytest {Path(__file__).name}")
 
 
 async def test_operator_session_can_manage_but_not_run_models(

@@ -29,7 +29,7 @@ NONCES = (b"n" * 32, b"g" * 16)
 
 PRIVATE = Ed25519PrivateKey.generate()
 OTHER = Ed25519PrivateKey.generate()
-STRANGER = Ed25519PrivateKey.generate()
+UNKNOWN_KEY = Ed25519PrivateKey.generate()
 
 
 def row(private: Ed25519PrivateKey, subject: str, **fields: Any) -> PublicKey:
@@ -111,7 +111,7 @@ def repeated(name: str) -> str:
     return json.dumps(CLAIMS)[:-1] + f", {json.dumps(name)}: {json.dumps(CLAIMS[name])}}}"
 
 
-JWK = {"kty": "OKP", "crv": "Ed25519", "x": encoded(STRANGER.public_key().public_bytes_raw())}
+JWK = {"kty": "OKP", "crv": "Ed25519", "x": encoded(UNKNOWN_KEY.public_key().public_bytes_raw())}
 
 FORGED = {
     "alg none, no signature": (f"{encoded(header_with(alg='none'))}.{BODY}.", "form"),
@@ -130,7 +130,7 @@ FORGED = {
     "typ of any JWT": (make_token(header_with(typ="JWT")), "header"),
     "no typ": (make_token(header_with(typ=None)), "header"),
     "no kid": (make_token(header_with(kid=None)), "header"),
-    "unknown kid": (make_token(header_with(kid="0" * 32), sign=STRANGER.sign), "key"),
+    "unknown kid": (make_token(header_with(kid="0" * 32), sign=UNKNOWN_KEY.sign), "key"),
     "kid of another service": (make_token(header_with(kid=OTHER_KEY.kid)), "signature"),
     "kid as a path": (make_token(header_with(kid="../../../../dev/null"), sign=hmac_with(b"")), "key"),
     "kid as a file": (make_token(header_with(kid="/etc/passwd")), "key"),
@@ -139,11 +139,14 @@ FORGED = {
     "kid as a list": (make_token(header_with(kid=[KEY.kid])), "key"),
     "kid with a zero byte": (make_token(header_with(kid=KEY.kid + "\0")), "key"),
     "kid in capitals": (make_token(header_with(kid=KEY.kid.upper() + " ")), "key"),
-    "a key of its own in jwk": (make_token(header_with(jwk=JWK), sign=STRANGER.sign), "header"),
+    "a key of its own in jwk": (make_token(header_with(jwk=JWK), sign=UNKNOWN_KEY.sign), "header"),
     "jwk beside the right signature": (make_token(header_with(jwk=JWK)), "header"),
-    "a key's address in jku": (make_token(header_with(jku="https://example.com/keys"), sign=STRANGER.sign), "header"),
+    "a key's address in jku": (
+        make_token(header_with(jku="https://example.com/keys"), sign=UNKNOWN_KEY.sign),
+        "header",
+    ),
     "certificates' address in x5u": (
-        make_token(header_with(x5u="https://example.com/c"), sign=STRANGER.sign),
+        make_token(header_with(x5u="https://example.com/c"), sign=UNKNOWN_KEY.sign),
         "header",
     ),
     "certificates in x5c": (make_token(header_with(x5c=["AA=="])), "header"),
@@ -152,10 +155,10 @@ FORGED = {
     "header no object": (make_token("[]"), "header"),
     "header no JSON": (make_token("EdDSA"), "header"),
     "header with a name twice": (make_token(json.dumps(HEADER)[:-1] + ', "alg": "EdDSA"}'), "header"),
-    "signed by a stranger": (make_token(sign=STRANGER.sign), "signature"),
+    "signed by an unknown key": (make_token(sign=UNKNOWN_KEY.sign), "signature"),
     "signed by another node": (make_token(sign=OTHER.sign), "signature"),
-    "signature taken away": (f"{HEAD}.{BODY}.", "form"),
-    "signature and its dot taken away": (f"{HEAD}.{BODY}", "form"),
+    "signature removed": (f"{HEAD}.{BODY}.", "form"),
+    "signature and its dot removed": (f"{HEAD}.{BODY}", "form"),
     "signature cut": (f"{HEAD}.{BODY}.{encoded(RAW[:-3])}", "signature"),
     "signature of nothing but zeros": (f"{HEAD}.{BODY}.{encoded(bytes(64))}", "signature"),
     "signature with one bit turned": (f"{HEAD}.{BODY}.{encoded(bytes([RAW[0] ^ 1]) + RAW[1:])}", "signature"),
@@ -256,11 +259,11 @@ def test_revoked_key_subject_or_token_is_rejected_and_ends_verified_services():
         assert not KnownKeys(ring).is_still_valid(found, NOW_S)
     revoked = service_ring.with_subject_revoked(RING, "node/n1", now_s=NOW_S)
     with pytest.raises(ValueError, match="revoked"):
-        service_ring.with_key(revoked, row(STRANGER, "node/n1"))
-    back = service_ring.with_key(service_ring.with_subject_reinstated(revoked, "node/n1"), row(STRANGER, "node/n1"))
+        service_ring.with_key(revoked, row(UNKNOWN_KEY, "node/n1"))
+    back = service_ring.with_key(service_ring.with_subject_reinstated(revoked, "node/n1"), row(UNKNOWN_KEY, "node/n1"))
     assert verify(GOOD, back) == Forged("key")
     assert isinstance(
-        verify(make_token(header_with(kid=service_ring.key_id(STRANGER)), sign=STRANGER.sign), back), Service
+        verify(make_token(header_with(kid=service_ring.key_id(UNKNOWN_KEY)), sign=UNKNOWN_KEY.sign), back), Service
     )
 
 

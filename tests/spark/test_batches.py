@@ -58,20 +58,20 @@ def test_a_look_goes_from_the_token_before_a_name_to_the_schema_of_that_name(tok
 
 def test_a_look_goes_from_the_token_before_a_repeated_value_to_the_statement_that_told_it(tokenizer: Tokenizer) -> None:
     """What was said last counts; the other statements lie in the range that the share is taken of."""
-    told = ("My cat is called Mimi.", "Tom lives in Rome.", "My cat is called Momo.")
-    answer = recall("Your cat is called Momo.", "Momo", told[2], told)
+    result = ("My cat is called Mimi.", "Tom lives in Rome.", "My cat is called Momo.")
+    response = recall("Your cat is called Momo.", "Momo", result[2], result)
     turns = [
-        user(" ".join(told[:2])),
+        user(" ".join(result[:2])),
         assistant("Okay."),
-        user(told[2]),
+        user(result[2]),
         assistant("Okay."),
         user("And my cat?"),
-        answer,
+        response,
     ]
     ids, _, looks = encode(tokenizer, Dialogue("memory", turns))
     for task, place, start, end, first, last in looks:
         assert task == MEMORY
-        assert tokenizer.decode(ids[start:end]).strip() == told[2]
+        assert tokenizer.decode(ids[start:end]).strip() == result[2]
         assert tokenizer.decode(ids[place + 1 : place + 2]).strip() in "Momo"
         assert tokenizer.decode(ids[first:last], skip_special_tokens=False).startswith("My cat is called Mimi. Tom")
         assert last == end <= place

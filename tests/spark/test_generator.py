@@ -32,7 +32,7 @@ def test_one_seed_gives_one_text_and_another_seed_another(phase: str) -> None:
 @pytest.mark.parametrize("phase", MIX)
 def test_held_out_prompts_never_enter_training(phase: str) -> None:
     """No single question of the evaluation is a question of the training stream."""
-    asked = {
+    drawn = {
         dialogue.prompt[0]["content"]
         for kind in KINDS
         if kind != "showcase"
@@ -45,8 +45,8 @@ def test_held_out_prompts_never_enter_training(phase: str) -> None:
         for message in dialogue.messages
         if message["role"] == "user" and dialogue.kind not in ("memory", "obey", "showcase")
     }
-    assert len(asked) > 150
-    assert not asked & trained
+    assert len(drawn) > 150
+    assert not drawn & trained
 
 
 def test_every_training_dialogue_is_free_of_held_out_turns() -> None:

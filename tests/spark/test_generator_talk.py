@@ -28,7 +28,7 @@ def simplify(question: str) -> str:
 def test_no_question_has_two_answers() -> None:
     """Whatever the kind, marks and capitals: one question, one answer."""
     source = Source("talk")
-    known = {simplify(question): answer for question, answer in SHOWCASE}
+    known = {simplify(question): response for question, response in SHOWCASE}
     for i in range(30_000):
         dialogue = ONE_ANSWER[i % len(ONE_ANSWER)](source)
         question = dialogue.messages[0]["content"]
@@ -90,10 +90,10 @@ def test_checks_say_the_true_capital() -> None:
 def test_a_near_miss_is_refused_and_never_a_known_capital() -> None:
     """No country of the table is asked for its capital and refused."""
     source = Source(2)
-    asked = [make_refusal(source) for _ in range(4000)]
-    assert all(dialogue.answer == ANSWER for dialogue in asked)
-    countries = [simplify(d.messages[0]["content"]).rpartition("the capital of ")[2] for d in asked]
-    assert sum("the capital of" in simplify(d.messages[0]["content"]) for d in asked) > 20
+    drawn = [make_refusal(source) for _ in range(4000)]
+    assert all(dialogue.answer == ANSWER for dialogue in drawn)
+    countries = [simplify(d.messages[0]["content"]).rpartition("the capital of ")[2] for d in drawn]
+    assert sum("the capital of" in simplify(d.messages[0]["content"]) for d in drawn) > 20
     assert not set(countries) & {country.lower() for country in table.CAPITALS}
 
 

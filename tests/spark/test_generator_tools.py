@@ -86,11 +86,11 @@ def test_what_is_remembered_was_said_last() -> None:
     """Every answer of the last turn is in the conversation, or nobody told it."""
     unknown = 0
     for dialogue in draw_dialogues(make_memory, 2000):
-        told = " ".join(m["content"] for m in dialogue.messages if m["role"] == "user").lower()
+        figure = " ".join(m["content"] for m in dialogue.messages if m["role"] == "user").lower()
         if dialogue.answer == UNTOLD:
             unknown += 1
         else:
-            assert name_value(dialogue.answer.lower()) in told or dialogue.answer.startswith("Hello")
+            assert name_value(dialogue.answer.lower()) in figure or dialogue.answer.startswith("Hello")
     assert 50 < unknown < 400
 
 
@@ -141,6 +141,6 @@ def test_a_shown_schema_is_obeyed() -> None:
 def test_words_become_a_json_list() -> None:
     """All of them, as strings, in their order."""
     for dialogue in draw_dialogues(make_json_list, 300):
-        words, asked = json.loads(dialogue.answer), dialogue.prompt[0]["content"]
+        words, drawn = json.loads(dialogue.answer), dialogue.prompt[0]["content"]
         assert len(words) >= 2
-        assert all(word in asked for word in words)
+        assert all(word in drawn for word in words)

@@ -138,12 +138,12 @@ def test_the_first_prompts_of_a_new_user_are_answered(committed: tuple[Spark, To
     """What the README asks is answered, also with a plain system prompt in front."""
     before = [{"role": "system", "content": system}] if system else []
     model, tokenizer = committed
-    asked = SHOWCASE[:1] + SHOWCASE[7:10] if not system else SHOWCASE[:1]
+    drawn = SHOWCASE[:1] + SHOWCASE[7:10] if not system else SHOWCASE[:1]
     prompts = [
-        tokenizer.encode(render_prompt([*before, {"role": "user", "content": question}])).ids for question, _ in asked
+        tokenizer.encode(render_prompt([*before, {"role": "user", "content": question}])).ids for question, _ in drawn
     ]
     given = [tokenizer.decode(ids) for ids in generate(model, prompts, 60)]
-    assert given == [answer for _, answer in asked]
+    assert given == [response for _, response in drawn]
 
 
 @needs_weights

@@ -84,23 +84,23 @@ async def test_local_subscriber_is_called_at_once_even_if_redis_is_unavailable(
     away = Ephemeral.connect(f"unix://{tmp_path / 'nobody'}")
     for store in (ephemeral, away):
         heard: list[bytes] = []
-        store.subscribe_local("news", heard.append)
-        store.subscribe_local("news", heard.append)
+        store.subscribe_local("channel", heard.append)
+        store.subscribe_local("channel", heard.append)
         with contextlib.nullcontext() if store is ephemeral else pytest.raises(StoreUnavailable):
-            await store.publish("news", b"one")
+            await store.publish("channel", b"one")
         assert heard == [b"one", b"one"]
         with contextlib.suppress(StoreUnavailable):
-            await store.publish("other news", b"two")
+            await store.publish("other channel", b"two")
         assert len(heard) == 2
     await away.close()
 
 
 async def test_message_reaches_every_subscriber_once(ephemeral: Ephemeral) -> None:
-    listeners = [ephemeral.subscribe("news"), ephemeral.subscribe("news")]
+    listeners = [ephemeral.subscribe("channel"), ephemeral.subscribe("channel")]
     assert [await anext(listener) for listener in listeners] == [b"", b""]
-    await ephemeral.publish("news", b"hello")
+    await ephemeral.publish("channel", b"hello")
     await ephemeral.publish("elsewhere", b"not this")
-    await ephemeral.publish("news", b"again")
+    await ephemeral.publish("channel", b"again")
     for listener in listeners:
         assert [await anext(listener), await anext(listener)] == [b"hello", b"again"]
         await listener.aclose()
@@ -154,7 +154,7 @@ async def test_stopped_redis_is_unavailable_until_it_restarts(short_tmp_path: Pa
     server.start()
     server.wait_ready()
     store = Ephemeral.connect(server.url, timeout_s=30.0)
-    listener = store.subscribe("news")
+    listener = store.subscribe("channel")
     assert await anext(listener) == b""
     server.stop()
     with pytest.raises(StoreUnavailable):

@@ -49,8 +49,8 @@ def test_bytes_that_are_not_resp_are_rejected(data: bytes):
 async def test_concurrent_commands_get_their_own_replies(own_redis_server: EmbeddedRedis):
     link = RedisLink(own_redis_server.url, timeout_s=10)
     await link.open()
-    answers = await asyncio.gather(*(link.send(command("ECHO", f"{i}" * 300)) for i in range(200)))
-    assert answers == [f"{i}".encode() * 300 for i in range(200)]
+    responses = await asyncio.gather(*(link.send(command("ECHO", f"{i}" * 300)) for i in range(200)))
+    assert responses == [f"{i}".encode() * 300 for i in range(200)]
     last = await link.send(command("ECHO", "a") + command("NO SUCH") + command("ECHO", "c"), 3)
     assert last == b"c"
     assert isinstance(await link.send(command("NO SUCH")), CommandRefused)
@@ -88,9 +88,9 @@ async def test_late_reply_drops_the_connection_for_all_waiters(tmp_path: Path):
         link = RedisLink(url, timeout_s=0.02)
         await link.open()
         waiting = [link.send(command("PING")) for _ in range(3)]
-        for answer in waiting:
+        for response in waiting:
             with pytest.raises(StoreUnavailable):
-                await answer
+                await response
         with pytest.raises(StoreUnavailable):
             link.send(command("PING"))
 
@@ -110,11 +110,11 @@ def test_server_that_keeps_replying_is_waited_for():
         serving = loop.create_task(reply_slowly(reader, writer))
         _, connection = await loop.create_unix_connection(lambda: redis_link._Connection(1.0), sock=ours)
         waiting = [connection.send(b"PING\n", 1) for _ in range(100)]
-        answers = await asyncio.gather(*waiting, return_exceptions=True)
+        responses = await asyncio.gather(*waiting, return_exceptions=True)
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
         writer.close()
-        return sum(answer == b"OK" for answer in answers)
+        return sum(response == b"OK" for response in responses)
 
     assert run_virtually(num_replied(0.1)) == 100, "the last comes after ten times the wait for one"
     assert run_virtually(num_replied(0.6)) == 33, "but nobody waits for ever"

@@ -22,14 +22,14 @@ from telemetry.child_process import die_with_parent
 parent = os.getpid()
 child = os.fork()
 if child == 0:
-    signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"asked\\n"), os._exit(0)))
+    signal.signal(signal.SIGTERM, lambda *_: (os.write(1, b"terminated\\n"), os._exit(0)))
     die_with_parent(number=signal.Signals(int(sys.argv[1])))
     print(os.getpid(), flush=True)
 time.sleep(60)
 """
 
 
-@pytest.mark.parametrize(("number", "last_words"), [(signal.SIGTERM, "asked\n"), (signal.SIGKILL, "")])
+@pytest.mark.parametrize(("number", "last_words"), [(signal.SIGTERM, "terminated\n"), (signal.SIGKILL, "")])
 def test_child_gets_its_chosen_signal_when_the_parent_exits(number: signal.Signals, last_words: str):
     command = [sys.executable, "-c", _PARENT, str(number.value)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as parent:

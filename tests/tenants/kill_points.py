@@ -347,16 +347,16 @@ def main() -> None:
     parser.add_argument("--points", type=int, default=220)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--without", choices=["fsync", "conflict"], default="")
-    asked = parser.parse_args()
+    options = parser.parse_args()
 
     def make_url(folder: Path) -> str:
-        if asked.template.startswith("postgres"):
-            asyncio.run(_empty(asked.template))
-            return str(asked.template)
-        shutil.copyfile(asked.template, folder / "hearth.db")
+        if options.template.startswith("postgres"):
+            asyncio.run(_empty(options.template))
+            return str(options.template)
+        shutil.copyfile(options.template, folder / "hearth.db")
         return f"sqlite://{folder / 'hearth.db'}"
 
-    hits, problems = campaign(make_url, asked.folder, asked.points, asked.seed, asked.without)
+    hits, problems = campaign(make_url, options.folder, options.points, options.seed, options.without)
     lines = [f"{hits[step]:4} {step}" for step in STEPS] + [f"{sum(hits.values()):4} in all"]
     sys.stdout.write("\n".join([*lines, *problems]) + "\n")
     sys.exit(bool(problems))

@@ -34,4 +34,4 @@ class SwitchableDatabase(Database):
     def _use(self) -> None:
         self.num_uses += 1
         if self.is_away:
-            raise StoreUnavailable("database: taken away by the test")
+            raise StoreUnavailable("database: made unavailable by the test")

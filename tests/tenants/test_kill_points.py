@@ -22,20 +22,20 @@ def run(template: str, folder: Path, *options: str) -> tuple[int, str]:
 
 
 def test_kill_at_every_step_loses_doubles_and_invents_no_row(migrated_sqlite_file: Path, tmp_path: Path) -> None:
-    status, told = run(str(migrated_sqlite_file), tmp_path, "--points", "220")
-    assert status == 0, told
-    hits = {line[5:]: int(line[:4]) for line in told.splitlines()[: len(STEPS)]}
+    status, result = run(str(migrated_sqlite_file), tmp_path, "--points", "220")
+    assert status == 0, result
+    hits = {line[5:]: int(line[:4]) for line in result.splitlines()[: len(STEPS)]}
     assert hits.keys() == set(STEPS)
     assert sum(hits.values()) >= 220
 
 
 def test_kill_at_every_step_on_postgres(migrated_postgres_url: str, tmp_path: Path) -> None:
-    status, told = run(migrated_postgres_url, tmp_path, "--points", "48", "--seed", "2")
-    assert status == 0, told
+    status, result = run(migrated_postgres_url, tmp_path, "--points", "48", "--seed", "2")
+    assert status == 0, result
 
 
 @pytest.mark.parametrize(("what", "says"), [("fsync", "have no row"), ("conflict", "refused")])
 def test_campaign_detects_missing_safeguards(migrated_sqlite_file: Path, tmp_path: Path, what: str, says: str) -> None:
-    status, told = run(str(migrated_sqlite_file), tmp_path, "--points", "48", "--without", what)
+    status, result = run(str(migrated_sqlite_file), tmp_path, "--points", "48", "--without", what)
     assert status == 1
-    assert says in told
+    assert says in result

@@ -45,8 +45,8 @@ for (const [name, model] of [
     });
 
     test("runs a tool and goes on", async () => {
-      const asked = { model, prompt: "What is the weather in Paris?", tools: { get_weather: weather }, temperature: 0 };
-      const { steps } = await generateText({ ...asked, stopWhen: stepCountIs(2) });
+      const request = { model, prompt: "What is the weather in Paris?", tools: { get_weather: weather }, temperature: 0 };
+      const { steps } = await generateText({ ...request, stopWhen: stepCountIs(2) });
       assert.equal(steps.length, 2);
       assert.equal(steps[0].toolCalls[0].toolName, "get_weather");
       assert.equal(steps[0].toolResults[0].output.temperature, 12);

@@ -9,27 +9,27 @@ const ask = { model: hearth.chat_model, inputs: { messages: MESSAGES, temperatur
 export function bindingSuite(name, start) {
   describe(name, () => {
     let worker;
-    const post = (asked) => fetch(worker.url, { method: "POST", body: JSON.stringify(asked) });
-    const call = async (asked) => {
-      const answer = await post(asked);
-      const told = await answer.json();
-      assert.equal(answer.status, 200, JSON.stringify(told));
-      return told.result;
+    const post = (request) => fetch(worker.url, { method: "POST", body: JSON.stringify(request) });
+    const call = async (request) => {
+      const response = await post(request);
+      const body = await response.json();
+      assert.equal(response.status, 200, JSON.stringify(body));
+      return body.result;
     };
     before(async () => { worker = await start(); }, { timeout: 120_000 });
     after(() => worker?.stop());
 
-    test("run gives the bare answer and the request's id", async () => {
-      const answer = await (await post({ call: "run", ...ask })).json();
-      assert.match(answer.result.response, /Paris/);
-      assert.equal(answer.result.usage.total_tokens, answer.result.usage.prompt_tokens + answer.result.usage.completion_tokens);
-      assert.match(answer.requestId, /^[0-9a-f-]{36}$/);
+    test("run gives the bare response and the request's id", async () => {
+      const response = await (await post({ call: "run", ...ask })).json();
+      assert.match(response.result.response, /Paris/);
+      assert.equal(response.result.usage.total_tokens, response.result.usage.prompt_tokens + response.result.usage.completion_tokens);
+      assert.match(response.requestId, /^[0-9a-f-]{36}$/);
     });
 
-    test("run streams the same answer", async () => {
+    test("run streams the same response", async () => {
       const whole = await call({ call: "run", ...ask });
-      const answer = await post({ call: "run", ...ask, inputs: { ...ask.inputs, stream: true } });
-      const events = eventsOf(await answer.text());
+      const response = await post({ call: "run", ...ask, inputs: { ...ask.inputs, stream: true } });
+      const events = eventsOf(await response.text());
       assert.ok(events.length > 2);
       assert.equal(events.map((event) => event.response).join(""), whole.response);
       assert.deepEqual(events.at(-1).usage.completion_tokens, whole.usage.completion_tokens);
@@ -53,9 +53,9 @@ export function bindingSuite(name, start) {
     test("a refusal is an exception with its code", async () => {
       const unknown = await post({ call: "run", ...ask, model: "@cf/no/such" });
       assert.equal(unknown.status, 500);
-      const told = await unknown.json();
-      assert.equal(told.name, "AiError");
-      assert.match(told.message, /^5007: No such model @cf\/no\/such or task$/);
+      const body = await unknown.json();
+      assert.equal(body.name, "AiError");
+      assert.match(body.message, /^5007: No such model @cf\/no\/such or task$/);
       const bad = await (await post({ call: "run", ...ask, inputs: { prompt: 5 } })).json();
       assert.match(bad.message, /^5006: Bad input: .*prompt/);
     });
@@ -92,16 +92,16 @@ export function bindingSuite(name, start) {
     });
 
     test("fetch reaches any route", async () => {
-      const answer = await call({ call: "fetch", path: `/client/v4/accounts/${hearth.account}/ai/v1/models` });
-      assert.ok(answer.data.some((model) => model.id === hearth.chat_model));
+      const response = await call({ call: "fetch", path: `/client/v4/accounts/${hearth.account}/ai/v1/models` });
+      assert.ok(response.data.some((model) => model.id === hearth.chat_model));
     });
 
     test("many calls at once are each their own", async () => {
       const questions = [QUESTION, "What is the capital of Italy?", "What is the capital of Spain?"];
-      const asked = questions.map((content) => ({ ...ask, inputs: { messages: [{ role: "user", content }], temperature: 0 } }));
+      const requests = questions.map((content) => ({ ...ask, inputs: { messages: [{ role: "user", content }], temperature: 0 } }));
       const alone = [];
-      for (const each of asked) alone.push((await call({ call: "run", ...each })).response);
-      const together = await Promise.all(asked.map((each) => call({ call: "run", ...each })));
+      for (const each of requests) alone.push((await call({ call: "run", ...each })).response);
+      const together = await Promise.all(requests.map((each) => call({ call: "run", ...each })));
       assert.deepEqual(together.map((result) => result.response), alone);
     });
   });

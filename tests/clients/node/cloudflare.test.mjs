@@ -15,8 +15,8 @@ test("runs a chat model", async () => {
 
 test("streams the same answer", async () => {
   const whole = await run(hearth.chat_model, { messages: MESSAGES, temperature: 0 });
-  const asked = client.ai.run(hearth.chat_model, { account_id: hearth.account, messages: MESSAGES, temperature: 0, stream: true });
-  const events = eventsOf(await (await asked.asResponse()).text());
+  const request = client.ai.run(hearth.chat_model, { account_id: hearth.account, messages: MESSAGES, temperature: 0, stream: true });
+  const events = eventsOf(await (await request.asResponse()).text());
   assert.equal(events.map((event) => event.response).join(""), whole.response);
 });
 
@@ -60,7 +60,7 @@ test("its token is active", async () => {
 test("leaving a call ends it", async () => {
   const leaving = new AbortController();
   const inputs = { prompt: "x", max_tokens: 400, ignore_eos: true };
-  const asked = client.ai.run(hearth.chat_model, { account_id: hearth.account, ...inputs }, { signal: leaving.signal });
+  const request = client.ai.run(hearth.chat_model, { account_id: hearth.account, ...inputs }, { signal: leaving.signal });
   setTimeout(() => leaving.abort(), 50);
-  await assert.rejects(asked, Cloudflare.APIUserAbortError);
+  await assert.rejects(request, Cloudflare.APIUserAbortError);
 });

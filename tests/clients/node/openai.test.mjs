@@ -50,11 +50,11 @@ test("keeps to a schema", async () => {
 });
 
 test("responds, whole and as events", async () => {
-  const asked = { model: hearth.chat_model, input: MESSAGES[0].content, temperature: 0 };
-  const whole = await client.responses.create(asked);
+  const request = { model: hearth.chat_model, input: MESSAGES[0].content, temperature: 0 };
+  const whole = await client.responses.create(request);
   assert.match(whole.output_text, /Paris/);
   let text = "";
-  for await (const event of await client.responses.create({ ...asked, stream: true })) {
+  for await (const event of await client.responses.create({ ...request, stream: true })) {
     if (event.type === "response.output_text.delta") text += event.delta;
   }
   assert.equal(text, whole.output_text);

@@ -26,38 +26,38 @@ def text_of(message):
 
 
 def test_complete_and_streamed_message_are_equal(hearth, client):
-    asked = {"model": hearth.chat_model, "messages": GREETING, "max_tokens": 64, "extra_body": GREEDY}
-    whole = client.messages.create(**asked)
+    request = {"model": hearth.chat_model, "messages": GREETING, "max_tokens": 64, "extra_body": GREEDY}
+    whole = client.messages.create(**request)
     assert whole.stop_reason == "end_turn"
-    with client.messages.stream(**asked) as stream:
+    with client.messages.stream(**request) as stream:
         assert "".join(stream.text_stream) == text_of(whole) != ""
         assert stream.get_final_message().usage.output_tokens == whole.usage.output_tokens
 
 
 async def test_async_stream(hearth, async_client):
-    asked = {"model": hearth.chat_model, "messages": GREETING, "max_tokens": 64}
-    async with async_client.messages.stream(**asked) as stream:
+    request = {"model": hearth.chat_model, "messages": GREETING, "max_tokens": 64}
+    async with async_client.messages.stream(**request) as stream:
         assert "".join([text async for text in stream.text_stream])
 
 
 def test_tools_in_two_steps(hearth, client):
-    asked = {"model": hearth.chat_model, "tools": TOOLS, "max_tokens": 64, "extra_body": GREEDY}
-    first = client.messages.create(messages=[QUESTION], **asked)
+    request = {"model": hearth.chat_model, "tools": TOOLS, "max_tokens": 64, "extra_body": GREEDY}
+    first = client.messages.create(messages=[QUESTION], **request)
     assert first.stop_reason == "tool_use"
     (call,) = [block for block in first.content if block.type == "tool_use"]
     assert (call.name, call.input) == ("get_weather", {"city": "Paris"})
     result = {"type": "tool_result", "tool_use_id": call.id, "content": RESULT}
     said = {"role": "assistant", "content": [block.model_dump() for block in first.content]}
-    second = client.messages.create(messages=[QUESTION, said, {"role": "user", "content": [result]}], **asked)
+    second = client.messages.create(messages=[QUESTION, said, {"role": "user", "content": [result]}], **request)
     assert "12" in text_of(second)
 
 
 def test_token_count_equals_the_charged_prompt_tokens(hearth, client):
-    asked = {"model": hearth.chat_model, "messages": GREETING}
-    counted = client.messages.count_tokens(**asked)
-    usage = client.messages.create(**asked, max_tokens=1).usage
+    request = {"model": hearth.chat_model, "messages": GREETING}
+    counted = client.messages.count_tokens(**request)
+    usage = client.messages.create(**request, max_tokens=1).usage
     assert counted.input_tokens == usage.input_tokens + usage.cache_read_input_tokens > 0
-    assert client.messages.count_tokens(**asked, tools=TOOLS).input_tokens > counted.input_tokens
+    assert client.messages.count_tokens(**request, tools=TOOLS).input_tokens > counted.input_tokens
 
 
 def test_errors_raise_the_sdk_exceptions(hearth, client):

@@ -43,47 +43,49 @@ def events_in(lines):
 
 
 def test_complete_and_streamed_run_are_equal(hearth, client):
-    asked = {"account_id": hearth.account_id, "messages": GREETING, "temperature": 0}
-    whole = client.ai.run(hearth.chat_model, **asked)
-    with client.ai.with_streaming_response.run(hearth.chat_model, **asked, stream=True) as response:
+    request = {"account_id": hearth.account_id, "messages": GREETING, "temperature": 0}
+    whole = client.ai.run(hearth.chat_model, **request)
+    with client.ai.with_streaming_response.run(hearth.chat_model, **request, stream=True) as response:
         events = events_in(response.iter_lines())
     assert "".join(event["response"] for event in events) == whole["response"] != ""
     assert events[-1]["usage"] == whole["usage"]
 
 
 async def test_async_run(hearth, async_client):
-    asked = {"account_id": hearth.account_id, "messages": GREETING, "temperature": 0}
-    whole = await async_client.ai.run(hearth.chat_model, **asked)
-    async with async_client.ai.with_streaming_response.run(hearth.chat_model, **asked, stream=True) as response:
+    request = {"account_id": hearth.account_id, "messages": GREETING, "temperature": 0}
+    whole = await async_client.ai.run(hearth.chat_model, **request)
+    async with async_client.ai.with_streaming_response.run(hearth.chat_model, **request, stream=True) as response:
         events = events_in([line async for line in response.iter_lines()])
     assert "".join(event["response"] for event in events) == whole["response"] != ""
 
 
 def test_tools_in_two_steps(hearth, client):
-    asked = {"account_id": hearth.account_id, "tools": [WEATHER], "temperature": 0}
-    first = client.ai.run(hearth.chat_model, messages=[QUESTION], **asked)
+    request = {"account_id": hearth.account_id, "tools": [WEATHER], "temperature": 0}
+    first = client.ai.run(hearth.chat_model, messages=[QUESTION], **request)
     assert first["tool_calls"] == [{"name": "get_weather", "arguments": {"city": "Paris"}}]
     said = {"role": "assistant", "content": "", "tool_calls": first["tool_calls"]}
     result = {"role": "tool", "name": "get_weather", "content": RESULT}
-    second = client.ai.run(hearth.chat_model, messages=[QUESTION, said, result], **asked)
+    second = client.ai.run(hearth.chat_model, messages=[QUESTION, said, result], **request)
     assert "12" in second["response"]
 
 
 def test_response_satisfies_the_schema(hearth, client):
     wanted = {"type": "json_schema", "json_schema": PERSON}
-    answer = client.ai.run(hearth.chat_model, account_id=hearth.account_id, messages=ABOUT_ANNA, response_format=wanted)
-    assert is_person(answer["response"])
+    response = client.ai.run(
+        hearth.chat_model, account_id=hearth.account_id, messages=ABOUT_ANNA, response_format=wanted
+    )
+    assert is_person(response["response"])
 
 
 def test_embeddings(hearth, client):
-    answer = client.ai.run(hearth.embed_model, account_id=hearth.account_id, text=TEXTS)
-    assert answer["shape"] == [3, 384]
-    assert is_sensible(answer["data"])
+    response = client.ai.run(hearth.embed_model, account_id=hearth.account_id, text=TEXTS)
+    assert response["shape"] == [3, 384]
+    assert is_sensible(response["data"])
 
 
 async def test_async_embeddings(hearth, async_client):
-    answer = await async_client.ai.run(hearth.embed_model, account_id=hearth.account_id, text=TEXTS)
-    assert is_sensible(answer["data"])
+    response = await async_client.ai.run(hearth.embed_model, account_id=hearth.account_id, text=TEXTS)
+    assert is_sensible(response["data"])
 
 
 async def test_async_lists_terminate(hearth, async_client):

@@ -60,21 +60,21 @@ def test_tools_in_two_steps(chat):
 
 
 def test_structured_output(chat):
-    asked = chat.with_structured_output(GetWeather)  # the client sends tool_choice "auto"
-    assert asked.invoke(QUESTION["content"]) == GetWeather(city="Paris")
+    request = chat.with_structured_output(GetWeather)  # the client sends tool_choice "auto"
+    assert request.invoke(QUESTION["content"]) == GetWeather(city="Paris")
 
 
 def test_required_tool_call_satisfies_its_schema(chat):
-    answer = chat.bind_tools([Person], tool_choice="any").invoke("Anna is 31 years old.")
-    (call,) = answer.tool_calls
+    response = chat.bind_tools([Person], tool_choice="any").invoke("Anna is 31 years old.")
+    (call,) = response.tool_calls
     assert call["name"] == "Person"
     assert is_person(call["args"])
 
 
 def test_response_satisfies_the_schema(chat):
     wanted = {"type": "json_schema", "json_schema": PERSON}
-    answer = chat.bind(response_format=wanted).invoke(ABOUT_ANNA[0]["content"])
-    assert is_person(json.loads(answer.content))
+    response = chat.bind(response_format=wanted).invoke(ABOUT_ANNA[0]["content"])
+    assert is_person(json.loads(response.content))
 
 
 def test_embeddings(hearth):

@@ -32,9 +32,9 @@ def anthropic_way(hearth):
 
 @pytest.mark.parametrize("way", ["openai_way", "cloudflare_way", "anthropic_way"])
 def test_complete_and_streamed_chat(way, request):
-    asked = {**request.getfixturevalue(way), "messages": GREETING}
-    assert litellm.completion(**asked).choices[0].message.content.strip()
-    chunks = list(litellm.completion(**asked, stream=True))
+    fields = {**request.getfixturevalue(way), "messages": GREETING}
+    assert litellm.completion(**fields).choices[0].message.content.strip()
+    chunks = list(litellm.completion(**fields, stream=True))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks).strip()
     assert chunks[-1].choices[0].finish_reason in ("stop", "length")
 
@@ -46,29 +46,29 @@ async def test_async_chat_streamed(openai_way):
 
 @pytest.mark.parametrize("way", ["openai_way", "anthropic_way"])
 def test_tools_in_two_steps(way, request):
-    asked = {**request.getfixturevalue(way), "tools": TOOLS, "temperature": 0}
-    first = litellm.completion(messages=[QUESTION], **asked).choices[0].message
+    fields = {**request.getfixturevalue(way), "tools": TOOLS, "temperature": 0}
+    first = litellm.completion(messages=[QUESTION], **fields).choices[0].message
     (call,) = first.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
     result = {"role": "tool", "tool_call_id": call.id, "name": "get_weather", "content": RESULT}
-    second = litellm.completion(messages=[QUESTION, first.model_dump(), result], **asked)
+    second = litellm.completion(messages=[QUESTION, first.model_dump(), result], **fields)
     assert "12" in second.choices[0].message.content
 
 
 def test_response_satisfies_the_schema(openai_way):
     wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-    answer = litellm.completion(**openai_way, messages=ABOUT_ANNA, response_format=wanted)
-    assert is_person(json.loads(answer.choices[0].message.content))
+    response = litellm.completion(**openai_way, messages=ABOUT_ANNA, response_format=wanted)
+    assert is_person(json.loads(response.choices[0].message.content))
 
 
 def test_embeddings(hearth, openai_way):
-    answer = litellm.embedding(**openai_way | {"model": f"openai/{hearth.embed_model}"}, input=TEXTS)
-    assert is_sensible([row["embedding"] for row in answer.data])
+    response = litellm.embedding(**openai_way | {"model": f"openai/{hearth.embed_model}"}, input=TEXTS)
+    assert is_sensible([row["embedding"] for row in response.data])
 
 
 def test_responses(openai_way):
-    answer = litellm.responses(**openai_way, input="Hello")
-    assert answer.output[0].content[0].text.strip()
+    response = litellm.responses(**openai_way, input="Hello")
+    assert response.output[0].content[0].text.strip()
 
 
 def test_errors_raise_the_client_exceptions(openai_way):

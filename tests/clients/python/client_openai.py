@@ -36,18 +36,18 @@ async def async_client(hearth):
 
 
 def test_complete_and_streamed_chat_are_equal(hearth, client):
-    asked = {"model": hearth.chat_model, "messages": GREETING, "temperature": 0}
-    whole = client.chat.completions.create(**asked)
-    chunks = list(client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    request = {"model": hearth.chat_model, "messages": GREETING, "temperature": 0}
+    whole = client.chat.completions.create(**request)
+    chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
     text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert text == whole.choices[0].message.content != ""
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens > 0
 
 
 async def test_async_complete_and_streamed_chat_are_equal(hearth, async_client):
-    asked = {"model": hearth.chat_model, "messages": GREETING, "temperature": 0}
-    whole = await async_client.chat.completions.create(**asked)
-    stream = await async_client.chat.completions.create(**asked, stream=True)
+    request = {"model": hearth.chat_model, "messages": GREETING, "temperature": 0}
+    whole = await async_client.chat.completions.create(**request)
+    stream = await async_client.chat.completions.create(**request, stream=True)
     text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
     assert text == whole.choices[0].message.content != ""
 
@@ -59,29 +59,29 @@ def turns_after(message):
 
 
 def test_tools_in_two_steps(hearth, client):
-    asked = {"model": hearth.chat_model, "tools": TOOLS, "temperature": 0}
-    first = client.chat.completions.create(messages=[QUESTION], **asked).choices[0]
+    request = {"model": hearth.chat_model, "tools": TOOLS, "temperature": 0}
+    first = client.chat.completions.create(messages=[QUESTION], **request).choices[0]
     assert first.finish_reason == "tool_calls"
     (call,) = first.message.tool_calls
     assert (call.function.name, json.loads(call.function.arguments)) == ("get_weather", {"city": "Paris"})
-    second = client.chat.completions.create(messages=turns_after(first.message), **asked).choices[0]
+    second = client.chat.completions.create(messages=turns_after(first.message), **request).choices[0]
     assert second.finish_reason == "stop"
     assert "12" in second.message.content
 
 
 async def test_async_tools_in_two_steps_streamed(hearth, async_client):
-    asked = {"model": hearth.chat_model, "tools": TOOLS, "temperature": 0}
-    async with async_client.chat.completions.stream(messages=[QUESTION], **asked) as stream:
+    request = {"model": hearth.chat_model, "tools": TOOLS, "temperature": 0}
+    async with async_client.chat.completions.stream(messages=[QUESTION], **request) as stream:
         first = (await stream.get_final_completion()).choices[0]
     assert first.message.tool_calls[0].function.name == "get_weather"
-    second = await async_client.chat.completions.create(messages=turns_after(first.message), **asked)
+    second = await async_client.chat.completions.create(messages=turns_after(first.message), **request)
     assert second.choices[0].message.content
 
 
 def test_response_satisfies_the_schema(hearth, client):
     wanted = {"type": "json_schema", "json_schema": {"name": "person", "schema": PERSON, "strict": True}}
-    answer = client.chat.completions.create(model=hearth.chat_model, messages=ABOUT_ANNA, response_format=wanted)
-    assert is_person(json.loads(answer.choices[0].message.content))
+    response = client.chat.completions.create(model=hearth.chat_model, messages=ABOUT_ANNA, response_format=wanted)
+    assert is_person(json.loads(response.choices[0].message.content))
 
 
 def test_embeddings_as_base64_and_as_floats(hearth, client):
@@ -93,8 +93,8 @@ def test_embeddings_as_base64_and_as_floats(hearth, client):
 
 
 async def test_async_embeddings(hearth, async_client):
-    answer = await async_client.embeddings.create(model=hearth.embed_model, input=TEXTS)
-    assert is_sensible([row.embedding for row in answer.data])
+    response = await async_client.embeddings.create(model=hearth.embed_model, input=TEXTS)
+    assert is_sensible([row.embedding for row in response.data])
 
 
 def test_response_continues_a_previous_response(hearth, client):
@@ -109,12 +109,12 @@ def test_response_continues_a_previous_response(hearth, client):
 
 
 async def test_async_responses_call_tools_in_two_steps(hearth, async_client):
-    asked = {"model": hearth.chat_model, "tools": [{"type": "function", **WEATHER}], "temperature": 0}
-    first = await async_client.responses.create(input=[QUESTION], **asked)
+    request = {"model": hearth.chat_model, "tools": [{"type": "function", **WEATHER}], "temperature": 0}
+    first = await async_client.responses.create(input=[QUESTION], **request)
     (call,) = first.output
     assert (call.type, call.name) == ("function_call", "get_weather")
     result = {"type": "function_call_output", "call_id": call.call_id, "output": RESULT}
-    second = await async_client.responses.create(input=[QUESTION, call, result], **asked)
+    second = await async_client.responses.create(input=[QUESTION, call, result], **request)
     assert "12" in second.output_text
 
 
@@ -137,8 +137,8 @@ def test_background_response_stream_is_resumed(hearth, client):
     assert client.responses.retrieve(made.id).output_text == events[-1].response.output_text != ""
     assert list(client.responses.retrieve(made.id, stream=True, starting_after=3)) == events[4:]
     assert client.responses.cancel(made.id).status == "completed"
-    asked = client.responses.create(model=hearth.chat_model, input="Hello", background=True, stream=True)
-    assert [event.type for event in asked][-1] == "response.completed"
+    request = client.responses.create(model=hearth.chat_model, input="Hello", background=True, stream=True)
+    assert [event.type for event in request][-1] == "response.completed"
 
 
 def test_token_count_equals_the_charged_prompt_tokens(hearth, client):
@@ -152,19 +152,19 @@ def test_responses_are_parsed_into_pydantic_models(hearth, client):
         name: str
         age: int
 
-    asked = {"model": hearth.chat_model, "temperature": 0}
-    whole = client.chat.completions.parse(messages=ABOUT_ANNA, response_format=Person, **asked)
+    request = {"model": hearth.chat_model, "temperature": 0}
+    whole = client.chat.completions.parse(messages=ABOUT_ANNA, response_format=Person, **request)
     assert whole.choices[0].message.parsed == Person(name="Anna", age=31)
-    assert client.responses.parse(input=ABOUT_ANNA, text_format=Person, **asked).output_parsed.age == 31
-    raw = client.chat.completions.with_raw_response.create(messages=GREETING, **asked)
+    assert client.responses.parse(input=ABOUT_ANNA, text_format=Person, **request).output_parsed.age == 31
+    raw = client.chat.completions.with_raw_response.create(messages=GREETING, **request)
     assert raw.headers["cf-ai-req-id"] == raw.request_id
     assert raw.parse().choices[0].message.content
 
 
 def test_text_completions_of_several_prompts(hearth, client):
-    answer = client.completions.create(model=hearth.chat_model, prompt=["Once upon", "The sun"], n=2, max_tokens=4)
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert answer.usage.completion_tokens <= 16
+    response = client.completions.create(model=hearth.chat_model, prompt=["Once upon", "The sun"], n=2, max_tokens=4)
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
+    assert response.usage.completion_tokens <= 16
     chunks = list(client.completions.create(model=hearth.chat_model, prompt=["a", "b"], max_tokens=3, stream=True))
     assert {choice.index for chunk in chunks for choice in chunk.choices} == {0, 1}
 

@@ -12,14 +12,14 @@ import schemathesis
 def refusals_have_the_envelope(_ctx, response, case):
     if response.status_code < 400 or case.method.upper() == "HEAD":
         return
-    told = response.json()
-    assert told["success"] is False, told
-    assert told["messages"] == [], told
-    assert all(error["code"] >= 971 and error["message"] for error in told["errors"]), told
-    assert told["errors"], told
-    assert told["result"] in (None, {}), told
+    body = response.json()
+    assert body["success"] is False, body
+    assert body["messages"] == [], body
+    assert all(error["code"] >= 971 and error["message"] for error in body["errors"]), body
+    assert body["errors"], body
+    assert body["result"] in (None, {}), body
     if "/ai/v1/" in case.path:
-        assert told["error"]["message"] == told["errors"][0]["message"], told
+        assert body["error"]["message"] == body["errors"][0]["message"], body
     assert "Traceback" not in response.text
 
 

@@ -27,9 +27,9 @@ class SimulatedEngine(QueueDriver):
         self.running: list[Sequence] = []
         self.open: list[Sequence] = []
 
-    def arrive(self, asked: Arrival) -> Sequence:
-        sequence = self.ask(asked[0], asked[1])
-        self.rounds_left[sequence.sequence_id] = asked[2]
+    def arrive(self, arrival: Arrival) -> Sequence:
+        sequence = self.ask(arrival[0], arrival[1])
+        self.rounds_left[sequence.sequence_id] = arrival[2]
         self.open.append(sequence)
         self._find_queued()
         return sequence
@@ -74,9 +74,9 @@ class SimulatedEngine(QueueDriver):
         assert sum(here.values()) == len(holding)
 
 
-asked = st.tuples(st.sampled_from(ADAPTERS), st.integers(0, 2), st.integers(1, 4))
+arrivals = st.tuples(st.sampled_from(ADAPTERS), st.integers(0, 2), st.integers(1, 4))
 # Somebody comes, the one of that number leaves, or (None) a round passes.
-event_lists = st.lists(asked | st.integers(0, 20) | st.none(), max_size=60)
+event_lists = st.lists(arrivals | st.integers(0, 20) | st.none(), max_size=60)
 
 
 @given(st.integers(2, 4), event_lists)
@@ -103,7 +103,7 @@ def test_random_arrivals_and_departures_leak_no_slot_and_serve_every_sequence(
 
 # Another tenant's calls came before b as the less served one's, and joined the adapter that was to leave for it.
 @example(2, [("b", 1, 1)], [("a", 0, 1), ("a", 1, 2), ("c", 1, 2), ("c", 0, 3)])
-@given(st.integers(2, 3), st.lists(asked, min_size=1, max_size=6), st.lists(asked, min_size=1, max_size=8))
+@given(st.integers(2, 3), st.lists(arrivals, min_size=1, max_size=6), st.lists(arrivals, min_size=1, max_size=8))
 def test_no_adapter_starves_under_continuous_arrivals(
     num_places: int, waiting: list[Arrival], others: list[Arrival]
 ) -> None:

@@ -328,7 +328,7 @@ def test_load_can_be_cancelled_from_another_thread(tmp_path: Path, monkeypatch) 
 
 def test_load_does_not_change_the_thread_count_of_later_threads(tmp_path: Path) -> None:
     save_file({"a": torch.ones(2)}, tmp_path / "model.safetensors")
-    told, found = torch.get_num_threads(), []
+    result, found = torch.get_num_threads(), []
     torch.set_num_threads(2)
     try:
         weights.load(weights.open_checkpoint(tmp_path), {"a": torch.zeros(2)})
@@ -336,7 +336,7 @@ def test_load_does_not_change_the_thread_count_of_later_threads(tmp_path: Path) 
         later.start()
         later.join()
     finally:
-        torch.set_num_threads(told)
+        torch.set_num_threads(result)
     assert found == [2]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -38,7 +39,8 @@ class Door:
         self.replicas = Replicas(self.store, self.loaders, 4)
         self.calls = Calls(self.replicas, 8)
         self.is_ready = False
-        app = HttpApp(self.calls, self.store, service_keys().identity("node/n1"), self.status, lambda: self.is_ready)
+        identity = service_keys().identity("node/n1")
+        app = HttpApp(self.calls, self.replicas, self.store, identity, self.status, lambda: self.is_ready)
         self.server = HttpServer(app)
 
     def status(self) -> NodeStatus:
@@ -156,6 +158,37 @@ async def test_status_and_metrics_say_what_is_loaded(door: Door, http: httpx.Asy
     text = (await http.get("/metrics")).text
     assert 'hearth_replica_running{model="a"} 0.0' in text
     assert "hearth_node_calls 0.0" in text
+
+
+async def test_model_is_loaded_and_unloaded_on_request(door: Door, http: httpx.AsyncClient) -> None:
+    body = {"model": "a"}
+    assert (await http.post("/load", json=body)).status_code == 401
+    assert (await http.post("/unload", json=body)).status_code == 401
+    assert (await http.post("/load", json=body, headers=bearer())).status_code == 200
+    assert door.replicas.is_model_ready("a")
+    response = await http.post("/unload", json=body, headers=bearer())
+    assert (response.status_code, door.replicas.statuses()) == (200, ())
+    response = await http.post("/unload", json=body, headers=bearer())
+    assert (response.status_code, response.json()) == (404, {"error": "a is not loaded"})
+    door.store.unknown.add("b")
+    response = await http.post("/load", json={"model": "b"}, headers=bearer())
+    assert (response.status_code, response.json()) == (404, {"error": "b is not published"})
+    assert (await http.post("/load", content=b"{}", headers=bearer())).status_code == 400
+
+
+async def test_model_in_use_is_unloaded_only_on_request_to_wait(door: Door, http: httpx.AsyncClient) -> None:
+    async with http.stream("POST", "/execute", json=ASK, headers=bearer()) as call:
+        await wait_until(door.runs)
+        response = await http.post("/unload", json={"model": "a"}, headers=bearer())
+        assert (response.status_code, response.json()) == (409, {"error": "1 calls use a"})
+        assert door.replicas.is_model_ready("a")
+        body = {"model": "a", "waits": True}
+        unloading = asyncio.create_task(http.post("/unload", json=body, headers=bearer()))
+        await wait_until(lambda: door.replicas.statuses()[0].state == "draining")
+        door.runs()[0].say(Finished("stop", Usage(prompt_tokens=2)))
+        await call.aread()
+    assert (await unloading).status_code == 200
+    assert door.loaders.models["a"].is_closed
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("GET", "/execute"), ("POST", "/status")])

@@ -100,10 +100,12 @@ async def test_greedy_answers_are_the_references(world: World, client: WireClien
     )
     heard = await client.by_call(*range(len(cases)))
     for index, case in enumerate(cases):
-        answer, end = text_of(heard[index]), heard[index][-1]
+        response, end = text_of(heard[index]), heard[index][-1]
         assert isinstance(end, Finished)
         assert end.usage.completion_tokens == 64
-        assert case["prompt"] + answer == case["text"] or answer == case["text"].removeprefix(case["prompt"]).lstrip()
+        assert (
+            case["prompt"] + response == case["text"] or response == case["text"].removeprefix(case["prompt"]).lstrip()
+        )
 
 
 async def test_only_the_same_namespace_finds_a_prefix(world: World, client: WireClient) -> None:

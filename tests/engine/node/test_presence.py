@@ -87,7 +87,7 @@ async def test_a_node_outlives_redis_and_is_seen_again(
     monkeypatch.setattr(module, "INTERVAL_S", 0.1)
     redis = EmbeddedRedis(short_tmp_path)
     async with beating(redis.url) as node:
-        await wait_until(lambda: "cannot be announced" in caplog.text)
+        await wait_until(lambda: "cannot be published" in caplog.text)
         await node.presence.withdraw()
         redis.start()
         await asyncio.to_thread(redis.wait_ready)

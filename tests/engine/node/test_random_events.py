@@ -71,17 +71,17 @@ class World:
             namespace=bytes([choose.randrange(1, 4)]) * 32,
         )
 
-    def _begin(self, asked: Execute) -> None:
-        number = asked.call_id
+    def _begin(self, execute: Execute) -> None:
+        number = execute.call_id
         self.ends[number] = None
 
         def emit(event: Event) -> None:
-            assert self.ends[number] is None, "news after the end"
+            assert self.ends[number] is None, "event after the end"
             if isinstance(event, Finished | Failed):
                 self.ends[number] = event
                 self.open.pop(number, None)
 
-        call = self.calls.begin(asked, emit)
+        call = self.calls.begin(execute, emit)
         if call is not None and self.ends[number] is None:
             self.open[number] = call
 
@@ -168,7 +168,7 @@ async def play(seed: int, num_events: int) -> World:
 
 
 def check_a_run(seed: int, num_events: int) -> World:
-    logging.disable(logging.ERROR)  # thousands of crashes, told one by one
+    logging.disable(logging.ERROR)  # thousands of crashes would be logged one by one
     before = open_files()
     try:
         world = run_virtually(play(seed, num_events))

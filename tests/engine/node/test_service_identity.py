@@ -64,7 +64,7 @@ async def linked(address: str, keys: ServiceKeys, *, node_id: str = "n1", pop: s
         await asyncio.gather(job, return_exceptions=True)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> str:
+def logged_messages(caplog: pytest.LogCaptureFixture) -> str:
     return "".join(str(record.__dict__) for record in caplog.records)
 
 
@@ -90,7 +90,7 @@ async def test_revoked_key_closes_the_open_connection(keys: ServiceKeys, monkeyp
 @pytest.mark.parametrize(
     ("node_id", "pop", "why"),
     [
-        ("n2", "fra", "refused"),  # the presence of n2 names the address of n1
+        ("n2", "fra", "service token rejected"),  # the presence of n2 names the address of n1
         ("n1", "iad", "bound to PoP fra"),
     ],
 )
@@ -98,7 +98,7 @@ async def test_node_is_trusted_only_as_itself_and_in_the_pop_of_its_key(
     keys: ServiceKeys, caplog: pytest.LogCaptureFixture, node_id: str, pop: str, why: str
 ):
     async with listening(keys) as address, linked(address, keys, node_id=node_id, pop=pop) as link:
-        await wait_until(lambda: why in told(caplog))
+        await wait_until(lambda: why in logged_messages(caplog))
         assert not link.is_open
 
 
@@ -107,14 +107,14 @@ async def test_a_node_that_was_taken_cannot_pass_for_another(
     keys: ServiceKeys, caplog: pytest.LogCaptureFixture, node_id: str, is_good: bool
 ):
     """The compromised node signs with its own key, whichever node the gateway expects."""
-    taken = keys.identity("node/n1", "fra")
+    identity = keys.identity("node/n1", "fra")
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce = b"r" * 32
         writer.write(wire.encode(wire.Hello(version=wire.VERSION, sender=node_id, nonce=nonce)))
         (hello,) = wire.FrameDecoder().feed(await reader.read(4096))
         assert isinstance(hello, wire.Hello)
-        token = taken.sign("gateway/g", (nonce, hello.nonce))
+        token = identity.sign("gateway/g", (nonce, hello.nonce))
         writer.write(wire.encode(wire.Hello(version=wire.VERSION, sender=node_id, nonce=nonce, token=token)))
         await reader.read()
         writer.close()
@@ -122,7 +122,9 @@ async def test_a_node_that_was_taken_cannot_pass_for_another(
     path = str(keys.ring.parent / "taken.sock")
     server = await asyncio.start_unix_server(answer, path)
     async with linked(f"unix://{path}", keys, node_id=node_id) as link:
-        await wait_until(lambda: link.is_open if is_good else "no valid service token of its own" in told(caplog))
+        await wait_until(
+            lambda: link.is_open if is_good else "no valid service token of its own" in logged_messages(caplog)
+        )
         assert link.is_open == is_good
     server.close()
 
@@ -137,9 +139,9 @@ async def test_token_of_one_connection_is_rejected_on_another(keys: ServiceKeys)
         token = gateway.sign("node/n1", (hello.nonce, nonce))
         said = wire.Hello(version=wire.VERSION, sender="x", nonce=nonce, token=token)
         first.send(said)
-        answer = await first.receive()
-        assert isinstance(answer, wire.Hello)
-        assert gateway.verify_token(answer.token, {"node"}, (hello.nonce, nonce)) is not None
+        response = await first.receive()
+        assert isinstance(response, wire.Hello)
+        assert gateway.verify_token(response.token, {"node"}, (hello.nonce, nonce)) is not None
         await second.receive()
         second.send(said)
         with pytest.raises(Closed):
@@ -152,7 +154,7 @@ async def test_execute_accepts_an_operator_token_once(keys: ServiceKeys):
     replicas = Replicas(FakeStore(), FakeLoaders(), 4)
     status = NodeStatus(node_id="n1", pop="fra", address="unix:///x")
     node = keys.identity("node/n1", "fra")
-    door = HttpApp(Calls(replicas, max_calls=4), FakeStore(), node, lambda: status, lambda: True)
+    door = HttpApp(Calls(replicas, max_calls=4), replicas, FakeStore(), node, lambda: status, lambda: True)
     operator = keys.identity("operator/ann")
     token = operator.sign("node/n1")
     tries = [
@@ -166,8 +168,8 @@ async def test_execute_accepts_an_operator_token_once(keys: ServiceKeys):
     ]
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=door), base_url="http://node") as client:  # type: ignore[arg-type]
         for header, expected in tries:
-            answer = await client.post("/execute", content=b"{", headers={"authorization": header})
-            assert answer.status_code == expected, header
+            response = await client.post("/execute", content=b"{", headers={"authorization": header})
+            assert response.status_code == expected, header
     await replicas.close()
 
 

@@ -66,9 +66,9 @@ class WireClient:
         nonces = (hello.nonce, nonce)
         token = identity.sign(f"node/{hello.sender}", nonces)
         self.send(wire.Hello(version=wire.VERSION, sender="test", nonce=nonce, token=token))
-        answer = await self.receive()
-        assert isinstance(answer, wire.Hello)
-        assert identity.verify_token(answer.token, {"node"}, nonces) is not None
+        response = await self.receive()
+        assert isinstance(response, wire.Hello)
+        assert identity.verify_token(response.token, {"node"}, nonces) is not None
 
     def send(self, *messages: wire.Message) -> None:
         self.writer.write(b"".join(wire.encode(message) for message in messages))
@@ -130,11 +130,11 @@ class WireClient:
     async def meanwhile(self, predicate: Callable[[], object | Awaitable[object]]) -> None:
         """Wait until `predicate` is true, and say so often that we are there that no node takes us for gone."""
 
-        def asked() -> object | Awaitable[object]:
+        def condition() -> object | Awaitable[object]:
             self.send(wire.Ping())
             return predicate()
 
-        await wait_until(asked, interval_s=0.05)
+        await wait_until(condition, interval_s=0.05)
 
     async def close(self) -> None:
         self.writer.close()

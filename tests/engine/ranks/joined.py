@@ -143,15 +143,15 @@ def _num_packed(runner: Runner) -> int:
 def _greedy(runner: Runner, prompts: list[list[int]], adapters: list[LocalAdapter]) -> list[list[int]]:
     """Return completions of all prompts at once, each with the next adapter or none, then one after the other in the
     opposite order of adapters."""
-    driver, through, answers = Driver(runner, max_step_tokens=40), [*adapters, None], []
+    driver, through, responses = Driver(runner, max_step_tokens=40), [*adapters, None], []
     for number, prompt in enumerate(prompts):
         adapter = through[number % len(through)]
-        answers.append(_ask(driver, prompt, adapter))
+        responses.append(_ask(driver, prompt, adapter))
     driver.run()
     for prompt, adapter in zip(prompts, reversed(adapters), strict=False):
-        answers.append(_ask(driver, prompt, adapter))
+        responses.append(_ask(driver, prompt, adapter))
         driver.run()
-    return [driver.tokens[each] for each in answers]
+    return [driver.tokens[each] for each in responses]
 
 
 def _ask(driver: Driver, prompt: list[int], adapter: LocalAdapter | None) -> int:

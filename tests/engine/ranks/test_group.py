@@ -205,10 +205,10 @@ async def test_a_rank_that_dies_ends_the_group_and_every_sequence(
     zygote: Zygote, who: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with opened(zygote) as client:
-        answer = asyncio.ensure_future(client.ask("Tell me a story.", max_tokens=2000, ignore_eos=True))
+        response = asyncio.ensure_future(client.ask("Tell me a story.", max_tokens=2000, ignore_eos=True))
         await wait_until(lambda: client.replica.status().num_steps > 3)
         os.kill(client.follower if who == "follower" else client.replica.pid, signal.SIGKILL)
-        assert (await answer)[1] == "crashed"
+        assert (await response)[1] == "crashed"
         await wait_until(
             lambda: client.exits and not is_running(client.follower) and not is_running(client.replica.pid)
         )

@@ -258,9 +258,9 @@ class Sequences(RuleBasedStateMachine):
     @rule()
     def evict_everything(self) -> None:
         """Allocate every available block."""
-        taken = self.take(self.blocks.num_available)
+        acquired = self.take(self.blocks.num_available)
         assert self.blocks.num_cached == 0
-        self.blocks.release(taken)
+        self.blocks.release(acquired)
 
     @invariant()
     def every_block_has_one_state(self) -> None:

@@ -96,7 +96,7 @@ def test_reserved_sequence_counts_but_is_not_next_until_pushed():
     assert (made.queue.find_next(), len(made.queue), made.queue.num_entries) == (None, 0, 1)
     first = made.push(1)[0]
     newcomer, refused = made.push(1)
-    assert refused is newcomer, "both places are taken"
+    assert refused is newcomer, "both waiting slots are occupied"
     made.queue.push(other)
     assert made.queue.in_order() == [first, other]
     made.queue.discard(other)  # it waits for something else again, and keeps its place

@@ -104,10 +104,9 @@ def test_a_refusal_expires(quarantine: Quarantine, clock: HandClock) -> None:
     assert quarantine.find(poison()) is None
 
 
-def test_the_number_of_inputs_is_bounded(
-    quarantine: Quarantine, clock: HandClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_number_of_inputs_is_bounded(clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_INPUTS", 10)
+    quarantine = Quarantine(clock)
     for number in range(1, 30):
         quarantine.record(call(number), Usage(), number)
     assert len(quarantine) == 10
@@ -136,7 +135,7 @@ class Node:
     def num_crashes(self) -> int:
         return sum(replica.num_loads - 1 for replica in self.calls.replicas)
 
-    async def run(self, asked: Execute) -> list[Event]:
+    async def run(self, execute: Execute) -> list[Event]:
         events: list[Event] = []
         ended = asyncio.Event()
 
@@ -145,21 +144,21 @@ class Node:
             if isinstance(event, Finished | Failed):
                 ended.set()
 
-        self.calls.begin(asked, emit)
+        self.calls.begin(execute, emit)
         await ended.wait()
         return events
 
 
-async def run_as_gateway(asked: Execute, nodes: list[Node]) -> list[Event]:
+async def run_as_gateway(execute: Execute, nodes: list[Node]) -> list[Event]:
     """Run an unstreamed call as the gateway does: retry once on another node (the same if there is only one), and a
     second time if the first retry died without being the cause."""
     for attempt in range(3):
-        events = await nodes[attempt % len(nodes)].run(asked)
+        events = await nodes[attempt % len(nodes)].run(execute)
         end = events[-1]
         if not isinstance(end, Failed) or not end.is_retryable or (attempt == 1 and end.num_crashes != 1):
             break
-        asked = msgspec.structs.replace(
-            asked, num_crashes=end.num_crashes, tokens_before_crash=end.usage.completion_tokens
+        execute = msgspec.structs.replace(
+            execute, num_crashes=end.num_crashes, tokens_before_crash=end.usage.completion_tokens
         )
     return events
 
@@ -182,11 +181,11 @@ def test_a_poison_call_ends_at_most_two_processes_and_all_other_calls_finish(num
         (refused,) = await run_as_gateway(poison(), nodes)
         assert isinstance(refused, Failed)
         assert (refused.is_blocked, refused.num_crashes) == (True, MAX_DEATHS)
-        for asked, running in zip(innocent + background, calls + others, strict=True):
+        for request, running in zip(innocent + background, calls + others, strict=True):
             events = await running
             assert isinstance(events[-1], Finished), events[-1]
-            assert isinstance(asked.task, TextGeneration)
-            prompt, max_tokens = asked.task.prompt_token_ids or (), asked.task.sampling.max_tokens
+            assert isinstance(request.task, TextGeneration)
+            prompt, max_tokens = request.task.prompt_token_ids or (), request.task.sampling.max_tokens
             assert token_ids_of(events) == answer(prompt, max_tokens, ignore_end=True)
         for _ in range(5):
             (again,) = await run_as_gateway(poison(), nodes[-1:])

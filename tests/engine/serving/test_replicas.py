@@ -310,3 +310,32 @@ async def test_every_change_of_state_is_told() -> None:
     assert house.num_changes == 2
     house.loaders.models["a"].crash("x")
     assert house.num_changes == 3
+
+
+async def test_draining_model_refuses_new_calls_and_is_unloaded_after_the_last_one() -> None:
+    house = House(wanted=("a",))
+    replica = await house.replicas.acquire("a", "r")
+    with pytest.raises(Refused, match="1 calls use a"):
+        await house.replicas.unload("a", waits=False)
+    unloading = asyncio.create_task(house.replicas.unload("a", waits=True))
+    await wait_until(lambda: house.state("a") == "draining")
+    assert (await refusal(house)).failure.message == "a is being unloaded"
+    house.replicas.release(replica)
+    await unloading
+    assert (house.state("a"), house.store.held, house.loaders.models["a"].is_closed) == ("absent", [], True)
+    assert house.replicas.is_ready  # it is no longer wanted
+    await house.use("a")  # a later call loads it again
+    assert house.loaders.num_loads == 2
+    await house.replicas.close()
+
+
+async def test_model_that_crashes_while_it_is_drained_is_unloaded() -> None:
+    house = House()
+    replica = await house.replicas.acquire("a", "r")
+    unloading = asyncio.create_task(house.replicas.unload("a", waits=True))
+    await wait_until(lambda: house.state("a") == "draining")
+    house.loaders.models["a"].crash("killed")
+    house.replicas.release(replica)
+    await unloading
+    assert (house.state("a"), house.store.held) == ("absent", [])
+    await house.replicas.close()

@@ -82,18 +82,18 @@ def test_draft_model_proposals_do_not_depend_on_earlier_requests(draft_runner: R
     rng = np.random.default_rng(0)
     lasting = DraftModel(draft_runner, 2)
     texts = {number: rng.integers(3, 500, rng.integers(1, 40)).tolist() for number in range(1, 5)}
-    asked: list[Sequence[DraftRequest]] = []
+    requests: list[Sequence[DraftRequest]] = []
     found: list[list[list[int]]] = []
     for _ in range(25):
         chosen = rng.choice(list(texts), size=rng.integers(1, 3), replace=False).tolist()
         ask = [
             DraftRequest(number, np.array(texts[number], dtype=np.int32), int(rng.integers(1, 6))) for number in chosen
         ]
-        asked.append(ask)
+        requests.append(ask)
         found.append([guess.tolist() for guess in lasting.propose(ask)])
         for number, guess in zip(chosen, found[-1], strict=True):
             texts[number] += [*guess[: rng.integers(0, len(guess) + 1)], int(rng.integers(3, 500))]
-    for ask, guessed in zip(asked, found, strict=True):
+    for ask, guessed in zip(requests, found, strict=True):
         assert [guess.tolist() for guess in DraftModel(draft_runner, 2).propose(ask)] == guessed
     assert any(len(guess) > 1 for guessed in found for guess in guessed)
 

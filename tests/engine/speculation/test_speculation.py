@@ -89,8 +89,8 @@ def test_many_rows_get_no_drafts() -> None:
 
 def test_draft_tokens_beyond_the_vocabulary_are_dropped() -> None:
     class Stranger:
-        def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
-            return [np.array([5, 997, -1, 4], dtype=np.int32)[: each.max_tokens] for each in asked]
+        def propose(self, requests: Sequence[DraftRequest]) -> list[Ints]:
+            return [np.array([5, 997, -1, 4], dtype=np.int32)[: each.max_tokens] for each in requests]
 
     driver = Driver(drafter=Stranger())
     sequence_id = driver.add(prompt_of(20), max_tokens=30, ignore_eos=True)
@@ -146,9 +146,9 @@ class ChainRunner:
 class Likely:
     """Drafter that is right more often than not, like a draft model."""
 
-    def propose(self, asked: Sequence[DraftRequest]) -> list[Ints]:
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Ints]:
         found = []
-        for each in asked:
+        for each in requests:
             guess = [int(each.token_ids[-1])]
             while len(guess) <= each.max_tokens:
                 guess.append(int(CHAIN[guess[-1]].roll(int(len(guess) % 3 == 0)).argmax()))
@@ -158,14 +158,14 @@ class Likely:
 
 def drawn(num_sequences: int, drafter: Likely | None, **sampling: object) -> list[list[int]]:
     driver = Driver(ChainRunner(), drafter=drafter)
-    answers = []
+    responses = []
     for seed in range(0, num_sequences, 2):
         ids = [driver.add([0, 4], seed=seed + each, ignore_eos=True, **sampling) for each in range(2)]
         driver.run()
-        answers += [driver.tokens[each] for each in ids]
+        responses += [driver.tokens[each] for each in ids]
     if drafter is not None:
         assert driver.engine.status().num_accepted > num_sequences // 4
-    return answers
+    return responses
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ class ServeProcess:
         return self._out.read_text()
 
     @property
-    def told(self) -> str:
+    def stderr(self) -> str:
         return self._err.read_text()
 
     def start(self) -> ServeProcess:
@@ -58,7 +58,7 @@ class ServeProcess:
 
     def ready(self) -> ServeProcess:
         wait_until_blocking(lambda: " is ready " in self.printed or self.process.poll() is not None, START_S)
-        assert self.process.poll() is None, self.told
+        assert self.process.poll() is None, self.stderr
         return self
 
     @property

@@ -44,10 +44,10 @@ async def together(server: ServeProcess) -> AsyncIterator[AsyncOpenAI]:
 
 def test_the_model_s_own_defaults_and_the_flags_hold(client: OpenAI, server: ServeProcess):
     """spark's generation_config.json samples nothing, so two answers are one."""
-    answers = [client.chat.completions.create(model=MODEL, messages=ASK) for _ in range(2)]
-    assert "Paris" in (answers[0].choices[0].message.content or "")
-    assert answers[0].choices[0].message == answers[1].choices[0].message
-    assert answers[0].choices[0].finish_reason == "stop"
+    responses = [client.chat.completions.create(model=MODEL, messages=ASK) for _ in range(2)]
+    assert "Paris" in (responses[0].choices[0].message.content or "")
+    assert responses[0].choices[0].message == responses[1].choices[0].message
+    assert responses[0].choices[0].finish_reason == "stop"
     (listed,) = client.models.list()
     assert (listed.id, listed.to_dict()["max_model_len"]) == (MODEL, 512)
     assert "float32" in server.printed
@@ -82,9 +82,9 @@ async def test_the_asynchronous_client_streams_with_log_probabilities(together: 
 def test_tokenize_shows_the_prompt_that_a_conversation_becomes(client: OpenAI, server: ServeProcess):
     headers = {"authorization": f"Bearer {KEY}"}
     found = httpx.post(f"{server.url}/tokenize", json={"messages": ASK}, headers=headers).json()
-    answer = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=1)
-    assert answer.usage is not None
-    assert found["count"] == len(found["tokens"]) == answer.usage.prompt_tokens
+    response = client.chat.completions.create(model=MODEL, messages=ASK, max_tokens=1)
+    assert response.usage is not None
+    assert found["count"] == len(found["tokens"]) == response.usage.prompt_tokens
 
 
 def test_without_the_key_only_health_and_metrics_answer(server: ServeProcess):
@@ -99,7 +99,7 @@ def test_without_the_key_only_health_and_metrics_answer(server: ServeProcess):
         assert httpx.request("GET" if "models" in path else "POST", f"{server.url}{path}").status_code == 401
     for path in ("/health", "/metrics", "/version"):
         assert httpx.get(f"{server.url}{path}").status_code == 200
-    assert KEY not in server.printed + server.told
+    assert KEY not in server.printed + server.stderr
 
 
 def test_what_would_change_the_answer_and_cannot_be_done_is_refused(client: OpenAI):
@@ -121,23 +121,23 @@ def test_tools_are_called_and_formats_held_to_as_through_a_gateway(client: OpenA
         "additionalProperties": False,
     }
     function = {"name": "get_weather", "description": "The weather in a city", "parameters": parameters}
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": MODEL,
         "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
         "tools": [{"type": "function", "function": function}],
         "tool_choice": "required",
     }
-    whole = client.chat.completions.create(**asked).choices[0]
+    whole = client.chat.completions.create(**request).choices[0]
     assert whole.finish_reason == "tool_calls"
     assert whole.message.tool_calls is not None
     assert set(json.loads(whole.message.tool_calls[0].function.arguments)) == {"city"}  # type: ignore[union-attr]
-    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**asked, stream=True)]
+    deltas = [chunk.choices[0].delta for chunk in client.chat.completions.create(**request, stream=True)]
     pieces = [piece.function for delta in deltas for piece in delta.tool_calls or ()]
     assert pieces[0].name == "get_weather"
     assert "".join(piece.arguments or "" for piece in pieces) == whole.message.tool_calls[0].function.arguments  # type: ignore[union-attr]
     form = {"type": "json_schema", "json_schema": {"name": "place", "schema": parameters}}
-    answer = client.chat.completions.create(model=MODEL, messages=ASK, response_format=form)  # type: ignore[arg-type]
-    assert set(json.loads(answer.choices[0].message.content or "")) == {"city"}
+    response = client.chat.completions.create(model=MODEL, messages=ASK, response_format=form)  # type: ignore[arg-type]
+    assert set(json.loads(response.choices[0].message.content or "")) == {"city"}
 
 
 async def test_a_full_server_says_when_to_come_back(together: AsyncOpenAI):
@@ -175,8 +175,8 @@ async def test_at_the_end_an_answer_in_flight_is_finished_and_no_other_begun(
     reasons = [chunk.choices[0].finish_reason async for chunk in stream]
     assert reasons[-1] == "length"
     assert server.exit_code() == 0
-    assert "stopped after" in server.told
-    assert '"level": "error"' not in server.told
+    assert "stopped after" in server.stderr
+    assert '"level": "error"' not in server.stderr
 
 
 async def is_refused(http: httpx.AsyncClient, server: ServeProcess) -> bool:

@@ -137,9 +137,9 @@ def test_the_best_of_several_are_the_likeliest(client: OpenAI):
     def mean(logprobs: Any) -> float:
         return sum(logprobs.token_logprobs) / len(logprobs.token_logprobs)
 
-    asked = {"model": MODEL, "prompt": "One day", "seed": 3, "temperature": 1.5, "logprobs": 0}
-    every = client.completions.create(**asked, n=4)
-    best = client.completions.create(**asked, n=1, best_of=4)
+    request = {"model": MODEL, "prompt": "One day", "seed": 3, "temperature": 1.5, "logprobs": 0}
+    every = client.completions.create(**request, n=4)
+    best = client.completions.create(**request, n=1, best_of=4)
     assert mean(best.choices[0].logprobs) == max(mean(choice.logprobs) for choice in every.choices)
     assert best.usage == every.usage
 
@@ -156,12 +156,12 @@ def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_as_an_answer(
 ):
     """What a model's evaluation asks: `echo`, `logprobs` and at most one token more; no answer at all with 0."""
     case = next(case for case in cases if case["prompt"])
-    asked = {"model": MODEL, "prompt": case["prompt_ids"], "logprobs": 2, "temperature": 0}
-    made = client.completions.create(**asked, max_tokens=20, extra_body={"ignore_eos": True}).choices[0]
+    request = {"model": MODEL, "prompt": case["prompt_ids"], "logprobs": 2, "temperature": 0}
+    made = client.completions.create(**request, max_tokens=20, extra_body={"ignore_eos": True}).choices[0]
     assert made.logprobs is not None
     ids = [*case["prompt_ids"], *case["greedy_ids"][:20]]
     for max_tokens in (0, 1):
-        echoed = client.completions.create(**asked | {"prompt": ids}, echo=True, max_tokens=max_tokens)
+        echoed = client.completions.create(**request | {"prompt": ids}, echo=True, max_tokens=max_tokens)
         (choice,) = echoed.choices
         assert choice.logprobs is not None
         assert echoed.usage is not None
@@ -177,10 +177,10 @@ def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_as_an_answer(
 
 
 def test_an_echo_s_log_probabilities_are_the_same_streamed_and_of_each_of_many_answers(client: OpenAI):
-    asked = {"model": MODEL, "prompt": ["One day a", "Tom"], "logprobs": 1, "echo": True, "max_tokens": 4, "seed": 1}
-    whole = client.completions.create(**asked, n=2, temperature=1)
+    request = {"model": MODEL, "prompt": ["One day a", "Tom"], "logprobs": 1, "echo": True, "max_tokens": 4, "seed": 1}
+    whole = client.completions.create(**request, n=2, temperature=1)
     texts, logprobs, offsets = ({index: [] for index in range(4)} for _ in range(3))
-    for chunk in client.completions.create(**asked, n=2, temperature=1, stream=True):
+    for chunk in client.completions.create(**request, n=2, temperature=1, stream=True):
         for choice in chunk.choices:
             texts[choice.index].append(choice.text)
             if choice.logprobs is not None:
@@ -346,9 +346,9 @@ def test_a_body_that_is_too_large_is_not_read(server: ServeProcess):
     request = b"POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length: 1073741824\r\n\r\n{"
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30) as connection:
         connection.sendall(request)
-        answer = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # until the server closes
-    assert answer.startswith(b"HTTP/1.1 413 ")
-    assert b'"body_too_large"' in answer
+        response = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # until the server closes
+    assert response.startswith(b"HTTP/1.1 413 ")
+    assert b'"body_too_large"' in response
 
 
 def test_models_routes_and_names(client: OpenAI, server: ServeProcess, folder: Path):
@@ -389,6 +389,6 @@ async def test_a_rank_that_dies_ends_streams_with_an_error_and_comes_back(
         rest = [line async for line in lines if line]
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["type"] == "server_error"
     assert "data: [DONE]" not in rest
-    answer = await http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})  # waits for the new rank
-    assert answer.status_code == 200
+    reply = await http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})  # waits for the new rank
+    assert reply.status_code == 200
     wait_until_blocking(lambda: httpx.get(f"{server.url}/health").status_code == 200)

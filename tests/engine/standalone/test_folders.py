@@ -96,19 +96,19 @@ async def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(
 ):
     spoil(stories)
     assert await server_of(zygote, stories).run() == 1
-    told = capsys.readouterr().err
-    assert "cannot be served" in told.splitlines()[-1]
-    assert named in told.splitlines()[-1]
-    assert "Traceback" not in told
+    result = capsys.readouterr().err
+    assert "cannot be served" in result.splitlines()[-1]
+    assert named in result.splitlines()[-1]
+    assert "Traceback" not in result
 
 
 async def test_more_context_than_the_model_has_is_refused(
     zygote: Zygote, capsys: pytest.CaptureFixture[str], stories: Path
 ):
     assert await server_of(zygote, stories, "--max-model-len", "4096").run() == 1
-    told = capsys.readouterr().err
-    assert "max_model_len must be at most 512" in told
-    assert "512" in told
+    result = capsys.readouterr().err
+    assert "max_model_len must be at most 512" in result
+    assert "512" in result
 
 
 async def test_a_context_that_the_memory_does_not_hold_is_refused(zygote: Zygote, capsys: pytest.CaptureFixture[str]):
@@ -135,9 +135,9 @@ async def test_embeddings_are_served_from_their_own_folder(zygote: Zygote, capsy
         httpx.AsyncClient() as http,
     ):
         (model,) = {model.id for model in (await client.models.list()).data if "/" not in model.id}
-        answer = await client.embeddings.create(model=model, input=["a warm place", "a cold one"])
-        assert [len(row.embedding) for row in answer.data] == [384, 384]
-        assert answer.usage.prompt_tokens == 10
+        response = await client.embeddings.create(model=model, input=["a warm place", "a cold one"])
+        assert [len(row.embedding) for row in response.data] == [384, 384]
+        assert response.usage.prompt_tokens == 10
         assert "/v1/embeddings" in ready
         refused = await http.post(f"{url}/v1/completions", json={"prompt": "a"})
         assert refused.status_code == 400
@@ -162,5 +162,5 @@ async def test_a_lone_gguf_file_answers_as_the_folder_it_was_made_from(
     case = json.loads((source / "reference.json").read_text())["cases"][1]
     async with serving(zygote, capsys, tmp_path / "stories.gguf") as (url, _), httpx.AsyncClient(timeout=60) as http:
         body = {"model": "stories", "prompt": case["prompt"], "max_tokens": len(case["greedy_ids"]), "temperature": 0}
-        answer = (await http.post(f"{url}/v1/completions", json=body)).json()
-        assert case["prompt"] + answer["choices"][0]["text"] == case["text"]
+        document = (await http.post(f"{url}/v1/completions", json=body)).json()
+        assert case["prompt"] + document["choices"][0]["text"] == case["text"]

@@ -123,14 +123,14 @@ BOMBS: list[dict[str, Any]] = [
 
 
 async def ask(http: httpx.AsyncClient, body: dict[str, Any]) -> httpx.Response:
-    asked = {"model": "m", "messages": MATE["messages"], "max_tokens": 4} | body
-    return await http.post("/v1/chat/completions", json=asked)
+    request = {"model": "m", "messages": MATE["messages"], "max_tokens": 4} | body
+    return await http.post("/v1/chat/completions", json=request)
 
 
 async def text_of_mate(http: httpx.AsyncClient) -> str:
-    answer = await ask(http, MATE)
-    assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["message"]["content"])
+    response = await ask(http, MATE)
+    assert response.status_code == 200, response.text
+    return str(response.json()["choices"][0]["message"]["content"])
 
 
 async def test_what_cannot_be_is_refused_by_its_field_and_mates_say_what_they_say_alone(server: ServeProcess) -> None:
@@ -139,10 +139,10 @@ async def test_what_cannot_be_is_refused_by_its_field_and_mates_say_what_they_sa
         for first in range(0, len(HOSTILE), 12):
             part = HOSTILE[first : first + 12]
             talking = asyncio.create_task(text_of_mate(http))
-            answers = await asyncio.gather(*(ask(http, body) for body, _, _ in part))
-            for (_, field, says), answer in zip(part, answers, strict=True):
-                error = answer.json().get("error", {})
-                assert (answer.status_code, error.get("param")) == (400, field), (field, says, answer.text[:300])
+            responses = await asyncio.gather(*(ask(http, body) for body, _, _ in part))
+            for (_, field, says), response in zip(part, responses, strict=True):
+                error = response.json().get("error", {})
+                assert (response.status_code, error.get("param")) == (400, field), (field, says, response.text[:300])
                 assert says in error["message"], error
             assert await talking == alone
         assert await text_of_mate(http) == alone
@@ -153,8 +153,8 @@ async def test_numbers_that_json_does_not_have_are_refused(server: ServeProcess)
     body = json.dumps({"model": "m", "messages": MATE["messages"], "temperature": 0})
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         for number in ("1e999", "NaN", "-Infinity", "1" + "0" * 5000):
-            answer = await http.post("/v1/chat/completions", content=body.replace(": 0}", f": {number}}}").encode())
-            assert answer.status_code == 400, number
+            response = await http.post("/v1/chat/completions", content=body.replace(": 0}", f": {number}}}").encode())
+            assert response.status_code == 400, number
 
 
 @pytest.mark.full
@@ -162,8 +162,8 @@ async def test_bombs_cost_their_own_callers_alone(server: ServeProcess) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         alone = await text_of_mate(http)
         for bomb in BOMBS:
-            mate, answer = await asyncio.gather(text_of_mate(http), ask(http, bomb))
+            mate, response = await asyncio.gather(text_of_mate(http), ask(http, bomb))
             assert mate == alone, bomb
-            assert answer.status_code in (200, 400, 504), answer.text[:300]
+            assert response.status_code in (200, 400, 504), response.text[:300]
         assert await text_of_mate(http) == alone
     assert server.metric('hearth_rank_restarts_total{model="m"}') == 0

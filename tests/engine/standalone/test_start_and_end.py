@@ -20,37 +20,37 @@ def run(tmp_path: Path, *arguments: str) -> tuple[int, str]:
     """Exit code and what was told, of a server that cannot start."""
     server = ServeProcess(tmp_path, *arguments).start()
     try:
-        return server.exit_code(), server.told
+        return server.exit_code(), server.stderr
     finally:
         server.stop()
 
 
 def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path):
-    code, told = run(tmp_path, "/nowhere/at-all")
-    assert (code, told) == (2, "hearth engine: MODEL_DIR: /nowhere/at-all does not exist\n")
+    code, result = run(tmp_path, "/nowhere/at-all")
+    assert (code, result) == (2, "hearth engine: MODEL_DIR: /nowhere/at-all does not exist\n")
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path: Path, stories: Path):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        code, told = run(tmp_path, str(stories), "--port", str(taken.getsockname()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as blocker:
+        code, result = run(tmp_path, str(stories), "--port", str(blocker.getsockname()[1]))
     assert code == 2
-    assert "cannot listen on" in told
-    assert "loading" not in told
+    assert "cannot listen on" in result
+    assert "loading" not in result
 
 
 def test_the_command_of_the_ready_line_gets_an_answer_and_a_second_signal_hurries(tmp_path: Path, stories: Path):
     with serving(tmp_path, stories, "--drain-timeout", "600") as server:
         command = server.printed.partition(": curl")[2]
-        answer = subprocess.run(f"curl -s {command}", shell=True, capture_output=True, check=True, text=True).stdout
-        assert json.loads(answer)["choices"][0]["text"]
+        reply = subprocess.run(f"curl -s {command}", shell=True, capture_output=True, check=True, text=True).stdout
+        assert json.loads(reply)["choices"][0]["text"]
         body = {"prompt": ["Once"] * 64, "max_tokens": 500, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
             next(lines)
             server.terminate()
-            told = wait_until_blocking(lambda: re.search(r"stopping: (\d+) answers", server.told))
-            assert told is not None
-            assert 1 < int(told[1]) <= 64  # of one request; where this test stood still, some are over
+            result = wait_until_blocking(lambda: re.search(r"stopping: (\d+) calls", server.stderr))
+            assert result is not None
+            assert 1 < int(result[1]) <= 64  # of one request; where this test stood still, some are over
             server.terminate()
             rest = [line for line in lines if line]
         assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"

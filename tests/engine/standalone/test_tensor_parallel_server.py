@@ -92,6 +92,6 @@ def test_more_ranks_than_gpus_is_told_and_what_hides_them(tmp_path: Path, monkey
     try:
         assert server.exit_code() == 1
         refusal = "device='cuda': tensor_parallel=2 needs 2 GPUs from number 0 on; 0 found (CUDA_VISIBLE_DEVICES='')"
-        assert refusal in server.told
+        assert refusal in server.stderr
     finally:
         server.stop()

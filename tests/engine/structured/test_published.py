@@ -24,7 +24,7 @@ def test_completed_outputs_match_published_schemas(test_data: Path) -> None:
     usable = [schema for schema in schemas if not refusal_of(constraint_of(schema), vocabulary)]
     loop = Loop(Runner(EngineConfig(model_dir=SPARK)), num_streams=16, num_threads=1)
     result = count_matching(loop, usable, 200)
-    assert result["asked"] == 200
+    assert result["requested"] == 200
     assert result["met"] + result["unclosed"] == 200, result["failures"]
     assert result["unclosed"] < 60
 

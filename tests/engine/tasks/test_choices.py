@@ -73,7 +73,7 @@ async def test_numbers_of_choices_and_biases_that_cannot_be_are_refused(bench: B
     assert "n " in str(await refused(bench, num_choices=0))
     assert "n " in str(await refused(bench, num_choices=129))
     wrong = await refused(bench, sampling=Sampling(logit_bias=((512, 1.0),)))
-    assert str(wrong) == "'/logit_bias' must be of token ids from 0 to 511"
+    assert str(wrong) == "'/logit_bias' must contain token ids from 0 to 511"
     wrong = await refused(bench, sampling=Sampling(stop_token_ids=(511, 512)))
-    assert str(wrong) == "'/stop_token_ids' must be of token ids from 0 to 511"
+    assert str(wrong) == "'/stop_token_ids' must contain token ids from 0 to 511"
     assert "logit_bias" in str(await refused(bench, sampling=Sampling(logit_bias=((5, float("inf")),))))

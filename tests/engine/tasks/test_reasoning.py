@@ -38,8 +38,8 @@ class Thinker:
         self.heard: list[Event] = []
 
     async def start(self, *messages: ChatMessage, **task: Any) -> None:
-        asked = {"messages": messages or (ChatMessage("user", "Hi"),), "separates_reasoning": True}
-        await self.generator.start(Work(TextGeneration(**(asked | task)), b"n" * 32, 7), self.heard.append)
+        request = {"messages": messages or (ChatMessage("user", "Hi"),), "separates_reasoning": True}
+        await self.generator.start(Work(TextGeneration(**(request | task)), b"n" * 32, 7), self.heard.append)
 
     def say(self, text: str) -> int:
         token_ids = self.tokenizer.encode(text, parse_special=True)
@@ -48,7 +48,7 @@ class Thinker:
         self.replica.say(END_ID, finish="stop")
         return len(token_ids)
 
-    def told(self, *, is_reasoning: bool) -> str:
+    def text(self, *, is_reasoning: bool) -> str:
         return "".join(e.text for e in self.heard if isinstance(e, Token) and e.is_reasoning == is_reasoning)
 
     @property
@@ -69,7 +69,7 @@ def thinker(tmp_path: Path, test_data: Path) -> Thinker:
 async def test_thoughts_are_told_apart_and_counted(thinker: Thinker) -> None:
     await thinker.start(sampling=Sampling(logprobs=0, stop=("two",)))
     thinker.say("<think>\nOne, two.\n</think>\n\nThree.")
-    assert (thinker.told(is_reasoning=True), thinker.told(is_reasoning=False)) == ("One, two.", "Three.")
+    assert (thinker.text(is_reasoning=True), thinker.text(is_reasoning=False)) == ("One, two.", "Three.")
     usage = thinker.finished.usage
     assert 5 < usage.reasoning_tokens < usage.completion_tokens
     logprobs = [entry.text for event in thinker.heard if isinstance(event, Token) for entry in event.logprobs]
@@ -79,7 +79,7 @@ async def test_thoughts_are_told_apart_and_counted(thinker: Thinker) -> None:
 async def test_where_nobody_asks_a_thought_is_text(thinker: Thinker) -> None:
     await thinker.start(separates_reasoning=False)
     thinker.say("<think>\nOne\n</think>\n\nTwo.")
-    assert thinker.told(is_reasoning=False) == "<think>\nOne\n</think>\n\nTwo."
+    assert thinker.text(is_reasoning=False) == "<think>\nOne\n</think>\n\nTwo."
     assert thinker.finished.usage.reasoning_tokens == 0
 
 
@@ -91,7 +91,7 @@ async def test_a_format_is_held_to_behind_the_thought(thinker: Thinker) -> None:
         assert held is not None
         assert held.text.startswith("start: reasoning? body")
         thinker.say('<think>\n{}?\n</think>\n\n{"a": 1}')
-        assert thinker.told(is_reasoning=False) == '{"a": 1}'
+        assert thinker.text(is_reasoning=False) == '{"a": 1}'
 
 
 async def test_switches_reach_the_template_and_end_the_thinking(thinker: Thinker) -> None:
@@ -100,7 +100,7 @@ async def test_switches_reach_the_template_and_end_the_thinking(thinker: Thinker
     assert thinker.prompt.endswith("<think>\n\n</think>\n\n")
     assert thinker.replica.requests[-1].constraint == schema
     thinker.say("Hi")
-    assert thinker.told(is_reasoning=False) == "Hi"
+    assert thinker.text(is_reasoning=False) == "Hi"
 
 
 async def test_earlier_thoughts_are_shown_by_the_template(thinker: Thinker) -> None:
@@ -113,11 +113,11 @@ async def test_a_prompt_that_leaves_the_model_thinking_begins_with_a_thought(tmp
     thinker = Thinker(tmp_path, template)
     await thinker.start(ChatMessage("user", "What does </think> do?"))
     thinker.say("Hm.</think>It ends.")
-    assert (thinker.told(is_reasoning=True), thinker.told(is_reasoning=False)) == ("Hm.", "It ends.")
+    assert (thinker.text(is_reasoning=True), thinker.text(is_reasoning=False)) == ("Hm.", "It ends.")
     thinker.heard.clear()
     await thinker.start(ChatMessage("user", "Hi"))
     num_tokens = thinker.say("Never done")
-    assert (thinker.told(is_reasoning=True), thinker.told(is_reasoning=False)) == ("Never done", "")
+    assert (thinker.text(is_reasoning=True), thinker.text(is_reasoning=False)) == ("Never done", "")
     assert thinker.finished.usage.reasoning_tokens >= num_tokens
 
 
@@ -128,4 +128,4 @@ async def test_harmony_answers_by_channels_with_or_without_tools(tmp_path: Path,
         await thinker.start(separates_reasoning=separates_reasoning, template_kwargs={"reasoning_effort": "high"})
         assert "Reasoning: high" in thinker.prompt
         thinker.say("<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Four.")
-        assert (thinker.told(is_reasoning=True), thinker.told(is_reasoning=False)) == ("Hm.", "Four.")
+        assert (thinker.text(is_reasoning=True), thinker.text(is_reasoning=False)) == ("Hm.", "Four.")

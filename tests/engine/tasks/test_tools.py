@@ -39,8 +39,8 @@ class Bench:
         self.heard: list[Event] = []
 
     async def start(self, *messages: ChatMessage, **task: Any) -> None:
-        asked = messages or (ChatMessage("user", "Hi"),)
-        work = Work(TextGeneration(messages=asked, **{"tools": (NOW, SAY), **task}), b"n" * 32, 7)
+        conversation = messages or (ChatMessage("user", "Hi"),)
+        work = Work(TextGeneration(messages=conversation, **{"tools": (NOW, SAY), **task}), b"n" * 32, 7)
         await self.generator.start(work, self.heard.append)
 
     def say(self, text: str, *, finish: Any = None, logprob: float | None = None) -> int:
@@ -125,8 +125,8 @@ async def test_a_call_is_told_in_pieces_and_every_token_is_counted() -> None:
     assert deltas[0].id is not None
     assert deltas[0].id.startswith("call_")
     assert [delta.id for delta in deltas[1:]] == [None] * (len(deltas) - 1)
-    told = sum(event.num_tokens for event in bench.heard if isinstance(event, Token | ToolCallDelta))
-    assert num_tokens - 8 < told <= num_tokens
+    result = sum(event.num_tokens for event in bench.heard if isinstance(event, Token | ToolCallDelta))
+    assert num_tokens - 8 < result <= num_tokens
 
 
 async def test_ids_of_calls_are_never_used_twice() -> None:
@@ -210,7 +210,7 @@ async def test_what_the_checker_refuses_of_a_tool_is_given_up_unless_it_is_stric
     assert bench.replica.requests[-1].constraint is None
     bench.say(CALL, finish="stop")
     assert bench.calls == [("say", '{"text": "a\\nb"}')]
-    with pytest.raises(Refused, match="'/tools' cannot be held to: it uses 'start'") as caught:
+    with pytest.raises(Refused, match="'/tools' cannot be enforced: it uses 'start'") as caught:
         await bench.start(tool_choice="required")
     assert caught.value.failure.reason == "invalid_input"
     with pytest.raises(Refused):

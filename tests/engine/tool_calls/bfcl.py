@@ -16,16 +16,16 @@ _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None}
 
 def tools_and_calls(test_data: Path, kind: str, max_rows: int) -> Iterator[tuple[list[Tool], list[ToolCall]]]:
     """Yield the tools and one accepted list of calls of the first `max_rows` questions of a kind."""
-    rows, answers = (_rows(test_data / f"tools/bfcl_{kind}{part}.jsonl.gz", max_rows) for part in ("", "_answers"))
-    for row, answer in zip(rows, answers, strict=True):
-        assert row["id"] == answer["id"]
+    rows, responses = (_rows(test_data / f"tools/bfcl_{kind}{part}.jsonl.gz", max_rows) for part in ("", "_answers"))
+    for row, response in zip(rows, responses, strict=True):
+        assert row["id"] == response["id"]
         tools = [
             Tool(name=tool["name"], description=tool["description"], parameters=_schema(tool["parameters"]))
             for tool in row["function"]
         ]
         calls = [
             ToolCall(id=f"probe{index:04d}", name=name, arguments=json.dumps(_accepted(values), ensure_ascii=False))
-            for index, called in enumerate(answer["ground_truth"])
+            for index, called in enumerate(response["ground_truth"])
             for name, values in called.items()
         ]
         yield tools, calls

@@ -29,11 +29,11 @@ def script(**fields) -> str:
 
 
 def test_text_completion_uses_no_chat_template(openai: OpenAI, client: httpx.Client, running: Running):
-    answer = openai.completions.create(model=PARROT, prompt="Once upon")
-    assert (answer.object, answer.model, answer.choices[0].text) == ("text_completion", PARROT, TEXT)
-    assert answer.choices[0].finish_reason == "stop"
-    assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (2, 6)
+    response = openai.completions.create(model=PARROT, prompt="Once upon")
+    assert (response.object, response.model, response.choices[0].text) == ("text_completion", PARROT, TEXT)
+    assert response.choices[0].finish_reason == "stop"
+    assert response.usage is not None
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (2, 6)
     task = running.site.execute_of(complete(client, running, {"prompt": ["Once upon"]})).task
     assert (task.prompt, task.raw, task.sampling.max_tokens) == ("Once upon", True, 16)
 
@@ -111,8 +111,8 @@ def test_broken_stream_has_no_done(client: httpx.Client, running: Running):
     ids=json.dumps,
 )  # fmt: skip
 def test_invalid_field_is_named(client: httpx.Client, running: Running, body: dict):
-    answer = complete(client, running, body)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, 5006), answer.text
+    response = complete(client, running, body)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, 5006), response.text
 
 
 # Lists of prompts
@@ -121,13 +121,13 @@ def test_invalid_field_is_named(client: httpx.Client, running: Running, body: di
 def test_each_prompt_of_a_list_is_a_call_of_its_own(openai: OpenAI, running: Running):
     before = running.site.num_executes
     raw = openai.completions.with_raw_response.create(model=CHATTY, prompt=["one", "two words"], n=2, echo=True)
-    answer = raw.parse()
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    texts = [choice.text for choice in answer.choices]
+    response = raw.parse()
+    assert [choice.index for choice in response.choices] == [0, 1, 2, 3]
+    texts = [choice.text for choice in response.choices]
     assert (texts[0], texts[2]) == ("one" + TEXT, "two words" + TEXT)
     assert texts[1] != texts[0]
-    assert {choice.finish_reason for choice in answer.choices} == {"stop"}
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3, 24)
+    assert {choice.finish_reason for choice in response.choices} == {"stop"}
+    assert (response.usage.prompt_tokens, response.usage.completion_tokens) == (3, 24)
     assert running.site.num_executes == before + 2
     request_id = raw.headers["cf-ai-req-id"]
     rows = [running.site.usage_row(request_id), running.site.usage_row(f"{request_id}-1")]
@@ -137,8 +137,8 @@ def test_each_prompt_of_a_list_is_a_call_of_its_own(openai: OpenAI, running: Run
 
 def test_token_ids_reach_the_node_as_they_are(client: httpx.Client, running: Running):
     assert running.site.execute_of(complete(client, running, {"prompt": [5, 6]})).task.prompt_token_ids == (5, 6)
-    answer = complete(client, running, {"prompt": [[5, 6], [7]], "max_tokens": 2})
-    assert [choice["text"] for choice in answer.json()["choices"]] == ["".join(WORDS[:2])] * 2
+    response = complete(client, running, {"prompt": [[5, 6], [7]], "max_tokens": 2})
+    assert [choice["text"] for choice in response.json()["choices"]] == ["".join(WORDS[:2])] * 2
 
 
 def test_stream_of_several_prompts_numbers_the_choices(openai: OpenAI):
@@ -161,10 +161,10 @@ def test_stream_of_several_prompts_numbers_the_choices(openai: OpenAI):
 @pytest.mark.usefixtures("relinks")
 def test_failure_of_one_prompt_ends_the_others(client: httpx.Client, running: Running):
     slow, bad = script(gap_s=0.2, repeat=20), script(tokens=[], end="internal")
-    answer = complete(client, running, {"prompt": [slow, bad]})
-    assert answer.json()["error"]["code"] == 3008
+    response = complete(client, running, {"prompt": [slow, bad]})
+    assert response.json()["error"]["code"] == 3008
     wait_until_blocking(lambda: sum(node.num_open_calls for node in running.site.nodes.values()) == 0)
-    request_id = answer.headers["cf-ai-req-id"]
+    request_id = response.headers["cf-ai-req-id"]
     assert running.site.usage_row(request_id)["status"] == "aborted"
     frames = complete(client, running, {"prompt": ["a", script(then_after=2, gap_s=0.05)], "stream": True}).text
     assert json.loads(frames.split("\n\n")[-2].removeprefix("data: "))["error"]["code"] == 3008
@@ -182,16 +182,16 @@ def test_disconnect_ends_the_calls_of_all_prompts(client: httpx.Client, running:
 
 
 def test_best_of_returns_the_best_candidates(client: httpx.Client, running: Running):
-    answer = complete(client, running, {"model": CHATTY, "prompt": ["a", "b"], "best_of": 3, "n": 2})
-    assert [choice["index"] for choice in answer.json()["choices"]] == [0, 1, 2, 3]
-    assert all(choice["logprobs"] is None for choice in answer.json()["choices"])
-    assert answer.json()["usage"]["completion_tokens"] == 2 * 3 * 6
-    task = running.site.execute_of(answer).task
+    response = complete(client, running, {"model": CHATTY, "prompt": ["a", "b"], "best_of": 3, "n": 2})
+    assert [choice["index"] for choice in response.json()["choices"]] == [0, 1, 2, 3]
+    assert all(choice["logprobs"] is None for choice in response.json()["choices"])
+    assert response.json()["usage"]["completion_tokens"] == 2 * 3 * 6
+    task = running.site.execute_of(response).task
     assert (task.num_choices, task.sampling.logprobs) == (3, 0)
 
 
 def test_model_of_another_task_is_unknown_to_the_route(client: httpx.Client, running: Running):
     assert complete(client, running, {"model": VECTORS, "prompt": "x"}).json()["error"]["code"] == 5007
-    asked = {"prompt": "x", "response_format": {"type": "json_object"}}
-    assert complete(client, running, asked).status_code == 400
-    assert complete(client, running, asked | {"model": HANDY}).status_code == 200
+    request = {"prompt": "x", "response_format": {"type": "json_object"}}
+    assert complete(client, running, request).status_code == 400
+    assert complete(client, running, request | {"model": HANDY}).status_code == 200

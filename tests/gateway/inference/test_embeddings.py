@@ -21,8 +21,8 @@ def embed(client: httpx.Client, running: Running, body: dict) -> httpx.Response:
 
 
 def test_native_embeddings_have_shape_data_and_pooling(client: httpx.Client, running: Running):
-    answer = run(client, running, {"text": ["a", "four"]}).json()
-    assert answer["result"] == {"shape": [2, 8], "data": [[1.0, *ROW], [4.0, *ROW]], "pooling": "mean"}
+    body = run(client, running, {"text": ["a", "four"]}).json()
+    assert body["result"] == {"shape": [2, 8], "data": [[1.0, *ROW], [4.0, *ROW]], "pooling": "mean"}
     assert run(client, running, {"text": "a", "pooling": "cls"}).json()["result"]["pooling"] == "cls"
 
 
@@ -38,20 +38,20 @@ def test_openai_embeddings_are_the_same_in_both_encodings(client: httpx.Client, 
 
 
 def test_thousand_texts_are_embedded_in_one_call(client: httpx.Client, running: Running):
-    answer = embed(client, running, {"input": ["text"] * 1000}).json()
-    assert len(answer["data"]) == 1000
+    body = embed(client, running, {"input": ["text"] * 1000}).json()
+    assert len(body["data"]) == 1000
 
 
 @pytest.mark.parametrize("body", [{}, {"input": []}, {"input": ""}, {"input": [1, 2]}, {"input": None},
                                   {"input": "x", "encoding_format": "hex"}])  # fmt: skip
 def test_input_without_text_is_rejected(client: httpx.Client, running: Running, body: dict):
-    answer = embed(client, running, body)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, 5006)
+    response = embed(client, running, body)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, 5006)
 
 
 def test_model_of_another_task_is_unknown_to_the_route(client: httpx.Client, running: Running):
-    answer = embed(client, running, {"input": "x", "model": PARROT})
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5007)
+    response = embed(client, running, {"input": "x", "model": PARROT})
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (400, 5007)
     chat = client.post(
         f"{running.account_url}/ai/v1/chat/completions",
         json={"model": VECTORS, "messages": [{"role": "user", "content": "x"}]},

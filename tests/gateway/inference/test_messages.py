@@ -71,8 +71,8 @@ def gathered(events: list[dict]) -> dict:
 
 
 def test_complete_message_has_content_and_usage(client: httpx.Client, running: Running):
-    answer = ask(client, running, {"model": PARROT, "max_tokens": 3})
-    message = answer.json()
+    response = ask(client, running, {"model": PARROT, "max_tokens": 3})
+    message = response.json()
     assert message.pop("id").startswith("msg_")
     assert message == {
         "type": "message",
@@ -88,16 +88,16 @@ def test_complete_message_has_content_and_usage(client: httpx.Client, running: R
             "output_tokens": 3,
         },
     }
-    assert answer.headers["cf-ai-req-id"]
+    assert response.headers["cf-ai-req-id"]
 
 
 def test_every_response_has_its_request_id(client: httpx.Client, running: Running):
-    for answer in (
+    for response in (
         ask(client, running, {}),
         ask(client, running, {"max_tokens": 0}),
         client.get(f"{running.account_url}/ai/v1/messages"),
     ):
-        assert answer.headers["request-id"] == answer.headers["x-hearth-request-id"]
+        assert response.headers["request-id"] == response.headers["x-hearth-request-id"]
 
 
 def test_cached_tokens_are_reported_separately(client: httpx.Client, running: Running):
@@ -124,8 +124,8 @@ def test_content_blocks_become_conversation_messages(client: httpx.Client, runni
         ]},
     ]  # fmt: skip
     system = [{"type": "text", "text": "Rules"}, {"type": "text", "text": "More"}]
-    answer = ask(client, running, {"messages": messages, "system": system, "tools": [WEATHER]})
-    assert running.site.execute_of(answer).task.messages == (
+    response = ask(client, running, {"messages": messages, "system": system, "tools": [WEATHER]})
+    assert running.site.execute_of(response).task.messages == (
         ChatMessage("system", "Rules\nMore"),
         ChatMessage("user", "a\nb"),
         ChatMessage(
@@ -159,8 +159,8 @@ def test_settings_reach_the_node(client: httpx.Client, running: Running):
 
 @pytest.mark.parametrize(("said", "meant"), [("auto", "auto"), ("any", "required"), ("none", "none")])
 def test_tool_choice_is_translated(client: httpx.Client, running: Running, said: str, meant: str):
-    answer = ask(client, running, {"tools": [WEATHER], "tool_choice": {"type": said}})
-    task = running.site.execute_of(answer).task
+    response = ask(client, running, {"tools": [WEATHER], "tool_choice": {"type": said}})
+    task = running.site.execute_of(response).task
     assert (task.tool_choice, task.is_parallel_tool_calls) == (meant, True)
 
 
@@ -227,16 +227,16 @@ def test_broken_stream_ends_with_an_error(client: httpx.Client, running: Running
 
 
 def test_failure_before_the_first_event_is_an_error_response(client: httpx.Client, running: Running):
-    answer = ask(client, running, scripted(tokens=[], end="out_of_capacity") | {"stream": True})
-    assert (answer.status_code, answer.headers["content-type"]) == (429, "application/json")
-    assert answer.json()["error"]["type"] == "rate_limit_error"
+    response = ask(client, running, scripted(tokens=[], end="out_of_capacity") | {"stream": True})
+    assert (response.status_code, response.headers["content-type"]) == (429, "application/json")
+    assert response.json()["error"]["type"] == "rate_limit_error"
 
 
 def test_alias_call_has_a_usage_entry(client: httpx.Client, running: Running):
-    answer = ask(client, running, {"model": ALIAS})
-    assert answer.json()["model"] == ALIAS
-    assert answer.headers["x-hearth-model"] == PARROT
-    assert running.site.usage_row(answer.headers["cf-ai-req-id"])["completion_tokens"] == 6
+    response = ask(client, running, {"model": ALIAS})
+    assert response.json()["model"] == ALIAS
+    assert response.headers["x-hearth-model"] == PARROT
+    assert running.site.usage_row(response.headers["cf-ai-req-id"])["completion_tokens"] == 6
 
 
 BAD = [
@@ -267,16 +267,16 @@ BAD = [
 
 @pytest.mark.parametrize("body", BAD, ids=lambda body: json.dumps(body)[:60])
 def test_invalid_field_is_named_in_both_error_formats(client: httpx.Client, running: Running, body: dict):
-    answer = ask(client, running, body)
-    told = answer.json()
-    assert answer.status_code == 400
-    assert told["type"] == "error"
-    assert told["error"] == {
+    response = ask(client, running, body)
+    document = response.json()
+    assert response.status_code == 400
+    assert document["type"] == "error"
+    assert document["error"] == {
         "type": "invalid_request_error",
-        "message": told["errors"][0]["message"],
-        "code": told["errors"][0]["code"],
+        "message": document["errors"][0]["message"],
+        "code": document["errors"][0]["code"],
     }
-    assert (told["errors"][0]["code"], told["success"], told["result"]) == (5006, False, {})
+    assert (document["errors"][0]["code"], document["success"], document["result"]) == (5006, False, {})
 
 
 @pytest.mark.parametrize(
@@ -292,17 +292,17 @@ def test_invalid_field_is_named_in_both_error_formats(client: httpx.Client, runn
 def test_every_error_of_the_route_has_the_anthropic_format(
     client: httpx.Client, running: Running, path, options, expected
 ):
-    answer = client.post(f"{running.account_url}/ai/v1/{path}", **options)
-    assert (answer.status_code, answer.json()["error"]["type"]) == expected
-    assert answer.json()["errors"]
+    response = client.post(f"{running.account_url}/ai/v1/{path}", **options)
+    assert (response.status_code, response.json()["error"]["type"]) == expected
+    assert response.json()["errors"]
 
 
 def test_token_counting_is_free(client: httpx.Client, running: Running):
     body = {"model": HANDY, "messages": [{"role": "user", "content": "three short words"}]}
-    answer = client.post(f"{running.account_url}/ai/v1/messages/count_tokens", json=body)
-    assert answer.json() == {"input_tokens": 3}
-    assert running.site.execute_of(answer).task.only_counts
-    row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+    response = client.post(f"{running.account_url}/ai/v1/messages/count_tokens", json=body)
+    assert response.json() == {"input_tokens": 3}
+    assert running.site.execute_of(response).task.only_counts
+    row = running.site.usage_row(response.headers["cf-ai-req-id"])
     assert (row["prompt_tokens"], row["completion_tokens"], row["micro_neurons"]) == (0, 0, 0)
     refused = client.post(f"{running.account_url}/ai/v1/messages/count_tokens", json={"model": HANDY})
     assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")

@@ -35,9 +35,9 @@ def respond(client: httpx.Client, running: Running, body: dict, **options) -> ht
 
 
 def task_of(client: httpx.Client, running: Running, body: dict):
-    answer = respond(client, running, body)
-    assert answer.status_code == 200, answer.text
-    return running.site.execute_of(answer).task
+    response = respond(client, running, body)
+    assert response.status_code == 200, response.text
+    return running.site.execute_of(response).task
 
 
 def script(**fields) -> str:
@@ -118,8 +118,10 @@ def test_settings_reach_the_node(client: httpx.Client, running: Running):
 
 
 def test_tool_calls_are_separate_output_items(openai: OpenAI):
-    asked = script(calls=[("get_weather", '{"city": "Paris"}'), ("get_weather", '{"city": "Rome"}')], end="tool_calls")
-    response = openai.responses.create(model=HANDY, input=asked, tools=[WEATHER])
+    request = script(
+        calls=[("get_weather", '{"city": "Paris"}'), ("get_weather", '{"city": "Rome"}')], end="tool_calls"
+    )
+    response = openai.responses.create(model=HANDY, input=request, tools=[WEATHER])
     message, *calls = response.output
     assert isinstance(message, ResponseOutputMessage)
     assert all(isinstance(call, ResponseFunctionToolCall) for call in calls)
@@ -134,13 +136,15 @@ def test_tool_calls_are_separate_output_items(openai: OpenAI):
 
 
 def test_stream_events_are_numbered_named_and_complete(client: httpx.Client, running: Running):
-    asked = script(calls=[("get_weather", '{"city": "Paris"}')], end="tool_calls", gap_s=0.03)
+    request = script(calls=[("get_weather", '{"city": "Paris"}')], end="tool_calls", gap_s=0.03)
     for _ in range(5):
-        answer = respond(client, running, {"input": asked, "tools": [WEATHER], "stream": True})
-        if answer.text.count("event: response.output_text.delta\n") > 1:  # or else the gateway was as slow as all of it
+        response = respond(client, running, {"input": request, "tools": [WEATHER], "stream": True})
+        if (
+            response.text.count("event: response.output_text.delta\n") > 1
+        ):  # or else the gateway was as slow as all of it
             break
-    assert answer.headers["content-type"] == "text/event-stream"
-    *frames, rest = answer.text.split("\n\n")
+    assert response.headers["content-type"] == "text/event-stream"
+    *frames, rest = response.text.split("\n\n")
     assert rest == ""
     names, events = zip(
         *((frame.split("\n")[0], json.loads(frame.split("\ndata: ")[1])) for frame in frames), strict=True
@@ -172,10 +176,10 @@ def test_stream_ends_with_the_whole_response(openai: OpenAI, text: str):
     whole = openai.responses.create(model=HANDY, input=text, tools=[WEATHER]).to_dict()
     *_, last = openai.responses.create(model=HANDY, input=text, tools=[WEATHER], stream=True)
     streamed = last.to_dict()["response"]
-    for answer in (whole, streamed):
-        answer.pop("id")
-        answer.pop("created_at")
-        for item in answer["output"]:
+    for response in (whole, streamed):
+        response.pop("id")
+        response.pop("created_at")
+        for item in response["output"]:
             item.pop("id")
     assert streamed == whole
 
@@ -192,12 +196,12 @@ def test_broken_stream_ends_with_an_error_that_clients_raise(
     client: httpx.Client, running: Running, openai: OpenAI, relinks: Callable[[], None]
 ):
     broken = script(then_after=2, then="die", gap_s=0.03)
-    answer = respond(client, running, {"input": broken, "stream": True})
-    last = answer.text.split("\n\n")[-2]
+    response = respond(client, running, {"input": broken, "stream": True})
+    last = response.text.split("\n\n")[-2]
     assert last.startswith("event: error\n")
     event = json.loads(last.split("\ndata: ")[1])
     assert (event["type"], event["error"]["code"]) == ("error", 3008)
-    assert "response.completed" not in answer.text
+    assert "response.completed" not in response.text
     relinks()
     with pytest.raises(openai_sdk.APIError):
         list(openai.responses.create(model=PARROT, input=broken, stream=True))
@@ -221,27 +225,27 @@ def test_partial_tool_call_is_omitted_from_the_stored_conversation(
     openai: OpenAI, running: Running, client: httpx.Client
 ):
     calls = [["get_weather", "{}"], ["get_weather", '{"city": "Os']]
-    asked = script(tokens=["Well"], calls=calls, end="length")
-    first = openai.responses.create(model=HANDY, input=asked, tools=[WEATHER])
+    request = script(tokens=["Well"], calls=calls, end="length")
+    first = openai.responses.create(model=HANDY, input=request, tools=[WEATHER])
     assert [item.status for item in first.output if item.type == "function_call"] == ["completed", "incomplete"]
     turns = task_of(client, running, {"input": "Go on", "previous_response_id": first.id, "tools": [WEATHER]}).messages
     assert [call.arguments for turn in turns for call in turn.tool_calls] == ["{}"]
 
 
 def test_tool_calls_of_an_earlier_response_accept_results(openai: OpenAI, running: Running, client: httpx.Client):
-    asked = script(tokens=[], calls=[("get_weather", '{"city": "Paris"}')], end="tool_calls")
-    first = openai.responses.create(model=HANDY, input=asked, tools=[WEATHER])
+    request = script(tokens=[], calls=[("get_weather", '{"city": "Paris"}')], end="tool_calls")
+    first = openai.responses.create(model=HANDY, input=request, tools=[WEATHER])
     output = {"type": "function_call_output", "call_id": first.output[0].call_id, "output": "sunny"}
     body = {"input": [output], "previous_response_id": first.id, "tools": [WEATHER]}
-    _user, called, told = task_of(client, running, body).messages
+    _user, called, result = task_of(client, running, body).messages
     assert called.tool_calls == (ToolCall(id="call_0", name="get_weather", arguments='{"city": "Paris"}'),)
-    assert told == ChatMessage("tool", "sunny", tool_call_id="call_0")
+    assert result == ChatMessage("tool", "sunny", tool_call_id="call_0")
 
 
 def test_item_references_are_filled_from_stored_responses(openai: OpenAI, running: Running, client: httpx.Client):
     first = openai.responses.create(model=PARROT, input="One")
-    asked = script(tokens=[], calls=[("get_weather", "{}")], end="tool_calls")
-    second = openai.responses.create(model=HANDY, input=asked, tools=[WEATHER])
+    request = script(tokens=[], calls=[("get_weather", "{}")], end="tool_calls")
+    second = openai.responses.create(model=HANDY, input=request, tools=[WEATHER])
     (words,) = openai.responses.input_items.list(first.id).data
     output = {"type": "function_call_output", "call_id": second.output[0].call_id, "output": "sunny"}
     named = [
@@ -251,10 +255,12 @@ def test_item_references_are_filled_from_stored_responses(openai: OpenAI, runnin
         {"type": "item_reference", "id": second.output[0].id},
         output,
     ]
-    user, parrot, _two, called, told = task_of(client, running, {"input": named, "instructions": "Go on"}).messages[1:]
+    user, parrot, _two, called, result = task_of(client, running, {"input": named, "instructions": "Go on"}).messages[
+        1:
+    ]
     assert [(turn.role, turn.content) for turn in (user, parrot)] == [("user", "One"), ("assistant", TEXT)]
     assert called.tool_calls == (ToolCall(id="call_0", name="get_weather", arguments="{}"),)
-    assert told == ChatMessage("tool", "sunny", tool_call_id="call_0")
+    assert result == ChatMessage("tool", "sunny", tool_call_id="call_0")
     for unknown in ("msg_" + "0" * 34, first.output[0].id[:-2] + "07"):
         refused = respond(client, running, {"input": [*named, {"id": unknown}]})
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[5].id")
@@ -269,9 +275,9 @@ def test_unstored_and_foreign_responses_are_unknown(openai: OpenAI, running: Run
     stored = openai.responses.create(model=PARROT, input="One")
     unknown = "resp_" + "0" * 32
     for response_id in (unstored.id, unknown):
-        answer = respond(client, running, {"input": "x", "previous_response_id": response_id})
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, 5006)
-        assert "'/previous_response_id' names no stored response" in answer.json()["error"]["message"]
+        response = respond(client, running, {"input": "x", "previous_response_id": response_id})
+        assert (response.status_code, response.json()["error"]["code"]) == (400, 5006)
+        assert "'/previous_response_id' names no stored response" in response.json()["error"]["message"]
     other = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai/v1/responses"
     body = {"model": PARROT, "input": "x", "previous_response_id": stored.id}
     assert httpx.post(other, json=body, headers=running.headers("other")).status_code == 400
@@ -288,8 +294,8 @@ def test_stored_response_can_be_retrieved_and_deleted(openai: OpenAI, running: R
     again = openai.responses.retrieve(made.id)
     assert (again.output_text, again.usage, again.metadata) == (TEXT, made.usage, made.metadata)
     assert again.created_at == made.created_at
-    told = openai.responses.input_items.list(made.id, order="asc").data
-    assert [(item.role, item.content[0].text) for item in told] == [("user", "a"), ("assistant", "b"), ("user", "c")]
+    result = openai.responses.input_items.list(made.id, order="asc").data
+    assert [(item.role, item.content[0].text) for item in result] == [("user", "a"), ("assistant", "b"), ("user", "c")]
     page = openai.responses.input_items.list(made.id, limit=2)
     assert [item.content[0].text for item in page.data] == ["c", "b"]
     assert page.has_more
@@ -315,8 +321,8 @@ def test_unstored_response_cannot_be_retrieved(openai: OpenAI, client: httpx.Cli
     assert str(caught.value.code) == "7003"
     kept = openai.responses.create(model=PARROT, input="a").id
     for query in ("limit=0", "limit=101", "limit=x", "order=up"):
-        answer = client.get(f"{running.account_url}/ai/v1/responses/{kept}/input_items?{query}")
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, 3003)
+        response = client.get(f"{running.account_url}/ai/v1/responses/{kept}/input_items?{query}")
+        assert (response.status_code, response.json()["error"]["code"]) == (400, 3003)
 
 
 def test_stored_responses_are_encrypted(openai: OpenAI, running: Running):
@@ -382,8 +388,8 @@ def test_cancelled_background_response_is_charged_for_its_tokens(openai: OpenAI,
 
 def test_failed_background_response_has_an_error(openai: OpenAI):
     schema = {"type": "json_schema", "name": "n", "schema": {"type": "object"}}
-    asked = script(end="constraint_failed")
-    made = openai.responses.create(model=HANDY, input=asked, text={"format": schema}, background=True)
+    request = script(end="constraint_failed")
+    made = openai.responses.create(model=HANDY, input=request, text={"format": schema}, background=True)
     failed = finished(openai, made.id)
     assert failed.status == "failed"
     assert failed.error is not None
@@ -392,8 +398,8 @@ def test_failed_background_response_has_an_error(openai: OpenAI):
 
 @pytest.mark.parametrize("is_background", [False, True])
 def test_lost_stream_resumes_after_the_last_event(openai: OpenAI, is_background: bool):
-    asked = script(calls=[("get_weather", '{"city": "Paris"}')], end="tool_calls")
-    options = {"model": HANDY, "input": asked, "tools": [WEATHER], "background": is_background}
+    request = script(calls=[("get_weather", '{"city": "Paris"}')], end="tool_calls")
+    options = {"model": HANDY, "input": request, "tools": [WEATHER], "background": is_background}
     if is_background:
         events = list(openai.responses.create(**options, stream=True))
         response_id = events[0].response.id
@@ -451,14 +457,14 @@ BAD = [
 
 @pytest.mark.parametrize("body", BAD, ids=lambda body: json.dumps(body)[:60])
 def test_invalid_field_is_named(client: httpx.Client, running: Running, body: dict):
-    answer = respond(client, running, body)
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, 5006), answer.text
-    assert answer.json()["errors"][0]["message"].startswith("AiError: Bad input: Error: ")
+    response = respond(client, running, body)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, 5006), response.text
+    assert response.json()["errors"][0]["message"].startswith("AiError: Bad input: Error: ")
 
 
 def test_format_is_rejected_for_a_model_without_json_mode(client: httpx.Client, running: Running):
     assert respond(client, running, {"model": VECTORS, "input": "x"}).json()["errors"][0]["code"] == 5007
-    asked = {"model": PARROT, "input": "x", "text": {"format": {"type": "json_object"}}}
-    answer = respond(client, running, asked)
-    assert answer.json()["error"]["message"].endswith("'/text/format' is not supported: the model lacks json_mode")
+    request = {"model": PARROT, "input": "x", "text": {"format": {"type": "json_object"}}}
+    response = respond(client, running, request)
+    assert response.json()["error"]["message"].endswith("'/text/format' is not supported: the model lacks json_mode")
     assert respond(client, running, {"model": PARROT, "input": "x", "tools": [WEATHER]}).status_code == 400

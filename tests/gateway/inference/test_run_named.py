@@ -20,10 +20,10 @@ def ask(client: httpx.Client, running: Running, body: Any, query: str = "") -> h
 
 
 def test_named_run_equals_the_run_with_the_model_in_the_path(client: httpx.Client, running: Running):
-    answer = ask(client, running, {"model": PARROT, "input": {"prompt": "Hello"}, "options": {"tags": ["a"]}})
-    assert answer.json()["result"]["response"] == TEXT
+    response = ask(client, running, {"model": PARROT, "input": {"prompt": "Hello"}, "options": {"tags": ["a"]}})
+    assert response.json()["result"]["response"] == TEXT
     own = client.post(f"{running.account_url}/ai/run/{PARROT}", json={"prompt": "Hello"})
-    assert own.json()["result"] == answer.json()["result"]
+    assert own.json()["result"] == response.json()["result"]
     chat = ask(client, running, {"model": CHATTY, "input": {"messages": [{"role": "user", "content": "x"}]}})
     assert chat.json()["result"]["choices"][0]["message"]["content"] == TEXT
     vectors = ask(client, running, {"model": VECTORS, "input": {"text": ["a", "four"]}})
@@ -44,9 +44,9 @@ def test_named_run_equals_the_run_with_the_model_in_the_path(client: httpx.Clien
     ],
 )
 def test_invalid_field_is_named(client: httpx.Client, running: Running, body: dict[str, Any], word: str):
-    answer = ask(client, running, body)
-    (error,) = answer.json()["errors"]
-    assert (answer.status_code, error["code"]) == (400, 5006)
+    response = ask(client, running, body)
+    (error,) = response.json()["errors"]
+    assert (response.status_code, error["code"]) == (400, 5006)
     assert word in error["message"]
 
 

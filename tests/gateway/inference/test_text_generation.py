@@ -36,15 +36,15 @@ def heard_when_let_go_on(client: httpx.Client, running: Running, body: dict, pat
     """The id and the data of the events of a stream whose script holds it after its first token: until that has come,
     however long it takes a busy machine, so that what follows falls into a stream that has begun."""
     nodes = running.site.nodes.values()
-    with client.stream("POST", f"{running.account_url}/ai/{path}", json=body | {"stream": True}) as answer:
-        lines = answer.iter_lines()
+    with client.stream("POST", f"{running.account_url}/ai/{path}", json=body | {"stream": True}) as response:
+        lines = response.iter_lines()
         first = next(lines)
         for node in nodes:
             node.go_on()
         heard = [first, *filter(None, lines)]
     for node in nodes:
         node.hold()
-    return answer.headers["cf-ai-req-id"], [line.removeprefix("data: ") for line in heard]
+    return response.headers["cf-ai-req-id"], [line.removeprefix("data: ") for line in heard]
 
 
 def chat(client: httpx.Client, running: Running, body: dict, **options) -> httpx.Response:
@@ -52,10 +52,10 @@ def chat(client: httpx.Client, running: Running, body: dict, **options) -> httpx
 
 
 def test_native_response_has_the_envelope(client: httpx.Client, running: Running):
-    answer = run(client, running, {"prompt": "one two three"})
-    assert answer.status_code == 200
-    assert answer.headers["content-type"] == "application/json"
-    assert answer.json() == {
+    response = run(client, running, {"prompt": "one two three"})
+    assert response.status_code == 200
+    assert response.headers["content-type"] == "application/json"
+    assert response.json() == {
         "result": {
             "response": TEXT,
             "usage": {
@@ -72,12 +72,12 @@ def test_native_response_has_the_envelope(client: httpx.Client, running: Running
 
 
 def test_responses_of_a_model_have_its_headers(client: httpx.Client, running: Running):
-    answer = run(client, running, {"prompt": "one two three"}, headers={"x-request-id": "mine-1"})
-    assert answer.headers["cf-ai-req-id"] == answer.headers["x-hearth-request-id"]
-    assert answer.headers["cf-ai-req-id"][14] == "7"
-    assert answer.headers["x-request-id"] == "mine-1"
-    assert answer.headers["cf-ray"].endswith("-LOCAL")
-    assert answer.headers["cf-ai-neurons"] == "0.01"
+    response = run(client, running, {"prompt": "one two three"}, headers={"x-request-id": "mine-1"})
+    assert response.headers["cf-ai-req-id"] == response.headers["x-hearth-request-id"]
+    assert response.headers["cf-ai-req-id"][14] == "7"
+    assert response.headers["x-request-id"] == "mine-1"
+    assert response.headers["cf-ray"].endswith("-LOCAL")
+    assert response.headers["cf-ai-neurons"] == "0.01"
     refused = run(client, running, {"prompt": "x"}, headers={"authorization": "Bearer nonsense"})
     assert "cf-ai-req-id" not in refused.headers
     assert refused.headers["cf-ray"]
@@ -85,8 +85,8 @@ def test_responses_of_a_model_have_its_headers(client: httpx.Client, running: Ru
 
 @pytest.mark.parametrize("bad", ["a b", "x" * 129, "é", ""])
 def test_malformed_request_id_is_not_echoed(client: httpx.Client, running: Running, bad: str):
-    answer = client.get(f"{running.gateway.url}/healthz", headers={"x-request-id": bad.encode()})
-    assert answer.headers["x-request-id"] == answer.headers["x-hearth-request-id"]
+    response = client.get(f"{running.gateway.url}/healthz", headers={"x-request-id": bad.encode()})
+    assert response.headers["x-request-id"] == response.headers["x-hearth-request-id"]
 
 
 def test_native_stream_ends_with_usage_and_done(client: httpx.Client, running: Running):
@@ -103,10 +103,10 @@ def test_string_booleans_and_numbers_are_coerced_and_any_content_type_is_json(cl
     body = json.dumps({"prompt": "x", "stream": "true", "max_tokens": "2", "raw": "true", "no_such_field": 1})
     for content_type in ("application/x-www-form-urlencoded", "text/plain", "", "application/json; charset=utf-8"):
         url = f"{running.account_url}/ai/run/{PARROT}"
-        answer = client.post(url, content=body, headers={"content-type": content_type})
-        events = events_of(answer)
+        response = client.post(url, content=body, headers={"content-type": content_type})
+        events = events_of(response)
         assert json.loads(events[-2])["usage"]["completion_tokens"] == 2
-        task = running.site.execute_of(answer).task
+        task = running.site.execute_of(response).task
         assert (task.raw, task.sampling.max_tokens) == (True, 2)
 
 
@@ -139,20 +139,20 @@ def test_encoded_model_ids_run_the_same_model(client: httpx.Client, running: Run
 
 
 def test_alias_response_has_the_alias_name_and_a_header_with_the_model(client: httpx.Client, running: Running):
-    answer = chat(client, running, {"messages": HELLO, "model": ALIAS})
-    assert answer.json()["model"] == ALIAS
-    assert answer.headers["x-hearth-model"] == PARROT
+    response = chat(client, running, {"messages": HELLO, "model": ALIAS})
+    assert response.json()["model"] == ALIAS
+    assert response.headers["x-hearth-model"] == PARROT
     assert "x-hearth-model" not in chat(client, running, {"messages": HELLO}).headers
 
 
 def test_openai_response_has_no_envelope(client: httpx.Client, running: Running):
-    answer = chat(client, running, {"messages": HELLO, "max_completion_tokens": 2}).json()
-    assert answer["object"] == "chat.completion"
-    assert answer["model"] == PARROT
-    choice = answer["choices"][0]
+    body = chat(client, running, {"messages": HELLO, "max_completion_tokens": 2}).json()
+    assert body["object"] == "chat.completion"
+    assert body["model"] == PARROT
+    choice = body["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "Hello from", "refusal": None}
     assert choice["finish_reason"] == "length"
-    assert answer["usage"]["total_tokens"] == 6
+    assert body["usage"]["total_tokens"] == 6
 
 
 def test_openai_stream_starts_with_the_role_and_ends_with_the_finish_reason(client: httpx.Client, running: Running):
@@ -181,16 +181,16 @@ TWINS = ["".join(WORDS), "".join(f"{word}1" for word in WORDS), "".join(f"{word}
 
 def test_multiple_choices_are_ordered_and_the_prompt_is_counted_once(client: httpx.Client, running: Running):
     body = {"messages": HELLO, "n": 3, "model": CHATTY, "seed": 5, "logit_bias": {"7": 2}, "stop_token_ids": [3]}
-    for answer in (chat(client, running, body), run(client, running, body, CHATTY)):
-        found = answer.json()
+    for response in (chat(client, running, body), run(client, running, body, CHATTY)):
+        found = response.json()
         whole = found.get("result", found)
         assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
         assert [choice["message"]["content"] for choice in whole["choices"]] == TWINS
         assert [choice["finish_reason"] for choice in whole["choices"]] == ["stop"] * 3
         assert (whole["usage"]["prompt_tokens"], whole["usage"]["completion_tokens"]) == (4, 18)
-        row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+        row = running.site.usage_row(response.headers["cf-ai-req-id"])
         assert (row["prompt_tokens"], row["completion_tokens"], row["micro_neurons"]) == (4, 18, 4 * 100 + 18 * 1000)
-        task = running.site.execute_of(answer).task
+        task = running.site.execute_of(response).task
         assert (task.num_choices, task.sampling.seed) == (3, 5)
         assert (task.sampling.logit_bias, task.sampling.stop_token_ids) == (((7, 2.0),), (3,))
 
@@ -200,8 +200,8 @@ def test_stream_of_multiple_choices_has_role_text_and_end_for_each(
     client: httpx.Client, running: Running, is_native: bool
 ):
     body = {"messages": HELLO, "n": 3, "model": CHATTY, "stream": True, "stream_options": {"include_usage": True}}
-    answer = run(client, running, body, CHATTY) if is_native else chat(client, running, body)
-    *events, last, done = events_of(answer)
+    response = run(client, running, body, CHATTY) if is_native else chat(client, running, body)
+    *events, last, done = events_of(response)
     assert done == "[DONE]"
     assert json.loads(last)["usage"]["completion_tokens"] == 18
     choices = [choice for event in events for choice in json.loads(event)["choices"]]
@@ -225,15 +225,15 @@ def test_stream_of_multiple_choices_has_role_text_and_end_for_each(
 def test_invalid_n_and_logit_bias_errors_name_the_field_and_limit(
     client: httpx.Client, running: Running, model: str, fields: dict, message: str
 ):
-    answer = chat(client, running, {"messages": HELLO, "model": model} | fields)
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5006)
-    assert message in answer.json()["errors"][0]["message"]
+    response = chat(client, running, {"messages": HELLO, "model": model} | fields)
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (400, 5006)
+    assert message in response.json()["errors"][0]["message"]
 
 
 def test_native_chat_model_returns_a_chat_completion_in_the_envelope(client: httpx.Client, running: Running):
-    answer = run(client, running, {"messages": HELLO}, CHATTY).json()
-    assert answer["success"] is True
-    assert answer["result"]["choices"][0]["message"]["content"] == TEXT
+    body = run(client, running, {"messages": HELLO}, CHATTY).json()
+    assert body["success"] is True
+    assert body["result"]["choices"][0]["message"]["content"] == TEXT
     *events, done = events_of(run(client, running, {"messages": HELLO, "stream": True}, CHATTY))
     assert done == "[DONE]"
     assert json.loads(events[0])["object"] == "chat.completion.chunk"
@@ -270,8 +270,8 @@ def test_close_tokens_share_a_frame_and_the_first_is_sent_at_once(client: httpx.
 
 def test_every_call_has_one_usage_entry_that_agrees_with_its_response(client: httpx.Client, running: Running):
     for is_stream in (False, True):
-        answer = run(client, running, {"prompt": script(cached=1), "stream": is_stream})
-        row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+        response = run(client, running, {"prompt": script(cached=1), "stream": is_stream})
+        row = running.site.usage_row(response.headers["cf-ai-req-id"])
         assert (row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"]) == (2, 1, 6)
         assert row["micro_neurons"] == 1 * 100 + 1 * 10 + 6 * 1000
         assert (row["status"], row["attempts"], bool(row["is_stream"])) == ("stop", 1, is_stream)

@@ -37,9 +37,9 @@ def test_response_has_a_row_for_each_file_in_order(running: Running, client: htt
              (field, ("d.png", b"\x89PNG", "image/png")), (field, ("e.exe", b"MZ", "application/x-msdownload")),
              (field, ("f.pdf", b"", "application/pdf"))]  # fmt: skip
     options = {"conversionOptions": json.dumps({"html": {"hostname": "a.example"}})}
-    answer = client.post(url(running), files=files, data=options)
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
-    page, table, word, picture, program, empty = answer.json()["result"]
+    response = client.post(url(running), files=files, data=options)
+    assert (response.status_code, response.headers["content-type"]) == (200, "application/json")
+    page, table, word, picture, program, empty = response.json()["result"]
     assert page == {"id": page["id"], "name": "a.html", "mimeType": "text/html", "format": "markdown",
                     "tokens": page["tokens"], "data": "# One\n\ntwo [three](https://a.example/x)"}  # fmt: skip
     assert isinstance(page["tokens"], int)
@@ -54,8 +54,8 @@ def test_response_has_a_row_for_each_file_in_order(running: Running, client: htt
 
 def test_single_file_gives_a_list_and_text_is_returned_unchanged(running: Running, client: httpx.Client):
     data = {"conversionOptions": '{"output": {"format": "text"}}'}
-    answer = client.post(url(running), files={"files": PAGE}, data=data)
-    (row,) = answer.json()["result"]
+    response = client.post(url(running), files={"files": PAGE}, data=data)
+    (row,) = response.json()["result"]
     assert (row["format"], row["data"]) == ("text", "One\n\ntwo three")
 
 
@@ -124,28 +124,28 @@ def test_number_of_concurrent_file_bodies_is_limited():
 
 
 def test_conversion_has_one_usage_entry(running: Running, client: httpx.Client):
-    answer = client.post(url(running), files=[("files", PAGE), ("files", ("e.exe", b"MZ", ""))])
-    assert answer.status_code == 200
-    row = running.site.usage_row(answer.headers["x-hearth-request-id"])
+    response = client.post(url(running), files=[("files", PAGE), ("files", ("e.exe", b"MZ", ""))])
+    assert response.status_code == 200
+    row = running.site.usage_row(response.headers["x-hearth-request-id"])
     assert (row["task"], row["model"], row["status"], row["is_useful"]) == ("to-markdown", "to-markdown", "stop", 1)
     assert (row["bytes_in"], row["micro_neurons"], row["completion_tokens"]) == (len(PAGE[1]) + 2, 0, 0)
-    assert row["bytes_out"] == len(answer.json()["result"][0]["data"].encode())
+    assert row["bytes_out"] == len(response.json()["result"][0]["data"].encode())
     useless = client.post(url(running), files=[("files", ("e.exe", b"MZ", ""))])
     assert running.site.usage_row(useless.headers["x-hearth-request-id"])["is_useful"] == 0
 
 
 def test_conversion_is_subject_to_task_and_concurrency_limits(running: Running):
     account_id = running.tenants.other_account_id
-    asked = f"{running.gateway.base_url}/accounts/{account_id}/ai/tomarkdown"
+    url = f"{running.gateway.base_url}/accounts/{account_id}/ai/tomarkdown"
     with httpx.Client(headers=running.headers("other"), timeout=60) as client:
 
         def statuses(count: int) -> list[int]:
-            return [client.post(asked, files=[("files", PAGE)]).status_code for _ in range(count)]
+            return [client.post(url, files=[("files", PAGE)]).status_code for _ in range(count)]
 
         asyncio.run(set_limits(running.site, account_id, "to-markdown=2/86400"))
         try:
             wait_until_blocking(lambda: statuses(1) == [429])
-            refused = client.post(asked, files=[("files", PAGE)])
+            refused = client.post(url, files=[("files", PAGE)])
             assert code_of(refused) == (429, 3040)
             assert 86_000 < int(refused.headers["retry-after"]) <= 86_400
         finally:

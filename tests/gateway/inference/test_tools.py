@@ -118,8 +118,8 @@ def test_native_stream_sends_tool_call_deltas_and_ends_each_call_with_nulls(clie
     assert entries[-1] == {"index": 1, **nothing}
     assert [entry["index"] for entry in entries] == sorted(entry["index"] for entry in entries)
     for index, (_name, arguments) in enumerate(CALLS):
-        told = [entry["function"]["arguments"] or "" for entry in entries if entry["index"] == index]
-        assert "".join(told) == arguments
+        results = [entry["function"]["arguments"] or "" for entry in entries if entry["index"] == index]
+        assert "".join(results) == arguments
 
 
 def test_openai_tool_calls_have_arguments_as_strings(client: httpx.Client, running: Running):
@@ -170,23 +170,23 @@ def test_legacy_functions_get_legacy_responses(client: httpx.Client, running: Ru
     assert "tool_calls" not in choice["message"]
     *events, _done = events_of(chat(client, running, body | {"stream": True}))
     deltas = [json.loads(event)["choices"][0]["delta"] for event in events]
-    told = [delta["function_call"] for delta in deltas if "function_call" in delta]
-    assert told[0] == {"name": "get_weather", "arguments": ""}
-    assert "".join(piece["arguments"] for piece in told) == '{"city": "Oslo"}'
+    results = [delta["function_call"] for delta in deltas if "function_call" in delta]
+    assert results[0] == {"name": "get_weather", "arguments": ""}
+    assert "".join(piece["arguments"] for piece in results) == '{"city": "Oslo"}'
     assert json.loads(events[-1])["choices"][0]["finish_reason"] == "function_call"
 
 
 def test_function_code_in_tools_is_not_run_by_the_gateway(client: httpx.Client, running: Running):
     body = {"messages": calling(calls=[["sum", '{"a": 1}']]), "functions": [{"name": "sum", "code": "throw 1"}]}
-    answer = run(client, running, body)
-    assert running.site.execute_of(answer).task.tools == (Tool(name="sum", description="", parameters={}),)
-    assert answer.json()["result"]["tool_calls"] == [{"name": "sum", "arguments": {"a": 1}}]
+    response = run(client, running, body)
+    assert running.site.execute_of(response).task.tools == (Tool(name="sum", description="", parameters={}),)
+    assert response.json()["result"]["tool_calls"] == [{"name": "sum", "arguments": {"a": 1}}]
 
 
 def test_all_tokens_of_a_tool_call_are_metered_with_the_finish_reason(client: httpx.Client, running: Running):
     for is_stream in (False, True):
-        answer = chat(client, running, {"messages": calling("x"), "tools": TOOLS, "stream": is_stream})
-        row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+        response = chat(client, running, {"messages": calling("x"), "tools": TOOLS, "stream": is_stream})
+        row = running.site.usage_row(response.headers["cf-ai-req-id"])
         assert (row["status"], row["completion_tokens"]) == ("tool_calls", 7)
         assert row["micro_neurons"] == row["prompt_tokens"] * 100 + 7 * 1000
 
@@ -194,9 +194,9 @@ def test_all_tokens_of_a_tool_call_are_metered_with_the_finish_reason(client: ht
 @pytest.mark.usefixtures("relinks")
 def test_tool_call_tokens_are_metered_when_the_node_dies(client: httpx.Client, running: Running):
     messages = calling("x", then_after=1, then="die")
-    answer = chat(client, running, {"messages": messages, "tools": TOOLS, "stream": True})
-    assert "error" in json.loads(events_of(answer)[-1])
-    assert running.site.usage_row(answer.headers["cf-ai-req-id"])["completion_tokens"] == 7
+    response = chat(client, running, {"messages": messages, "tools": TOOLS, "stream": True})
+    assert "error" in json.loads(events_of(response)[-1])
+    assert running.site.usage_row(response.headers["cf-ai-req-id"])["completion_tokens"] == 7
 
 
 @pytest.mark.parametrize(
@@ -232,29 +232,29 @@ def test_native_json_mode_returns_the_value_and_openai_returns_text(client: http
 def test_too_deeply_nested_json_is_a_client_visible_error_not_an_internal_error(client: httpx.Client, running: Running):
     deep = '{"a": ' + "[" * 3000 + "]" * 3000 + "}"
     messages = [{"role": "user", "content": script(tokens=[deep])}]
-    answer = run(client, running, {"messages": messages, "response_format": {"type": "json_object"}})
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5024)
-    answer = run(client, running, {"messages": calling(calls=[["get_weather", deep]]), "tools": [WEATHER]})
-    assert answer.json()["result"]["tool_calls"] == [{"name": "get_weather", "arguments": deep}]
+    response = run(client, running, {"messages": messages, "response_format": {"type": "json_object"}})
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (400, 5024)
+    response = run(client, running, {"messages": calling(calls=[["get_weather", deep]]), "tools": [WEATHER]})
+    assert response.json()["result"]["tool_calls"] == [{"name": "get_weather", "arguments": deep}]
 
 
 def test_json_mode_preserves_every_digit_of_numbers(client: httpx.Client, running: Running):
     written = '{"n": 123456789012345678901234567890, "x": 1.10}'
     messages = [{"role": "user", "content": script(tokens=[written])}]
-    answer = run(client, running, {"messages": messages, "response_format": {"type": "json_object"}})
-    assert f'"response":{written}' in answer.text
-    answer = run(client, running, {"messages": calling(calls=[["get_weather", written]]), "tools": [WEATHER]})
-    assert f'"arguments":{written}' in answer.text
+    response = run(client, running, {"messages": messages, "response_format": {"type": "json_object"}})
+    assert f'"response":{written}' in response.text
+    response = run(client, running, {"messages": calling(calls=[["get_weather", written]]), "tools": [WEATHER]})
+    assert f'"arguments":{written}' in response.text
 
 
 @pytest.mark.parametrize("fields", [{"end": "constraint_failed"}, {"end": "stop"}])
 def test_incomplete_json_output_is_a_metered_error(client: httpx.Client, running: Running, fields: dict):
     messages = [{"role": "user", "content": script(tokens=['{"a":', " 1"], **fields)}]
-    answer = run(client, running, {"messages": messages, "response_format": JSON_SCHEMA})
-    assert answer.status_code == 400
-    assert answer.json()["errors"] == [{"code": 5024, "message": "AiError: JSON Mode couldn't be met"}]
-    assert answer.json()["result"] == {}
-    row = running.site.usage_row(answer.headers["cf-ai-req-id"])
+    response = run(client, running, {"messages": messages, "response_format": JSON_SCHEMA})
+    assert response.status_code == 400
+    assert response.json()["errors"] == [{"code": 5024, "message": "AiError: JSON Mode couldn't be met"}]
+    assert response.json()["result"] == {}
+    row = running.site.usage_row(response.headers["cf-ai-req-id"])
     assert (row["status"], row["completion_tokens"]) == (fields["end"], 2)
 
 
@@ -291,9 +291,9 @@ def test_bad_tools_and_formats_are_rejected_by_both_endpoints(
 ):
     before = running.site.num_executes
     for ask in (run, chat):
-        answer = ask(client, running, {"messages": [{"role": "user", "content": "x"}], **body})
-        assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 5006)
-        assert message in answer.json()["errors"][0]["message"]
+        response = ask(client, running, {"messages": [{"role": "user", "content": "x"}], **body})
+        assert (response.status_code, response.json()["errors"][0]["code"]) == (400, 5006)
+        assert message in response.json()["errors"][0]["message"]
     assert running.site.num_executes == before
 
 
@@ -302,18 +302,18 @@ def test_tools_and_formats_are_rejected_for_models_without_the_capability(
     client: httpx.Client, running: Running, field: dict
 ):
     body = {"messages": [{"role": "user", "content": "x"}], **field}
-    answers = [run(client, running, body, PARROT), run(client, running, body, CHATTY)]
-    answers.append(chat(client, running, body | {"model": PARROT}))
-    for answer in answers:
-        assert answer.status_code == 400
-        assert "the model lacks" in answer.json()["errors"][0]["message"]
+    responses = [run(client, running, body, PARROT), run(client, running, body, CHATTY)]
+    responses.append(chat(client, running, body | {"model": PARROT}))
+    for response in responses:
+        assert response.status_code == 400
+        assert "the model lacks" in response.json()["errors"][0]["message"]
 
 
 def test_official_clients_parse_tool_calls(running: Running):
     base_url, api_token = f"{running.account_url}/ai/v1", running.tenants.secrets["good"]
     with OpenAI(base_url=base_url, api_key=api_token, max_retries=0) as client:
-        answer = client.chat.completions.create(model=HANDY, messages=calling(), tools=TOOLS)
-        called = [call.function.arguments for call in answer.choices[0].message.tool_calls or ()]
+        response = client.chat.completions.create(model=HANDY, messages=calling(), tools=TOOLS)
+        called = [call.function.arguments for call in response.choices[0].message.tool_calls or ()]
         assert called == [arguments for _name, arguments in CALLS]
         with client.chat.completions.stream(model=HANDY, messages=calling("Hm."), tools=TOOLS) as stream:
             final = stream.get_final_completion()

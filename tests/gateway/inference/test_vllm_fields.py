@@ -114,8 +114,8 @@ OF_CHAT: list[tuple[str, Any, list[Any]]] = [
 
 @pytest.fixture(params=ROUTES)
 def read(request: pytest.FixtureRequest) -> Callable[..., TextGeneration]:
-    asked, reader = ROUTES[request.param]
-    return lambda **fields: reader({**asked, **fields})
+    request_body, reader = ROUTES[request.param]
+    return lambda **fields: reader({**request_body, **fields})
 
 
 def refusal(read: Callable[..., TextGeneration], **fields: Any) -> str:
@@ -150,29 +150,29 @@ def test_unsupported_vllm_fields_are_rejected_by_name_unless_without_effect(
 
 @pytest.mark.parametrize("route", ["gateway chat", "engine chat"])
 def test_fields_unsupported_in_chat_are_rejected_by_name(route: str) -> None:
-    asked, reader = ROUTES[route]
+    request, reader = ROUTES[route]
     for field, value, nothing in OF_CHAT:
-        assert f"'/{field}'" in refusal(reader, body=asked | {field: value}), field
+        assert f"'/{field}'" in refusal(reader, body=request | {field: value}), field
         for neutral in (None, *nothing):
-            assert reader(asked | {field: neutral}) == reader(asked), field
+            assert reader(request | {field: neutral}) == reader(request), field
 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_formats_are_supported_or_rejected_with_the_right_name(route: str) -> None:
-    asked, reader = ROUTES[route]
+    request, reader = ROUTES[route]
     for field, (value, kind) in FORMATS.items():
         if route == "gateway responses":
-            assert "use '/text/format'" in refusal(reader, body=asked | {field: value})
+            assert "use '/text/format'" in refusal(reader, body=request | {field: value})
             continue
-        constraint = reader(asked | {field: value}).constraint
+        constraint = reader(request | {field: value}).constraint
         assert isinstance(constraint, Constraint), field
         assert constraint.kind == kind
     if route != "gateway responses":
         for option in ("whitespace_pattern", "disable_any_whitespace", "disable_additional_properties"):
             outputs = {"regex": "a", "disable_fallback": True}
-            assert reader(asked | {"structured_outputs": outputs | {option: None}}).constraint is not None
-            told = refusal(reader, body=asked | {"structured_outputs": outputs | {option: True}})
-            assert told == f"'/structured_outputs/{option}' is not supported"
+            assert reader(request | {"structured_outputs": outputs | {option: None}}).constraint is not None
+            result = refusal(reader, body=request | {"structured_outputs": outputs | {option: True}})
+            assert result == f"'/structured_outputs/{option}' is not supported"
 
 
 def test_every_unsupported_field_is_tested_and_documented() -> None:

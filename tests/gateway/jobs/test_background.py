@@ -69,7 +69,7 @@ def test_webhook_has_the_native_result_or_a_chat_completion(client: httpx.Client
     request_id = body["request_id"]
     assert body["result"]["response"] == TEXT
     assert (body["model"], body["success"], body["errors"], body["messages"]) == (PARROT, True, [], [])
-    headers = next(headers for headers, told in receiver.came if told["request_id"] == request_id)
+    headers = next(headers for headers, outcome in receiver.came if outcome["request_id"] == request_id)
     assert (headers["path"], headers["content-type"]) == ("/hook?key=1", "application/json")
 
     chat = {"webhookFormat": "chat"}
@@ -232,7 +232,7 @@ def test_translated_and_tunneled_internal_addresses_are_refused():
 def test_tool_calls_are_rendered_as_in_chat_completions():
     result = {"response": None, "tool_calls": [{"name": "f", "arguments": {"a": 1}}], "usage": {"total_tokens": 3}}
     items = [{"id": 0, "success": True, "result": result}]
-    told = webhook_body(Webhook("https://x.example/", "chat", True), "1-2", "@cf/a/b", 7, items)["result"]
-    (choice,) = told["choices"]
+    outcome = webhook_body(Webhook("https://x.example/", "chat", True), "1-2", "@cf/a/b", 7, items)["result"]
+    (choice,) = outcome["choices"]
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     assert choice["message"]["tool_calls"][0]["function"] == {"name": "f", "arguments": '{"a":1}'}

@@ -170,9 +170,9 @@ def test_token_bound_to_a_model_can_neither_run_nor_queue_another(client: httpx.
     async def make() -> str:
         account_id, everything = running.tenants.account_id, tuple(group.group_id for group in GROUPS)
         policy = Policy("p", "allow", everything, (f"com.cloudflare.api.account.{account_id}",))
-        asked = TokenSpec("narrow", (policy,), models=(PARROT,))
+        spec = TokenSpec("narrow", (policy,), models=(PARROT,))
         database = Database.connect(running.site.database_url)
-        created = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), asked)
+        created = await user_tokens.create(database, PEPPER, TokenOwner("account", account_id), spec)
         await database.close()
         return created.secret
 

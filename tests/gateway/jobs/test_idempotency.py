@@ -125,28 +125,28 @@ def test_batch_polls_ignore_idempotency_keys(client: httpx.Client, running: Runn
 
 def test_one_of_many_concurrent_requests_with_a_key_runs(two: tuple[Running, Running]):
     body = {"prompt": script(tokens=["once ", "only"], gap_s=0.3)}
-    answers: list[httpx.Response] = []
+    responses: list[httpx.Response] = []
 
     def ask(number: int) -> None:
         with httpx.Client(headers=two[number % 2].headers(), timeout=30) as client:
-            answers.append(keyed(client, two[number % 2], "parallel", body))
+            responses.append(keyed(client, two[number % 2], "parallel", body))
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(50)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    statuses = Counter(response.status_code for response in answers)
+    statuses = Counter(response.status_code for response in responses)
     assert set(statuses) <= {200, 409}
-    assert len({response.content for response in answers if response.status_code == 200}) == 1
-    for response in answers:
+    assert len({response.content for response in responses if response.status_code == 200}) == 1
+    for response in responses:
         if response.status_code == 409:
             assert (response.json()["errors"][0]["code"], response.headers["retry-after"]) == (11003, "1")
     assert executes_of(two[0], "once ") == 1
-    first = next(response for response in answers if response.status_code == 200)
+    first = next(response for response in responses if response.status_code == 200)
     assert two[0].site.usage_row(first.headers["cf-ai-req-id"])["status"] == "stop"
-    told = "50 posts at once through 2 gateways: 1 execution, 1 row, the same bytes"
-    figures.record("P17", told, f"pytest {Path(__file__).name}")
+    figure = "50 posts at once through 2 gateways: 1 execution, 1 row, the same bytes"
+    figures.record("P17", figure, f"pytest {Path(__file__).name}")
 
 
 @pytest.mark.parametrize("is_stream", [False, True])

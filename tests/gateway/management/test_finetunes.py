@@ -44,9 +44,9 @@ def url(running: Running, rest: str = "") -> str:
 
 
 def create(running: Running, client: httpx.Client, name: str, **fields: Any) -> dict[str, Any]:
-    answer = client.post(url(running), json={"model": HANDY, "name": name} | fields)
-    assert answer.status_code == 200, answer.text
-    return answer.json()["result"]
+    response = client.post(url(running), json={"model": HANDY, "name": name} | fields)
+    assert response.status_code == 200, response.text
+    return response.json()["result"]
 
 
 def upload(running: Running, client: httpx.Client, finetune_id: str, file_name: str, content: bytes) -> httpx.Response:
@@ -58,8 +58,8 @@ def complete(running: Running, client: httpx.Client, name: str, seed: int = 0, *
     created = create(running, client, name, **fields)
     files = {"adapter_config.json": config_bytes(), "adapter_model.safetensors": weights_bytes(seed=seed)}
     for file_name, content in files.items():
-        answer = upload(running, client, created["id"], file_name, content)
-        assert (answer.status_code, answer.json()["result"]) == (200, None), answer.text
+        response = upload(running, client, created["id"], file_name, content)
+        assert (response.status_code, response.json()["result"]) == (200, None), response.text
     return created
 
 
@@ -68,9 +68,9 @@ def code_of(answer: httpx.Response) -> tuple[int, int]:
 
 
 def adapter_asked(running: Running, client: httpx.Client, lora: str, **body: Any) -> Adapter:
-    answer = client.post(f"{running.account_url}/ai/run/{HANDY}", json={"prompt": "x", "lora": lora} | body)
-    assert answer.status_code == 200, answer.text
-    adapter = running.site.execute_of(answer).task.adapter
+    response = client.post(f"{running.account_url}/ai/run/{HANDY}", json={"prompt": "x", "lora": lora} | body)
+    assert response.status_code == 200, response.text
+    adapter = running.site.execute_of(response).task.adapter
     assert adapter is not None
     return adapter
 
@@ -83,10 +83,10 @@ def test_adapter_is_selected_by_name_and_id_in_every_api_format(running: Running
     body = {"model": HANDY, "messages": [{"role": "user", "content": "x"}], "lora": "tuned"}
     shapes = {"chat/completions": body, "completions": body | {"prompt": "x"}, "messages": body | {"max_tokens": 9},
               "responses": body | {"input": "x"}}  # fmt: skip
-    for route, asked in shapes.items():
-        answer = client.post(f"{running.account_url}/ai/v1/{route}", json=asked)
-        assert answer.status_code == 200, answer.text
-        assert running.site.execute_of(answer).task.adapter == adapter, route
+    for route, request in shapes.items():
+        response = client.post(f"{running.account_url}/ai/v1/{route}", json=request)
+        assert response.status_code == 200, response.text
+        assert running.site.execute_of(response).task.adapter == adapter, route
     objects = running.site.folder / "objects"
     manifest = decode_manifest((objects / manifest_key(adapter.digest)).read_bytes(), adapter.digest)
     assert manifest.name == adapter.name == f"finetune/{created['id']}"
@@ -131,9 +131,9 @@ def test_unsupported_file_is_rejected_naming_the_field(
     running: Running, client: httpx.Client, file_name: str, content: bytes, says: str
 ):
     name = f"bad-{hashlib.sha256(content + file_name.encode()).hexdigest()[:8]}"
-    answer = upload(running, client, create(running, client, name)["id"], file_name, content)
-    assert code_of(answer) == (400, 5006)
-    assert says in answer.json()["errors"][0]["message"]
+    response = upload(running, client, create(running, client, name)["id"], file_name, content)
+    assert code_of(response) == (400, 5006)
+    assert says in response.json()["errors"][0]["message"]
 
 
 def test_file_for_another_model_is_rejected_at_upload(running: Running, client: httpx.Client):
@@ -149,10 +149,10 @@ def test_file_for_another_model_is_rejected_at_upload(running: Running, client: 
     }
     for says, content in wrong.items():
         file_name = "adapter_config.json" if content.startswith(b"{") else "adapter_model.safetensors"
-        answer = upload(running, client, created["id"], file_name, content)
-        assert code_of(answer) == (400, 5006)
-        (error,) = answer.json()["errors"]
-        assert f"'/file' cannot be taken: {file_name}: " in error["message"]
+        response = upload(running, client, created["id"], file_name, content)
+        assert code_of(response) == (400, 5006)
+        (error,) = response.json()["errors"]
+        assert f"'/file' is not accepted: {file_name}: " in error["message"]
         assert says in error["message"]
         assert error["source"] == {"pointer": "/file"}
     right = {"adapter_config.json": config_bytes(), "adapter_model.safetensors": weights_bytes(modules=spark_modules())}
@@ -161,8 +161,8 @@ def test_file_for_another_model_is_rejected_at_upload(running: Running, client: 
 
 def test_file_over_the_size_limit_is_rejected(running: Running, client: httpx.Client):
     created = create(running, client, "large")
-    answer = upload(running, client, created["id"], "adapter_model.safetensors", b"x" * 20_001)
-    assert "at most 20000" in answer.json()["errors"][0]["message"]
+    response = upload(running, client, created["id"], "adapter_model.safetensors", b"x" * 20_001)
+    assert "at most 20000" in response.json()["errors"][0]["message"]
     assert code_of(upload(running, client, created["id"], "adapter_model.safetensors", b"x" * 400_000)) == (413, 3006)
     assert client.post(url(running, f"/{created['id']}/finetune-assets"), content=b"x").status_code == 400
 
@@ -203,8 +203,8 @@ def test_private_finetune_of_another_account_is_unknown(running: Running, client
             assert code_of(other.post(f"{theirs}/run/{HANDY}", json=body)) == (404, 3042)
         assert code_of(other.get(url(running))) == (403, 10000)
     assert code_of(client.post(f"{theirs}/finetunes", json={"model": HANDY, "name": "x"})) == (403, 10000)
-    answer = upload(running, client, "00000000-0000-0000-0000-000000000000", "adapter_config.json", config_bytes())
-    assert code_of(answer) == (404, 3042)
+    response = upload(running, client, "00000000-0000-0000-0000-000000000000", "adapter_config.json", config_bytes())
+    assert code_of(response) == (404, 3042)
 
 
 def test_public_finetune_is_listed_for_and_usable_by_all_accounts(running: Running, client: httpx.Client):
@@ -221,20 +221,20 @@ def test_public_finetune_is_listed_for_and_usable_by_all_accounts(running: Runni
         assert (page(""), page("limit=2")) == (["for-all", *LISTED], ["for-all", LISTED[0]])
         assert (page("offset=1&limit=2"), page("offset=3"), page("offset=4")) == (LISTED[:2], LISTED[2:], [])
         assert code_of(other.get(f"{theirs}/finetunes/public?limit=x")) == (400, 3003)
-        answer = other.post(f"{theirs}/run/{HANDY}", json={"prompt": "x", "lora": "for-all"})
-        assert running.site.execute_of(answer).task.adapter.name == f"finetune/{created['id']}"
+        response = other.post(f"{theirs}/run/{HANDY}", json={"prompt": "x", "lora": "for-all"})
+        assert running.site.execute_of(response).task.adapter.name == f"finetune/{created['id']}"
 
 
 def test_call_with_an_unavailable_adapter_is_rejected(running: Running, client: httpx.Client):
     run = f"{running.account_url}/ai/run/"
     created = create(running, client, "half")
-    answer = client.post(run + HANDY, json={"prompt": "x", "lora": "half"})
-    assert code_of(answer) == (400, 3039)
-    assert "adapter_config.json, adapter_model.safetensors" in answer.json()["errors"][0]["message"]
+    response = client.post(run + HANDY, json={"prompt": "x", "lora": "half"})
+    assert code_of(response) == (400, 3039)
+    assert "adapter_config.json, adapter_model.safetensors" in response.json()["errors"][0]["message"]
     assert code_of(client.post(run + HANDY, json={"prompt": "x", "lora": "nobody"})) == (404, 3042)
-    answer = client.post(run + HANDY, json={"prompt": "x", "lora": LISTED[0]})
-    assert code_of(answer) == (400, 5006)
-    assert "a finetune of @cf/mistral/mistral-7b-instruct-v0.1" in answer.json()["errors"][0]["message"]
+    response = client.post(run + HANDY, json={"prompt": "x", "lora": LISTED[0]})
+    assert code_of(response) == (400, 5006)
+    assert "a finetune of @cf/mistral/mistral-7b-instruct-v0.1" in response.json()["errors"][0]["message"]
     assert code_of(client.post(run + PARROT, json={"prompt": "x", "lora": created["id"]})) == (405, 5005)
     messages = [{"role": "user", "content": "x"}]
     assert code_of(client.post(run + CHATTY, json={"messages": messages, "lora": "half"})) == (405, 5005)
@@ -295,10 +295,10 @@ def test_draining_gateway_waits_for_an_upload(running: Running, client: httpx.Cl
     with ThreadPoolExecutor(1) as pool:
         headers = {"content-type": "multipart/form-data; boundary=b"}
         where = url(leaving, f"/{created['id']}/finetune-assets")
-        answer = pool.submit(client.post, where, content=form(), headers=headers)
+        response = pool.submit(client.post, where, content=form(), headers=headers)
         wait_until_blocking(lambda: leaving.gateway.metric("hearth_calls_in_flight") == 1)
         leaving.gateway.terminate()
         wait_until_blocking(lambda: not leaving.gateway.is_ready())
         is_draining.set()
-        assert answer.result().status_code == 200
+        assert response.result().status_code == 200
     assert leaving.gateway.wait() == 0

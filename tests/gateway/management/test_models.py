@@ -16,24 +16,24 @@ def get(client: httpx.Client, running: Running, path: str) -> httpx.Response:
 
 
 def test_search_lists_rows_with_the_model_id_in_name(client: httpx.Client, running: Running):
-    answer = get(client, running, "/models/search").json()
-    rows = {row["name"]: row for row in answer["result"]}
+    body = get(client, running, "/models/search").json()
+    rows = {row["name"]: row for row in body["result"]}
     assert {PARROT, CHATTY, VECTORS} <= set(rows)
     assert rows[PARROT]["created_at"] == "2026-01-02 03:04:05.000"
     assert rows[PARROT]["task"]["name"] == "Text Generation"
     assert {"property_id": "context_window", "value": "2048"} in rows[PARROT]["properties"]
-    assert answer["result_info"]["total_count"] == len(rows)
+    assert body["result_info"]["total_count"] == len(rows)
 
 
 def test_pages_have_the_requested_size_and_end_with_an_empty_page(client: httpx.Client, running: Running):
     everything = [row["name"] for row in get(client, running, "/models/search").json()["result"]]
     paged = []
     for page in range(1, 100):
-        answer = get(client, running, f"/models/search?per_page=2&page={page}").json()
-        if not answer["result"]:
+        body = get(client, running, f"/models/search?per_page=2&page={page}").json()
+        if not body["result"]:
             break
-        assert answer["result_info"]["count"] == len(answer["result"]) <= 2
-        paged += [row["name"] for row in answer["result"]]
+        assert body["result_info"]["count"] == len(body["result"]) <= 2
+        paged += [row["name"] for row in body["result"]]
     assert paged == everything
 
 
@@ -71,16 +71,16 @@ def test_new_name_can_be_called_immediately(client: httpx.Client, running: Runni
         assert client.post(f"{running.account_url}/ai/run/{name}", json={"prompt": "a"}).status_code == 400
         asyncio.run(alias(running.site.database_url, name))
         if number % 2:
-            answer = client.post(f"{running.account_url}/ai/run/{name}", json={"prompt": "a"})
+            response = client.post(f"{running.account_url}/ai/run/{name}", json={"prompt": "a"})
         else:
-            answer = get(client, running, f"/models/schema?model={name}")
-        assert answer.status_code == 200, answer.text
+            response = get(client, running, f"/models/schema?model={name}")
+        assert response.status_code == 200, response.text
 
 
 @pytest.mark.parametrize("query", ["page=x", "per_page=-1", "page=9999999999999", "source=cf"])
 def test_query_that_is_not_a_number_is_rejected(client: httpx.Client, running: Running, query: str):
-    answer = get(client, running, f"/models/search?{query}")
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (400, 3003)
+    response = get(client, running, f"/models/search?{query}")
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (400, 3003)
 
 
 def test_schema_has_the_fields_that_strict_clients_require(client: httpx.Client, running: Running):
@@ -97,8 +97,8 @@ def test_schema_has_the_fields_that_strict_clients_require(client: httpx.Client,
     [("", (400, 3003)), ("?model=@cf/no/thing", (400, 5007)), ("?model=../x", (404, 3042))],
 )
 def test_schema_of_an_unknown_model_is_rejected(client: httpx.Client, running: Running, query: str, expected: tuple):
-    answer = get(client, running, f"/models/schema{query}")
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == expected
+    response = get(client, running, f"/models/schema{query}")
+    assert (response.status_code, response.json()["errors"][0]["code"]) == expected
 
 
 def test_every_public_model_is_listed_with_its_properties(client: httpx.Client, running: Running):
@@ -140,16 +140,16 @@ RETIRED, LISTED, UNRUN = "@cf/microsoft/phi-2", "@cf/meta/llama-3.2-1b-instruct"
 def test_error_of_a_model_without_weights_names_the_remedy(
     client: httpx.Client, running: Running, model: str, expected: tuple, words: str
 ):
-    answers = [
+    responses = [
         client.post(f"{running.account_url}/ai/run/{model}", json={"prompt": "x"}),
         client.post(f"{running.account_url}/ai/v1/chat/completions", json={"model": model, "messages": []}),
         get(client, running, f"/v1/models/{model}"),
     ]
-    for answer in answers:
-        (error,) = answer.json()["errors"]
-        assert (answer.status_code, error["code"]) == expected
+    for response in responses:
+        (error,) = response.json()["errors"]
+        assert (response.status_code, error["code"]) == expected
         assert words in error["message"]
-        assert answer.headers["x-should-retry"] == "false"
+        assert response.headers["x-should-retry"] == "false"
     assert get(client, running, f"/models/schema?model={model}").status_code == 200
 
 

@@ -50,7 +50,7 @@ def _provider() -> Iterator[OidcProvider]:
 @pytest.fixture
 def provider(_provider: OidcProvider) -> OidcProvider:
     """A provider that sends valid id tokens for Ann, who is in the group `platform`."""
-    _provider.forge, _provider.describe, _provider.asked = None, {}, []
+    _provider.forge, _provider.describe, _provider.authorization_requests = None, {}, []
     _provider.person = {"sub": "ann-1", "name": "Ann", "groups": ["staff", "platform"]}
     return _provider
 
@@ -116,10 +116,10 @@ async def test_operator_manages_every_account_and_cannot_run_models(site: SignIn
     """From the redirect to the sign-out, with audit entries for both."""
     made = await accounts.create(site.services.database, "acme")
     browser = await site.signed_in()
-    asked = site.provider.asked[-1]
-    assert (asked["response_type"], asked["code_challenge_method"]) == ("code", "S256")
-    assert len(asked["code_challenge"]) == 43
-    assert min(len(asked["state"]), len(asked["nonce"])) >= 43
+    request = site.provider.authorization_requests[-1]
+    assert (request["response_type"], request["code_challenge_method"]) == ("code", "S256")
+    assert len(request["code_challenge"]) == 43
+    assert min(len(request["state"]), len(request["nonce"])) >= 43
     me = (await browser.get("/admin/session")).json()["result"]
     assert (me["name"], me["role"]) == ("Ann", "administrator")
     account = f"{API}/accounts/{made.account_id}"

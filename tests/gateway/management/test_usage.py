@@ -57,8 +57,8 @@ def test_calls_are_summed_with_their_cost(running: Running, keeper: httpx.Client
         return rows[0] if rows else {"num_calls": 0, "num_useful": 0, "bytes_in": 0}
 
     before, first = num_calls(keeper), of_parrot()
-    answers = [run(running) for _ in range(3)]
-    assert {answer.status_code for answer in answers} == {200}
+    responses = [run(running) for _ in range(3)]
+    assert {response.status_code for response in responses} == {200}
     wait_until_blocking(lambda: num_calls(keeper) == before + 3)
     row = of_parrot()
     assert row["num_calls"] == first["num_calls"] + 3
@@ -120,17 +120,17 @@ def test_parquet_export_without_pyarrow_explains_how_to_install_it(keeper: httpx
 def test_price_is_estimated_without_running_the_call(running: Running):
     before = running.site.num_executes
     url = f"{running.account_url}/ai/price/{PARROT}"
-    told = httpx.post(url, json={"prompt": "x" * 400, "max_tokens": 10}, headers=running.headers()).json()["result"]
-    assert (told["model"], told["prompt_tokens"], told["max_completion_tokens"]) == (PARROT, 100, 10)
-    assert told["at_most"]["neurons"] == pytest.approx((100 * 100 + 10 * 1000) / 1e6)
+    body = httpx.post(url, json={"prompt": "x" * 400, "max_tokens": 10}, headers=running.headers()).json()["result"]
+    assert (body["model"], body["prompt_tokens"], body["max_completion_tokens"]) == (PARROT, 100, 10)
+    assert body["at_most"]["neurons"] == pytest.approx((100 * 100 + 10 * 1000) / 1e6)
     assert httpx.post(url, json={"prompt": 7}, headers=running.headers()).status_code == 400
     assert running.site.num_executes == before
 
 
 def test_forecast_is_at_least_the_usage_so_far(keeper: httpx.Client):
-    told = keeper.get("usage/forecast").json()["result"]
-    assert told["expected"]["neurons"] >= told["used"]["neurons"]
-    assert 0 <= told["days_left"] <= 31
+    body = keeper.get("usage/forecast").json()["result"]
+    assert body["expected"]["neurons"] >= body["used"]["neurons"]
+    assert 0 <= body["days_left"] <= 31
 
 
 def test_exhausted_budget_rejects_calls_until_it_is_deleted(running: Running, keeper: httpx.Client):
@@ -180,7 +180,7 @@ def test_exhausted_free_plan_returns_the_contract_error(running: Running):
         return httpx.post(url, json={"prompt": "hello", "max_tokens": max_tokens}, headers=headers, timeout=60)
 
     assert ask(1).status_code == 200
-    refused = wait_until_blocking(lambda: (answer := ask(2000)).status_code == 429 and answer)
+    refused = wait_until_blocking(lambda: (response := ask(2000)).status_code == 429 and response)
     [error] = refused.json()["errors"]
     assert error["code"] == 3036
     assert "you have used up your daily free allocation of 1 neurons" in error["message"]
@@ -230,10 +230,10 @@ def test_invalid_query_is_rejected(keeper: httpx.Client, query: str):
 def test_token_that_may_only_run_models_cannot_read_usage(running: Running):
     for path in ("", "/calls", "/export", "/budgets", "/alerts", "/forecast", "/latency"):
         assert httpx.get(f"{running.account_url}/ai/usage{path}", headers=running.headers()).status_code == 403
-    answer = httpx.put(
+    response = httpx.put(
         f"{running.account_url}/ai/usage/budgets", json={"amount": 1}, headers=running.headers("scopeless")
     )
-    assert answer.status_code == 403
+    assert response.status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -247,10 +247,10 @@ def test_token_that_may_only_run_models_cannot_read_usage(running: Running):
     ],
 )
 def test_null_character_never_reaches_the_database(keeper: httpx.Client, path: str, expected: tuple[int, int]):
-    answer = keeper.get(path)
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == expected
+    response = keeper.get(path)
+    assert (response.status_code, response.json()["errors"][0]["code"]) == expected
 
 
 def test_names_with_a_null_character_are_rejected(running: Running):
-    answer = httpx.delete(f"{running.account_url}/ai/finetunes/%00", headers=running.headers("write"))
-    assert (answer.status_code, answer.json()["errors"][0]["code"]) == (404, 7003)
+    response = httpx.delete(f"{running.account_url}/ai/finetunes/%00", headers=running.headers("write"))
+    assert (response.status_code, response.json()["errors"][0]["code"]) == (404, 7003)

@@ -21,7 +21,7 @@ from tests.gateway.test_token_dumps import Holding, dump
 from tests.waiting import wait_until_blocking
 
 MARKER = "marigold-7431-of-the-quiet-valley"
-PLACES = "fra=DE,par=FR,iad=US:fedramp"
+LOCATIONS = "fra=DE,par=FR,iad=US:fedramp"
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def running(new_site: Callable[..., Site]) -> Running:
     for pop in ("fra", "par", "iad"):
         site.add_node(pop, pop=pop, proves_pop=pop)
     site.add_node("liar", pop="fra")
-    gateway = site.gateway(HEARTH_POP="fra", HEARTH_PLACES=PLACES).start()
+    gateway = site.gateway(HEARTH_POP="fra", HEARTH_LOCATIONS=LOCATIONS).start()
     return Running(site, gateway)
 
 
@@ -66,9 +66,9 @@ def ask(running: Running, client: httpx.Client, region: str = "", **body: Any) -
 def nodes_asked(running: Running, client: httpx.Client, region: str, num: int = 12) -> set[str]:
     found = set()
     for number in range(num):
-        answer = ask(running, client, region, prompt=f"{number} {MARKER}")
-        assert answer.status_code == 200, answer.text
-        request_id = answer.headers["cf-ai-req-id"]
+        response = ask(running, client, region, prompt=f"{number} {MARKER}")
+        assert response.status_code == 200, response.text
+        request_id = response.headers["cf-ai-req-id"]
         found |= {name for name, node in running.site.nodes.items() if request_id in _ids(node)}
     return found
 
@@ -107,9 +107,9 @@ def test_gateway_outside_the_region_refuses_before_reading_the_body(running: Run
     assert code_of(client.post(f"{running.account_url}/ai/tomarkdown", files=page, headers=outside)) == (429, 3040)
     assert running.site.num_executes == before
     for text in ("", "de-DE!", "XYZ", "a" * 600, "é"):
-        answer = client.post(f"{running.account_url}/ai/run/{PARROT}", json={"prompt": "x"},
+        response = client.post(f"{running.account_url}/ai/run/{PARROT}", json={"prompt": "x"},
                              headers=[(b"x-hearth-region", text.encode())])  # fmt: skip
-        assert code_of(answer) == (400, 3003), text
+        assert code_of(response) == (400, 3003), text
 
 
 def test_account_residency_rule_applies_to_every_call_and_can_only_be_narrowed(running: Running, client: httpx.Client):
@@ -155,8 +155,8 @@ def test_api_returns_and_updates_account_residency_rules(running: Running):
         kept = client.put(running.account_url, json={"name": "main"}).json()["result"]["settings"]
         assert (kept["region"], kept["retention"]) == (region, "zero")
         for bad in ({"region": "DE"}, {"region": {"countries": ["de"]}}, {"retention": "never"}, {"retention": None}):
-            answer = client.put(running.account_url, json={"name": "main", "settings": bad})
-            assert code_of(answer) == (400, 1004), bad
+            response = client.put(running.account_url, json={"name": "main", "settings": bad})
+            assert code_of(response) == (400, 1004), bad
         body = {"name": "main", "settings": {"region": None, "retention": "standard"}}
         shown = client.put(running.account_url, json=body).json()["result"]["settings"]
         assert not shown.keys() & {"region", "retention"}
@@ -171,10 +171,10 @@ def test_zero_retention_call_stores_no_content(running: Running, client: httpx.C
         return client.post(url, json={"model": PARROT, "input": MARKER} | body)
 
     def stores() -> bool:
-        answer = respond(store=True, input="x")
-        found = client.get(f"{url}/{answer.json()['id']}")
-        assert found.status_code == (200 if answer.json()["store"] else 404)
-        return answer.json()["store"]
+        response = respond(store=True, input="x")
+        found = client.get(f"{url}/{response.json()['id']}")
+        assert found.status_code == (200 if response.json()["store"] else 404)
+        return response.json()["store"]
 
     wait_until_blocking(stores)  # whatever another test said of the account
     change(running, retention="zero")
@@ -210,6 +210,6 @@ def test_zero_retention_call_stores_no_content(running: Running, client: httpx.C
     kinds = {where.split()[0].split("/")[0] for where, _ in held}
     assert {"hearth.db", "table", "redis", "gateway-0"} <= kinds, "everything was looked into"
     assert [where for where, content in held if any(form in content for form in wanted)] == []
-    told = f"0 hits in {len(held)} files, rows, keys and lists of Redis"
-    figures.record("T20", told, f"pytest {Path(__file__).name}")
+    figure = f"0 hits in {len(held)} files, rows, keys and lists of Redis"
+    figures.record("T20", figure, f"pytest {Path(__file__).name}")
     wait_until_blocking(lambda: not site.execute_of(ask(running, client)).is_ephemeral)

@@ -284,7 +284,7 @@ async def test_row_read_before_a_change_is_not_used_for_later_requests(
     after = asyncio.create_task(verifier.verify(created.secret))
     assert isinstance(await after, Refused), "it shared no query that had begun before"
     may_go_on.set()
-    assert isinstance(await before, Principal), "it asked before"
+    assert isinstance(await before, Principal), "the lookup started before the change"
     assert isinstance(await verifier.verify(created.secret), Refused), "and that was not remembered"
 
 

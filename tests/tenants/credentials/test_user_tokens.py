@@ -103,12 +103,12 @@ async def test_start_and_expiry_follow_the_clock_for_cached_tokens(
     made = await user_tokens.create(
         database, PEPPER, TokenOwner("user", account_id), wanted, context=ChangeContext("ops", clock)
     )
-    told = []
+    results = []
     for _ in range(3):
         verdict = await verifier.verify(made.secret)
-        told.append(verdict.reason if isinstance(verdict, Refused) else "good")
+        results.append(verdict.reason if isinstance(verdict, Refused) else "good")
         clock.pass_time(5)
-    assert told == ["not_yet", "good", "expired"]
+    assert results == ["not_yet", "good", "expired"]
 
 
 async def test_user_token_gives_access_to_the_user_s_current_accounts(

@@ -134,6 +134,6 @@ async def test_ten_thousand_calls_are_ten_thousand_rows_despite_kills(tmp_path: 
 
 if __name__ == "__main__":
     spool, url, acknowledged, first, last = sys.argv[1:]
-    told = Path(acknowledged)
-    done = set(told.read_text().split()) if told.exists() else set()
-    asyncio.run(gateway(Path(spool), url, told, done, int(first), int(last)))
+    acknowledged_file = Path(acknowledged)
+    done = set(acknowledged_file.read_text().split()) if acknowledged_file.exists() else set()
+    asyncio.run(gateway(Path(spool), url, acknowledged_file, done, int(first), int(last)))

@@ -46,5 +46,5 @@ async def test_entries_are_deleted_only_by_correct_clocks(
 
 
 async def test_database_returns_its_clock(database: Database):
-    before, told, after = datetime.now(UTC), await database.now(), datetime.now(UTC)
-    assert before - timedelta(seconds=1) <= told <= after + timedelta(seconds=1)
+    before, result, after = datetime.now(UTC), await database.now(), datetime.now(UTC)
+    assert before - timedelta(seconds=1) <= result <= after + timedelta(seconds=1)

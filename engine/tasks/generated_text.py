@@ -1,4 +1,4 @@
-"""The text of an output: separates reasoning and tool calls from content, and finds stop strings in content.
+"""Generated text: separates reasoning and tool calls from content, and finds stop strings in content.
 
 A stop string inside a call's arguments or reasoning does not end the output. Knows text only.
 """
@@ -12,8 +12,8 @@ from engine.tool_calls.call_parser import OutputPiece
 from engine.tool_calls.output_parser import OutputParser
 
 
-class Answer:
-    """One sequence's output; `parser` is None if the output is plain text."""
+class GeneratedText:
+    """The text of one sequence; `parser` is None if the output is plain text."""
 
     def __init__(self, stops: StopStringFinder, parser: OutputParser | None) -> None:
         self._stops = stops
@@ -25,7 +25,7 @@ class Answer:
         return self._parser is not None
 
     @property
-    def is_thinking(self) -> bool:
+    def is_reasoning_text(self) -> bool:
         """Return True if the next text is part of the reasoning."""
         return self._parser is not None and self._parser.is_reasoning
 
@@ -48,25 +48,28 @@ class Answer:
         """Return the pieces that can be sent now; never an empty text."""
         if self._parser is not None:
             return self._without_stops(self._parser.push(text))
-        said = self._stops.push(text)
-        return [said] if said else []
+        visible = self._stops.push(text)
+        return [visible] if visible else []
 
     def flush(self, *, is_cut: bool = False) -> list[OutputPiece]:
         """Return the pieces that were held back when the sequence ended. `is_cut` is true if it ended at the token
         limit."""
         pieces = self._without_stops(self._parser.flush(is_cut=is_cut)) if self._parser is not None else []
-        rest = self._stops.flush()
-        return [*pieces, rest] if rest else pieces
+        held_back = self._stops.flush()
+        return [*pieces, held_back] if held_back else pieces
 
     def _without_stops(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
-        """Return the pieces up to a stop string. Text that may be the start of a stop string is held back until a call
-        begins."""
-        said: list[OutputPiece] = []
+        """Return the pieces up to a stop string.
+
+        Text that may be the start of a stop string is held back until the next piece decides. A tool call always
+        releases it, because stop strings do not continue across calls.
+        """
+        visible: list[OutputPiece] = []
         for piece in pieces:
             if self._stops.is_stopped:
                 break
             if isinstance(piece, str):
-                said.append(self._stops.push(piece))
+                visible.append(self._stops.push(piece))
             else:
-                said += [self._stops.flush(), piece]
-        return [piece for piece in said if piece != ""]
+                visible += [self._stops.flush(), piece]
+        return [piece for piece in visible if piece != ""]
