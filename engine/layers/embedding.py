@@ -74,7 +74,8 @@ class Embedding:
         """x [K, C] -> logits [K, V]. The embedding keeps its weight."""
         if self._slot is None:
             return kernels.linear(self.weight, None)
-        self.forward, head = kernels.packed_table(self._slot.matrix, self.weight.dtype)  # type: ignore[method-assign]
+        look_up, head = kernels.packed_table(self._slot.matrix, self.weight.dtype)
+        self.forward = look_up  # type: ignore[assignment,method-assign]
         self._slot = None
         return head
 
