@@ -88,7 +88,7 @@ def _kernels() -> Check:
 
 def _chosen_products() -> str:
     """Return which products were faster in the trials of this machine, empty before the first model was loaded."""
-    from engine.kernels.native.choice import stored_choices
+    from engine.kernels.native.stored_choices import stored_choices
 
     chosen = [f"{name} {'compiled' if is_native else 'torch'}" for name, is_native in stored_choices().items()]
     return f"; fastest products: {', '.join(chosen)}" if chosen else ""

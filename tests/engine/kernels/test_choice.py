@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from engine.kernels.interface import Operator
-from engine.kernels.native import choice
+from engine.kernels.native import choice, stored_choices
 from tests.engine import one_thread  # noqa: F401
 
 
 @pytest.fixture(autouse=True)
 def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "CACHE", tmp_path)
+    monkeypatch.setattr(stored_choices, "CACHE", tmp_path)
 
 
 def slow(_weight: torch.Tensor) -> Operator:
@@ -37,7 +37,7 @@ def refused(_weight: torch.Tensor) -> Operator:
 def test_slow_compiled_product_is_not_used() -> None:
     assert not choice.choose_native("bfloat16", (64, 64), slow)
     assert choice.choose_native("4-bit", (64, 64), fast)
-    assert choice.stored_choices() == {"bfloat16 small": False, "4-bit small": True}
+    assert stored_choices.stored_choices() == {"bfloat16 small": False, "4-bit small": True}
 
 
 def test_choice_is_stored_by_kind_and_size() -> None:
@@ -48,17 +48,17 @@ def test_choice_is_stored_by_kind_and_size() -> None:
 
 
 def test_unreadable_results_are_measured_again() -> None:
-    choice.choices_path().write_text("{")
+    stored_choices.choices_path(torch.get_num_threads()).write_text("{")
     assert choice.choose_native("4-bit", (64, 64), fast)
 
 
 def test_missing_folder_disables_storing_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(choice, "CACHE", tmp_path / "missing")
+    monkeypatch.setattr(stored_choices, "CACHE", tmp_path / "missing")
     assert choice.choose_native("4-bit", (64, 64), fast)
-    assert choice.stored_choices() == {}
+    assert stored_choices.stored_choices() == {}
 
 
 def test_small_differences_keep_the_compiled_product() -> None:
     """The results of compiled products do not depend on the batch, so they are preferred."""
-    assert choice.is_native_better({"native": [10.0, 21.0, 40.0], "torch": [10.0, 20.0, 40.0]})
-    assert not choice.is_native_better({"native": [10.0, 40.0, 80.0], "torch": [10.0, 20.0, 40.0]})
+    assert stored_choices.is_native_better({"native": [10.0, 21.0, 40.0], "torch": [10.0, 20.0, 40.0]})
+    assert not stored_choices.is_native_better({"native": [10.0, 40.0, 80.0], "torch": [10.0, 20.0, 40.0]})
