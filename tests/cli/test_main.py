@@ -21,7 +21,7 @@ HEAVY = ("sqlalchemy", "alembic", "redis", "torch", "numpy", "boto3", "httpx", "
 
 
 def test_importing_the_command_imports_no_heavy_library():
-    """This is what makes `hearth --help` fast. Seconds would depend on the machine."""
+    """Heavy imports would make `hearth --help` slow. The test checks imports because seconds depend on the machine."""
     script = f"import sys, cli.main; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -249,7 +249,7 @@ async def credentials(database: Database, tenants: Tenants) -> list[Credential]:
         Credential("disabled", bearer(secrets["disabled"]), frozenset({VERIFY_USER}), UNKNOWN),
         Credential("not yet", await held(*ai_read, not_before=later), frozenset({VERIFY_USER}), UNKNOWN),
         without("outside", await held(*ai_read, condition=elsewhere), OUTSIDE),
-        without("kept out", await held(*ai_read, condition=not_here), OUTSIDE),
+        without("outside the allowed network", await held(*ai_read, condition=not_here), OUTSIDE),
         Credential("inside", await held(*ai_read, condition=here), RUNS | AS_USER),
         Credential("other account", bearer(secrets["other"]), frozenset({OWN_RUN}) | AS_USER),
         Credential(
