@@ -35,7 +35,7 @@ class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a quantized variant was made. The same recipe always gives the same files.
+    """The settings that produced a quantized variant. The same recipe always gives the same files.
 
     `base` is the revision of the base model, `method` the version of the rounding algorithm. `group_size` is None if
     every output channel has one scale.

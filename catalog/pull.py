@@ -169,7 +169,7 @@ def _fetch(
     while _size(partial) < file.size_bytes or not partial.exists():
         before = _size(partial)
         try:
-            _request(repo_id, commit, file, partial, on_progress)
+            _append_missing_bytes(repo_id, commit, file, partial, on_progress)
         except OSError as error:
             num_attempts = 0 if _size(partial) > before else num_attempts + 1
             if num_attempts >= _MAX_ATTEMPTS_WITHOUT_PROGRESS or _is_rejection(error):
@@ -181,7 +181,7 @@ def _fetch(
     partial.replace(path)
 
 
-def _request(repo_id: str, commit: str, file: HubFile, partial: Path, on_progress: OnProgress) -> None:
+def _append_missing_bytes(repo_id: str, commit: str, file: HubFile, partial: Path, on_progress: OnProgress) -> None:
     """Append the missing bytes to `partial`. Raises OSError if the request or the connection fails."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.errors import HTTPError
@@ -197,7 +197,7 @@ def _request(repo_id: str, commit: str, file: HubFile, partial: Path, on_progres
         try:
             http_get(url, target, resume_size=done, headers=headers, expected_size=size, tqdm_class=progress_bar)
         except OSError:
-            raise
+            raise  # includes HfHubHTTPError, which is both an OSError and an HTTPError
         except HTTPError as error:
             raise OSError(_first_line(error)) from error
 

@@ -74,7 +74,7 @@ async def _publish(data: Path | None, folder: Path, name: str, model: str, descr
             registry = Registry(database)
             await registry.refresh()
             card = find_base(registry, model)
-            made = await finetunes.publish(
+            finetune = await finetunes.publish(
                 database,
                 objects,
                 folder,
@@ -85,7 +85,7 @@ async def _publish(data: Path | None, folder: Path, name: str, model: str, descr
                 base=await read_base(objects, card),
                 note=_entry("finetune.publish", f"{name} for {model}"),
             )
-    return _row(made)
+    return _row(finetune)
 
 
 async def _remove(data: Path | None, finetune_id: str) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def dev(
 ) -> None:
     """Run a Worker in workerd: `env.AI` calls Hearth; KV, D1 and R2 are local stores. Ctrl-C stops it."""
     from worker_runtime.config import find_config, read_config
-    from worker_runtime.dev_server import GatewayTarget, dev_options, install_tools, started
+    from worker_runtime.dev_server import GatewayTarget, dev_options, install_tools, running_dev_server
     from worker_runtime.node_js import ToolsMissing
 
     if not script.is_file():
@@ -58,8 +58,8 @@ def dev(
         worker = read_config(path, script)
     except (OSError, ValueError) as error:
         raise CommandFailed(f"{path}: {error}", exit_code=2) from None
-    gateway = GatewayTarget(url, account, token) if url else _local_gateway(data)
-    _check(gateway)
+    gateway = GatewayTarget(url, account, token) if url else local_gateway(data)
+    check_gateway(gateway)
     problem = listen_error(host, port)
     if problem is not None:
         raise CommandFailed(f"cannot listen on {host} port {port}: {problem}; choose another with --port")
@@ -73,11 +73,12 @@ def dev(
     options = dev_options(worker, gateway, script.absolute(), host, port, folder / "state" / worker.name)
     if worker.ignored:
         _log(f"these fields of {path} are not supported and are ignored: {', '.join(worker.ignored)}")
-    with started(node, starter, options) as process:
+    with running_dev_server(node, starter, options) as process:
         _print_events(process, worker, gateway, is_json=json)
 
 
-def _local_gateway(data: Path | None) -> GatewayTarget:
+def local_gateway(data: Path | None) -> GatewayTarget:
+    """Return the gateway of the platform that runs in a data directory. Raises CommandFailed."""
     from worker_runtime.dev_server import GatewayTarget
 
     data_dir = DataDir(data or DEFAULT_DATA)
@@ -87,7 +88,8 @@ def _local_gateway(data: Path | None) -> GatewayTarget:
     return GatewayTarget(str(running["base_url"]), str(running["account_id"]), str(running["api_token"]))
 
 
-def _check(gateway: GatewayTarget) -> None:
+def check_gateway(gateway: GatewayTarget) -> None:
+    """Raises CommandFailed if the URL or the token of a gateway is missing or invalid."""
     parts = urlsplit(gateway.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise CommandFailed(f"--url must be an http:// or https:// URL with a host (got {gateway.url!r})", exit_code=2)

@@ -130,7 +130,7 @@ class Engine:
         )
 
     def reject(self, sequence_id: int, code: int = ERROR) -> None:
-        """Have the next report end a sequence that was not added."""
+        """End a sequence that was not added, in the next report."""
         self.sequences.report_end(sequence_id, code)
 
     def abort(self, sequence_id: int) -> None:

@@ -56,7 +56,7 @@ class OpenSequences:
         self.close(sequence, code)
 
     def close(self, sequence: Sequence, code: int = RUNNING) -> None:
-        """As `end`, for a sequence that the scheduler does not have any more."""
+        """End a sequence that the scheduler has already removed."""
         del self._sequences[sequence.sequence_id]
         self.num_ephemeral -= sequence.request.is_ephemeral
         self.max_tokens -= sequence.max_total_len
@@ -68,7 +68,7 @@ class OpenSequences:
             self.report_end(sequence.sequence_id, code, max(sequence.num_cached, 0), round(sequence.device_us))
 
     def report_end(self, sequence_id: int, code: int, num_cached: int = 0, device_us: int = 0) -> None:
-        """Have the next report end a sequence in an entry without a token."""
+        """End a sequence in the next report, in an entry without a token."""
         self.ended.append(EndedSequence(sequence_id, code, num_cached, device_us))
 
     def take_ended(self) -> list[EndedSequence]:

@@ -76,7 +76,7 @@ class Postprocessor:
         return sampled, output, self._finish_codes(sampled, table.length[sampled], output)
 
     def _store_accepted(self, step: ScheduledStep, output: StepOutput) -> tuple[Ints, StepOutput, Codes]:
-        """As `_store`, where rows sampled at each of their draft tokens: store tokens up to the first rejected draft.
+        """Store the tokens of rows that sampled at each of their draft tokens, up to the first rejected draft.
 
         A slot with several accepted tokens is returned several times in succession.
         """

@@ -47,7 +47,8 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
 
 
 def sample_on_device(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
-    """As `sample`, for logits on a GPU. If every row is greedy, only two numbers per row are copied to the host."""
+    """Sample like `sample`, for logits on a GPU. If every row is greedy, only two numbers per row are copied to the
+    host."""
     is_plain = inputs.constrained is None and not inputs.biases and not inputs.histories
     if not is_plain or (inputs.temperature >= MIN_TEMPERATURE).any() or (inputs.num_logprobs >= 0).any():
         return sample(logits.cpu(), inputs)

@@ -135,8 +135,8 @@ _ROUTES = (
         finetunes.upload,
         may_end_in_slash=True,
     ),
-    Route("GET", BASE + "/user/tokens/verify", Access.PROVES_ITSELF, token_verification.verify_user_token),
-    Route("GET", ACCOUNT + "/tokens/verify", Access.PROVES_ITSELF, token_verification.verify_account_token),
+    Route("GET", BASE + "/user/tokens/verify", Access.CHECKED_BY_ENDPOINT, token_verification.verify_user_token),
+    Route("GET", ACCOUNT + "/tokens/verify", Access.CHECKED_BY_ENDPOINT, token_verification.verify_account_token),
     *_token_routes(BASE + "/user/tokens", Access.READ_USER_TOKENS, Access.WRITE_USER_TOKENS),
     *_token_routes(ACCOUNT + "/tokens", Access.READ_ACCOUNT_TOKENS, Access.WRITE_ACCOUNT_TOKENS),
     # Routes of a Worker's AI binding; see `http/binding.py`.
@@ -155,8 +155,8 @@ ROUTES = (
     Route("GET", "/openapi.json", Access.PUBLIC, docs.OpenApi(_ROUTES)),
     Route("GET", "/admin/sign-in", Access.PUBLIC, sign_in.begin),
     Route("GET", "/admin/callback", Access.PUBLIC, sign_in.finish),
-    Route("GET", "/admin/session", Access.PROVES_ITSELF, sign_in.session),
-    Route("POST", "/admin/sign-out", Access.PROVES_ITSELF, sign_in.end),
+    Route("GET", "/admin/session", Access.CHECKED_BY_ENDPOINT, sign_in.session),
+    Route("POST", "/admin/sign-out", Access.CHECKED_BY_ENDPOINT, sign_in.end),
     Route("GET", "/docs", Access.PUBLIC, docs.page),
     Route("GET", "/docs/docs.js", Access.PUBLIC, docs.script),
     Route("GET", "/docs/docs.css", Access.PUBLIC, docs.style),
@@ -258,7 +258,7 @@ class _App:
             account_id, model = parameters.get("account_id", account_id), parameters.get("model")
             await pipeline.serve(self._services, route.endpoint, exchange, account_id, model)
             return
-        if route.access not in (Access.PUBLIC, Access.PROVES_ITSELF):
+        if route.access not in (Access.PUBLIC, Access.CHECKED_BY_ENDPOINT):
             principal = await self._authorize(
                 scope["method"], route.access, parameters.get("account_id", account_id), exchange
             )

@@ -160,7 +160,10 @@ class MeteredEvents:
         )
 
     async def _settle(self) -> None:
-        """Price the call, count it in the metrics and make its usage entry durable; once. Raises StoreUnavailable."""
+        """Price the call, count it in the metrics and make its usage entry durable. Later calls do nothing.
+
+        Raises StoreUnavailable.
+        """
         if self._is_settled:
             return
         self._is_settled = True

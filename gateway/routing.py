@@ -25,7 +25,7 @@ class Access(enum.Enum):
     the path has none, for the user's own objects."""
 
     PUBLIC = "public"
-    PROVES_ITSELF = "the endpoint itself is about the credential"
+    CHECKED_BY_ENDPOINT = "the endpoint itself checks the credential"
     PROVEN = "any good credential; the endpoint shows what that opens"
     USER = "any good credential of a user"
     RUN_MODELS = "ai:run"
@@ -53,7 +53,7 @@ class Route:
 class _Branch:
     literal: dict[bytes, _Branch] = field(default_factory=dict)
     parameter: tuple[str, _Branch] | None = None
-    rest: tuple[str, _Branch] | None = None
+    remainder: tuple[str, _Branch] | None = None
     routes: dict[str, Route] = field(default_factory=dict)
 
 
@@ -106,8 +106,8 @@ def _decoded(value: bytes) -> str:
 
 def _grow(branch: _Branch, segment: str) -> _Branch:
     if segment.endswith("...}"):
-        branch.rest = branch.rest or (segment[1:-4], _Branch())
-        return branch.rest[1]
+        branch.remainder = branch.remainder or (segment[1:-4], _Branch())
+        return branch.remainder[1]
     if segment.startswith("{"):
         branch.parameter = branch.parameter or (segment[1:-1], _Branch())
         assert branch.parameter[0] == segment[1:-1], f"{segment} and {branch.parameter[0]} at the same position"
@@ -118,8 +118,8 @@ def _grow(branch: _Branch, segment: str) -> _Branch:
 def _walk(branch: _Branch, segments: list[bytes], found: dict[str, bytes]) -> _Branch | None:
     for i, segment in enumerate(segments):
         following = branch.literal.get(segment)
-        if following is None and branch.rest is not None and segment:
-            name, end = branch.rest
+        if following is None and branch.remainder is not None and segment:
+            name, end = branch.remainder
             found[name] = b"/".join(segments[i:])
             return end
         if following is None and branch.parameter is not None and segment:

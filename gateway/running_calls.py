@@ -63,7 +63,10 @@ class JoinedCalls:
         return sum(call.num_tokens for call in self._calls)
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:
-        """Return the next events in order of arrival; of unstreamed calls, all events. Raises what a call raised."""
+        """Return the next events in order of arrival, or all events if the calls are not streamed.
+
+        Raises the first error of any call.
+        """
         if not self._readers:
             self._readers = [asyncio.create_task(self._read_or_fail(index)) for index in range(len(self._calls))]
         is_stream = self._calls[0].is_stream
@@ -87,7 +90,7 @@ class JoinedCalls:
             await self._notify()
 
     async def _read(self, index: int) -> None:
-        """Read one call to its end, as fast as the events of all calls are taken."""
+        """Read one call to its end, and wait whenever `take` falls behind."""
         last: Event | None = None
         while not self._has_ended and not isinstance(last, Finished | Failed):
             events = await self._calls[index].take()

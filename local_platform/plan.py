@@ -15,8 +15,8 @@ _POP = re.compile(r"[a-z0-9]([a-z0-9-]{0,14}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Plan:
-    """What to start. `nodes` maps node id to PoP; the gateway is in the PoP of the first node. Nodes load `models` in
-    order; the first one is the chat model of the printed examples."""
+    """The processes to start. `nodes` maps node id to PoP; the gateway is in the PoP of the first node. Nodes load
+    `models` in order; the first one is the chat model of the printed examples."""
 
     host: str
     port: int

@@ -35,7 +35,7 @@ _POLL_S = 0.05
 
 
 class ProgressReport(Protocol):
-    """Where the platform reports its progress."""
+    """Receives the platform's progress."""
 
     def step(self, text: str) -> None:
         """Report what the platform waits for now."""
@@ -59,8 +59,8 @@ class EmbeddedPlatform:
         self._run_dir = data_dir.run_dir()
         self._redis = EmbeddedRedis(self._run_dir)
         self._service_keys = {
-            subject: str(ensure_key(data_dir.service_ring, subject, place))
-            for subject, place in {
+            subject: str(ensure_key(data_dir.service_ring, subject, bound_pop))
+            for subject, bound_pop in {
                 "gateway/gateway": "",
                 **{f"node/{id_}": pop for id_, pop in plan.nodes.items()},
             }.items()

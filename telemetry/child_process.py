@@ -21,7 +21,7 @@ _libc = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None  
 
 
 def die_with_parent(parent_pid: int | None = None, number: int = signal.SIGKILL) -> None:
-    """Have the kernel send signal `number` to this process when its parent exits.
+    """Ask the kernel to send signal `number` to this process when its parent exits.
 
     Sends the signal at once if the parent is not `parent_pid` (default: the current parent). Safe to call between fork
     and exec: makes system calls only and takes no locks.

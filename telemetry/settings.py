@@ -164,10 +164,10 @@ def masked(settings: Any) -> dict[str, str]:
 
 def mask_url(text: str) -> str:
     """Return `text` with the password masked if `text` is a URL that contains a password."""
-    scheme, separator, rest = text.partition("://")
-    if not separator or "@" not in rest:
+    scheme, separator, location = text.partition("://")
+    if not separator or "@" not in location:
         return text
-    credentials, _, address = rest.rpartition("@")
+    credentials, _, address = location.rpartition("@")
     user = credentials.partition(":")[0]
     return f"{scheme}://{user}:********@{address}"
 

@@ -19,7 +19,7 @@ from storage.errors import Missing
 from tenants.change_context import CLI, ChangeContext
 from tenants.credentials import decision_epoch
 from tenants.credentials.principal import AccountTerms
-from tenants.quota.limits import parse_own
+from tenants.quota.limits import parse_overrides
 from tenants.residency import (
     RETENTION_RULES,
     RegionRule,
@@ -147,7 +147,7 @@ async def set_terms(
     if plan is not None:
         values["plan"] = checked_plan(plan)
     if limits is not None:
-        parse_own(limits)
+        parse_overrides(limits)
         values["limits"] = limits
     detail = ", ".join(f"{name}={value}" for name, value in values.items())
     return await _set(database, account_id, values, "account.terms", detail, context)

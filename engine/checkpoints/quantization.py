@@ -116,7 +116,7 @@ class Quantization:
 NOT_QUANTIZED = Quantization("none")
 
 
-def is_idle(name: str) -> bool:
+def is_unused(name: str) -> bool:
     """Return True if a stored tensor is for quantized activations, which the engine does not use."""
     return name.rpartition(".")[2] in _UNUSED_ENDINGS
 

@@ -17,7 +17,8 @@ from engine.checkpoints.shard_slice import ShardSlice
 
 @dataclass(frozen=True)
 class PackedForm:
-    """How a checkpoint packs a matrix, known from its headers. Kernels decide by it whether they support the matrix.
+    """The packed form of a matrix, read from the checkpoint's headers. Kernels use it to decide whether they support
+    the matrix.
 
     `group_size` inputs share a scale. `is_symmetric` is True if groups have neither zeros nor offsets.
     `is_input_quantized` is True if the weights are meant for 8-bit inputs.

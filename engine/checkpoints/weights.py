@@ -21,7 +21,7 @@ import torch
 from engine.checkpoints.alignment import common_alignment
 from engine.checkpoints.folder import explain_missing_weights, find_safetensors, read_quantization
 from engine.checkpoints.gguf_file import GgufError, find_gguf, read_gguf
-from engine.checkpoints.quantization import is_idle
+from engine.checkpoints.quantization import is_unused
 from engine.checkpoints.quantized import PackedForm, PackedSlot
 from engine.checkpoints.shard_slice import ShardDestination
 from engine.checkpoints.stored import REALS, Files, Source, StoredTensor, WeightsError, list_names
@@ -72,12 +72,12 @@ class Checkpoint:
         self,
         stored: Mapping[str, StoredTensor],
         find: Callable[[str], Source | None],
-        is_idle: Callable[[str], bool],
+        is_unused: Callable[[str], bool],
     ) -> None:
-        """`find` returns a parameter by name; `is_idle` returns True for a stored tensor that need not be read."""
+        """`find` returns a parameter by name; `is_unused` returns True for a stored tensor that need not be read."""
         self._stored = stored
         self._find = find
-        self._is_idle = is_idle
+        self._is_unused = is_unused
         self._sources: dict[str, Source | None] = {}
 
     def __contains__(self, name: object) -> bool:
@@ -103,7 +103,7 @@ class Checkpoint:
         if not prefixes:
             return self
         stored = {name: tensor for name, tensor in self._stored.items() if not name.startswith(prefixes)}
-        return Checkpoint(stored, self._find, self._is_idle)
+        return Checkpoint(stored, self._find, self._is_unused)
 
     def find(self, name: str) -> Source | None:
         """Return the parameter `name` after checking its parts, or None if it is absent. Raises WeightsError."""
@@ -139,7 +139,7 @@ class Checkpoint:
 
     def _is_harmless(self, name: str, read: set[str]) -> bool:
         """Return True for tied heads, recomputed rotary tables, tensors for activations, and biases of zeros."""
-        if name.endswith(".rotary_emb.inv_freq") or self._is_idle(name):
+        if name.endswith(".rotary_emb.inv_freq") or self._is_unused(name):
             return True
         if name.startswith("lm_head.") and not any(other.startswith("lm_head.") for other in read):
             return True
@@ -161,7 +161,7 @@ def open_checkpoint(model_dir: Path) -> Checkpoint:
         stored = find_safetensors(model_dir)
         if stored is not None:
             scheme = read_quantization(model_dir)
-            return Checkpoint(stored, lambda name: scheme.find(name, stored), is_idle)
+            return Checkpoint(stored, lambda name: scheme.find(name, stored), is_unused)
         path = find_gguf(model_dir)
         if path is not None:
             return _open_gguf(path)
@@ -291,4 +291,4 @@ def _open_gguf(path: Path) -> Checkpoint:
     from engine.checkpoints.gguf_weights import GgufWeights  # the gguf package is slow to import
 
     weights = GgufWeights(read_gguf(path))
-    return Checkpoint(weights.stored, weights.find, weights.is_idle)
+    return Checkpoint(weights.stored, weights.find, weights.is_unused)

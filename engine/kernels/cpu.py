@@ -51,7 +51,7 @@ class CpuKernels(Kernels):
         return bind_packed(matrix, bias, dtype)
 
     def rms_norm(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> Operator:
-        """With c = √C: x / √(mean x² + ε) = x · c / hypot(‖x‖, c √ε), four operators instead of torch's eight."""
+        """Return the RMS norm as x · c / hypot(‖x‖, c √ε) with c = √C: four operators instead of torch's eight."""
         root = math.sqrt(weight.numel())
         floor = torch.tensor(root * math.sqrt(eps))
         scaled_weight = weight.float() * root  # [C]
@@ -67,7 +67,7 @@ class CpuKernels(Kernels):
         return norm_float32 if dtype == torch.float32 else norm_cast
 
     def norm_heads(self, weight: torch.Tensor, eps: float) -> Callable[[torch.Tensor], None]:
-        """As `rms_norm`, for all heads at once."""
+        """Return the RMS norm of all heads at once, computed like `rms_norm`."""
         num_heads, head_dim = weight.shape
         root = math.sqrt(head_dim)
         floor = torch.tensor(root * math.sqrt(eps))
@@ -113,7 +113,7 @@ class CpuKernels(Kernels):
 
 
 class CpuLowRank(ReferenceLowRank):
-    """As the reference, with torch's matrix products, and one product for a long run of tokens of one adapter.
+    """LoRA by torch's matrix products: one product for a long run of tokens of one adapter.
 
     Other tokens are multiplied one by one, so that their result does not depend on other tokens.
     """

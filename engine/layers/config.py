@@ -62,7 +62,7 @@ class MlpConfig:
 
 @dataclass(frozen=True)
 class RouterConfig:
-    """How `num_chosen` experts are selected per token, and how their outputs are weighted.
+    """The selection of `num_chosen` experts per token, and the weights of their outputs.
 
     `score` is softmax (over all experts) or sigmoid. With groups, only experts of the best `num_chosen_groups` of
     `num_groups` are considered; a group's score is the sum of its best `num_group_leaders` experts.

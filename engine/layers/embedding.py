@@ -40,7 +40,7 @@ class Embedding:
         yield f"{name}.weight", destination_for(self.weight[: last - first], self._cut)
 
     def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """As `forward` for a shard: each rank looks up the ids it has; the others contribute zeros."""
+        """Look up ids in a shard: each rank looks up the ids of its shard and contributes zeros for all others."""
         first, last = self._span
         is_absent = (token_ids < first) | (token_ids >= last)  # [T]
         rows = self.weight.index_select(0, (token_ids - first).masked_fill_(is_absent, 0)).float()

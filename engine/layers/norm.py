@@ -54,7 +54,7 @@ class NoNorm:
         yield from ()
 
     def bind(self, kernels: Kernels) -> None:
-        """Nothing to bind."""
+        """Do nothing: there are no operators to bind."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self._dtype)

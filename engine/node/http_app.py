@@ -214,11 +214,11 @@ async def _next_events(events: asyncio.Queue[Event], disconnect: asyncio.Task[No
     if not getting.done():
         getting.cancel()
         return []
-    taken = [getting.result()]
+    pending = [getting.result()]
     with contextlib.suppress(asyncio.QueueEmpty):
         while True:
-            taken.append(events.get_nowait())
-    return taken
+            pending.append(events.get_nowait())
+    return pending
 
 
 async def _send_error(send: Send, status: int, message: str) -> None:

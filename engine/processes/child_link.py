@@ -134,9 +134,9 @@ class ChildLink(asyncio.Protocol):
         if self._is_closing:
             return
         self._on_lost()
-        how = self._kill_reason or describe_exit(code)
-        logger.error("%s %d %s", self._name, self.pid, how)
-        self._on_exit(f"{self._name} {how}")
+        exit_reason = self._kill_reason or describe_exit(code)
+        logger.error("%s %d %s", self._name, self.pid, exit_reason)
+        self._on_exit(f"{self._name} {exit_reason}")
 
     # ── hang detection ──
 

@@ -114,7 +114,7 @@ class ChatRenderer(Renderer):
 
     @functools.cached_property
     def _chunks(self) -> list[ChatChunks]:
-        """One for each choice; unstreamed responses need none."""
+        """The chunk writers of a streamed response, one for each choice."""
         return [
             ChatChunks(*self._head, has_usage_chunk=self._has_usage_chunk, is_legacy=self._is_legacy, index=index)
             for index in range(self._num_choices)

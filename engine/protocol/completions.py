@@ -58,7 +58,7 @@ class CompletionRequest:
 
     @property
     def rendered_echoes(self) -> list[str]:
-        """For each prompt, the text that the renderer puts in front of its choices."""
+        """The text that the renderer puts in front of the choices of each prompt."""
         if not self.echoes_prompt or self.tasks_echo:
             return [""] * len(self.prompts)
         return [str(prompt) for prompt in self.prompts]
@@ -93,7 +93,7 @@ def read_completion_request(body: Mapping[str, Any], *, context_window: int, voc
     num_choices = read_num_choices(body)
     num_candidates = integer(body, "best_of", num_choices, minimum=num_choices, maximum=MAX_CHOICES)
     if len(prompts) * num_candidates > MAX_SEQUENCES:
-        raise BadInput(f"'/prompt' and '/best_of' ask for more than {MAX_SEQUENCES} answers")
+        raise BadInput(f"'/prompt' and '/best_of' request more than {MAX_SEQUENCES} choices")
     if num_candidates > num_choices and boolean(body, "stream", False):
         raise BadInput("'/best_of' must be '/n' where '/stream' is true")
     num_top_logprobs = integer(body, "logprobs", None, minimum=0, maximum=MAX_TOP_LOGPROBS)

@@ -53,7 +53,7 @@ _MAX_TOKEN_ID = (1 << 31) - 1
 
 
 class Sampling(Struct, frozen=True, omit_defaults=True, kw_only=True):
-    """How completion tokens are chosen.
+    """Parameters by which completion tokens are chosen.
 
     `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 disable those filters. `repetition_penalty` divides
     positive logits and multiplies negative ones, for every token that the prompt or the completion contains;

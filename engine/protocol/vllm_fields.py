@@ -26,7 +26,7 @@ _FORMAT_FIELDS = (
 # field -> (values without effect besides null, false and empty ones, the reason or the alternative)
 _REJECTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "allowed_token_ids": ((), f"{_UNSUPPORTED}: use '/logit_bias' or a format"),
-    "audio": ((), f"{_UNSUPPORTED}: answers are text"),
+    "audio": ((), f"{_UNSUPPORTED}: output is text"),
     "bad_words": ((), _UNSUPPORTED),
     "cache_salt": ((), f"{_UNSUPPORTED}: accounts share no cache, and callers of one account do"),
     "continue_final_message": ((), f"{_UNSUPPORTED}: use /v1/completions to continue a text"),
@@ -47,7 +47,7 @@ _REJECTED: dict[str, tuple[tuple[Any, ...], str]] = {
     "media_io_kwargs": ((), _UNSUPPORTED),
     "mirostat": ((0,), _UNSUPPORTED),
     "mm_processor_kwargs": ((), _UNSUPPORTED),
-    "modalities": ((["text"],), f"{_UNSUPPORTED}: answers are text"),
+    "modalities": ((["text"],), f"{_UNSUPPORTED}: output is text"),
     "no_repeat_ngram_size": ((0,), _UNSUPPORTED),
     "priority": ((0,), f"{_UNSUPPORTED}: accounts take turns"),
     "prompt_logprobs": ((), f"{_UNSUPPORTED}: ask /v1/completions for '/echo' and '/logprobs'"),

@@ -166,11 +166,11 @@ class Followers:
                 break
             poll.unregister(fd)
         ended = by_fd[fd]
-        how = f"rank {ended.rank} of {len(by_fd) + 1} {_how_ended(ended)}"
-        logger.critical("%s", how)
+        message = f"rank {ended.rank} of {len(by_fd) + 1} {_how_ended(ended)}"
+        logger.critical("%s", message)
         sys.stderr.flush()
         if not self._is_loaded:
-            failure = wire.encode_frame(wire.LoadFailed(f"GroupError: {how} while loading; see its log"))
+            failure = wire.encode_frame(wire.LoadFailed(f"GroupError: {message} while loading; see its log"))
             with contextlib.suppress(OSError):
                 self._connection.sendall(failure)
         os._exit(1)

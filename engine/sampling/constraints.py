@@ -86,7 +86,7 @@ def _draw_allowed(logits: Floats, inputs: SamplingInputs, rows: list[int], bits:
 def _draw_allowed_natively(
     logits: torch.Tensor, inputs: SamplingInputs, rows: list[int], bits: NDArray[np.uint8]
 ) -> Ints | None:
-    """As `_draw_allowed`, in one call of the compiled library; None if there is none."""
+    """Draw like `_draw_allowed`, in one call of the compiled library. Return None if there is no library."""
     library = find_library()
     if library is None or logits.stride(1) != 1 or bits.strides[1] != 1:
         return None

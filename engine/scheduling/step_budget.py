@@ -32,7 +32,8 @@ class ScheduledStep:
 
 
 class StepBudget:
-    """At most `max_step_tokens` tokens, of which `max_prompt_logprob_tokens` may need prompt log-probabilities."""
+    """Limits of one step: at most `max_step_tokens` tokens, of which `max_prompt_logprob_tokens` may need prompt
+    log-probabilities."""
 
     def __init__(self, table: SlotTable, max_step_tokens: int, max_prompt_logprob_tokens: int) -> None:
         self._table = table

@@ -21,7 +21,7 @@ MAX_IDLE = 64  # unused adapters that stay ready on disk; the disk cache may dro
 
 
 @dataclass(eq=False)
-class _Kept:
+class _CachedAdapter:
     opening: asyncio.Task[LocalAdapter]
     num_calls: int = 0
 
@@ -31,34 +31,34 @@ class NodeAdapters:
 
     def __init__(self, store: FindsModels) -> None:
         self._store = store
-        self._kept: OrderedDict[str, _Kept] = OrderedDict()  # by digest, least recently used first
+        self._cached: OrderedDict[str, _CachedAdapter] = OrderedDict()  # by digest, least recently used first
 
     async def acquire(self, adapter: Adapter) -> LocalAdapter:
         """Return the adapter's local files. Raises Refused, and must then not be released."""
-        kept = self._kept.get(adapter.digest)
-        if kept is None:
-            kept = self._kept[adapter.digest] = _Kept(asyncio.create_task(self._open(adapter)))
-        kept.num_calls += 1
-        self._kept.move_to_end(adapter.digest)
+        cached = self._cached.get(adapter.digest)
+        if cached is None:
+            cached = self._cached[adapter.digest] = _CachedAdapter(asyncio.create_task(self._open(adapter)))
+        cached.num_calls += 1
+        self._cached.move_to_end(adapter.digest)
         try:
-            return await asyncio.shield(kept.opening)
+            return await asyncio.shield(cached.opening)
         except BaseException:
-            self._leave(adapter.digest, kept)
+            self._end_use(adapter.digest, cached)
             raise
 
     def release(self, adapter: Adapter) -> None:
         """Release the adapter of one call."""
-        self._leave(adapter.digest, self._kept[adapter.digest])
-        idle = [digest for digest, kept in self._kept.items() if not kept.num_calls and kept.opening.done()]
+        self._end_use(adapter.digest, self._cached[adapter.digest])
+        idle = [digest for digest, cached in self._cached.items() if not cached.num_calls and cached.opening.done()]
         for digest in idle[: max(0, len(idle) - MAX_IDLE)]:
-            del self._kept[digest]
+            del self._cached[digest]
             self._store.release(digest)
 
-    def _leave(self, digest: str, kept: _Kept) -> None:
-        kept.num_calls -= 1
-        has_failed = kept.opening.done() and (kept.opening.cancelled() or kept.opening.exception() is not None)
-        if has_failed and self._kept.get(digest) is kept:
-            del self._kept[digest]
+    def _end_use(self, digest: str, cached: _CachedAdapter) -> None:
+        cached.num_calls -= 1
+        has_failed = cached.opening.done() and (cached.opening.cancelled() or cached.opening.exception() is not None)
+        if has_failed and self._cached.get(digest) is cached:
+            del self._cached[digest]
 
     async def _open(self, adapter: Adapter) -> LocalAdapter:
         try:

@@ -36,15 +36,15 @@ class Address:
 
 def parse_address(text: str) -> Address:
     """Parse `unix:///path` or `tcp://host:port`. Raises ValueError with the reason."""
-    scheme, separator, rest = text.partition("://")
+    scheme, separator, address = text.partition("://")
     if scheme == "unix" and separator:
-        if not rest.startswith("/"):
+        if not address.startswith("/"):
             raise ValueError("a Unix socket needs an absolute path: unix:///path")
-        if len(rest.encode()) > _MAX_SOCKET_PATH_BYTES:
+        if len(address.encode()) > _MAX_SOCKET_PATH_BYTES:
             raise ValueError(f"a Unix socket's path has at most {_MAX_SOCKET_PATH_BYTES} bytes")
-        return Address(path=Path(rest))
+        return Address(path=Path(address))
     if scheme == "tcp" and separator:
-        return _host_and_port(rest)
+        return _host_and_port(address)
     raise ValueError("expected unix:///path or tcp://host:port")
 
 

@@ -395,7 +395,7 @@ def _is_crash_looping(replica: ModelReplica, now: float) -> bool:
 
 @contextlib.contextmanager
 def _refusals(model: str) -> Iterator[None]:
-    """Raise the errors that prevent loading a model as Refused."""
+    """Convert errors that prevent loading a model to Refused."""
     try:
         yield
     except (ModelUnavailable, ModelLoadError, CardError) as error:

@@ -149,7 +149,7 @@ class StandaloneServer:
         )
 
     def _print_ready(self, model: TaskModel) -> None:
-        """Print one line with a command that works to standard output."""
+        """Print one line to standard output that contains a ready-to-run curl command."""
         description = model.describe()
         details = f" ({description.details})" if description.details else ""
         seconds = time.monotonic() - self._started_s

@@ -167,8 +167,10 @@ class _CheckServer:
         elif child.output[:1] == b"+" or child.output[:1] == b"-":
             result = CheckResult(check_id, child.output[1:].decode(errors="replace"))
         else:
-            how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {os.WEXITSTATUS(status)}"
-            print(f"constraint check process ended with {how}", file=sys.stderr)  # noqa: T201  # the process's log
+            exit_reason = (
+                f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"code {os.WEXITSTATUS(status)}"
+            )
+            print(f"constraint check process ended with {exit_reason}", file=sys.stderr)  # noqa: T201  # the process's log
             limit = MEMORY_BYTES >> 20
             result = CheckResult(check_id, f"{name} is too complex to compile within {limit} MiB")
         os.write(1, encode_frame(result))

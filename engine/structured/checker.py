@@ -66,9 +66,9 @@ class ConstraintChecker:
         return None if self._process is None else self._process.pid
 
     async def check(self, constraint: Constraint, namespace: bytes) -> None:
-        """Return if `constraint` can be enforced. Raises ConstraintRefused."""
+        """Check that `constraint` can be enforced. Raises ConstraintRefused."""
         key = cache_key(constraint, namespace)
-        refusal = self._cache.get(key)
+        refusal = self._cache.get(key)  # None if not checked yet, "" if the check passed
         if refusal is None:
             check_size(constraint)
             lock = self._locks.setdefault(namespace, asyncio.Lock())

@@ -16,7 +16,7 @@ from engine.protocol.events import Failed, Finished, FinishReason, Started, Toke
 from engine.ranks.output import SequenceOutput, TokenIdLogprob
 from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
-from engine.tasks.answer import Answer
+from engine.tasks.generated_text import GeneratedText
 from engine.tasks.prompt_echo import PromptEcho
 from engine.tasks.work import Emit
 from engine.text.detokenizer import Detokenizer
@@ -50,7 +50,7 @@ class Generation:
         tokenizer: Tokenizer,
         request: SequenceRequest,
         detokenizer: Detokenizer,
-        answer: Answer,
+        generated: GeneratedText,
         emit: Emit,
         *,
         choice: int = 0,
@@ -66,7 +66,7 @@ class Generation:
         self._num_tops = request.sampling.logprobs or 0
         self._emit = emit
         self._detokenizer = detokenizer
-        self._answer = answer
+        self._generated = generated
         self._is_constrained = request.constraint is not None
         self._choice = choice
         self._echo = echo
@@ -128,10 +128,10 @@ class Generation:
         if output.token_ids:
             self._start()
             self._emit_pieces(self._pieces_of(output))
-        if self._answer.is_over:
+        if self._generated.is_over:
             self._finish("stop")
             self._replica.abort(self._sequence_id)
-        elif output.finish == "length" and self._is_constrained and self._answer.num_calls:
+        elif output.finish == "length" and self._is_constrained and self._generated.num_calls:
             self._finish("stop")  # the calls are complete; there was no room for more
         elif output.finish == "stop" or output.finish == "length":
             self._finish(output.finish)
@@ -142,9 +142,9 @@ class Generation:
 
     def _finish(self, reason: FinishReason) -> None:
         self._start()
-        self._emit_pieces(self._answer.flush(is_cut=reason == "length"))
-        has_tool_calls = reason == "stop" and self._answer.num_calls > 0
-        self._end(Finished("tool_calls" if has_tool_calls else reason, self._usage(), self._answer.stop))
+        self._emit_pieces(self._generated.flush(is_cut=reason == "length"))
+        has_tool_calls = reason == "stop" and self._generated.num_calls > 0
+        self._end(Finished("tool_calls" if has_tool_calls else reason, self._usage(), self._generated.stop))
 
     def _pieces_of(self, output: SequenceOutput) -> list[OutputPiece]:
         """Count the tokens up to the end of the output; return the pieces that can be emitted."""
@@ -154,14 +154,14 @@ class Generation:
             self._num_tokens += 1
             self._num_unemitted += 1
             is_end_token = index == last and output.finish == "stop"
-            was_reasoning = self._answer.is_reasoning_text
-            pieces += self._answer.push("" if is_end_token else self._detokenizer.push((token_id,)))
-            if was_reasoning or self._answer.is_reasoning_text:
+            was_reasoning = self._generated.is_reasoning_text
+            pieces += self._generated.push("" if is_end_token else self._detokenizer.push((token_id,)))
+            if was_reasoning or self._generated.is_reasoning_text:
                 self._num_reasoning += 1
                 self._logprobs.clear()  # log probabilities are reported for content only, not for reasoning
             elif output.logprobs and not is_end_token:
                 self._logprobs.append(self._logprob(token_id, output.logprobs[index]))
-            if self._answer.is_over:
+            if self._generated.is_over:
                 break
         return pieces
 
@@ -195,7 +195,7 @@ class Generation:
             else:
                 self._emit_tool_call(piece)
             text = ""
-        if text or not self._answer.is_parsed:
+        if text or not self._generated.is_parsed:
             self._emit_text(text)
 
     def _emit_text(self, text: str) -> None:

@@ -27,8 +27,8 @@ from engine.scheduling.sequence import SequenceRequest
 from engine.structured.checker import ConstraintChecker
 from engine.structured.refusal import ConstraintRefused
 from engine.tasks.adapter_check import AdapterCheck
-from engine.tasks.answer import Answer
 from engine.tasks.choices import Choices, of_choice
+from engine.tasks.generated_text import GeneratedText
 from engine.tasks.generation import Generation
 from engine.tasks.input_check import check_input
 from engine.tasks.loading import LoadRequest, ModelLoadError
@@ -247,7 +247,7 @@ class TextGenerator:
                 self._tokenizer,
                 request,
                 self._tokenizer.detokenizer(starts_text=starts_text, show=plan.marks),
-                Answer(StopStringFinder(task.sampling.stop), plan.parser(request.constraint)),
+                GeneratedText(StopStringFinder(task.sampling.stop), plan.parser(request.constraint)),
                 emit,
                 choice=choice,
                 echo=echo,

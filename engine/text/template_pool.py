@@ -79,7 +79,7 @@ class _Worker:
 
 
 class TemplatePool:
-    """At most `max_workers` worker processes."""
+    """A pool of at most `max_workers` worker processes."""
 
     def __init__(self, max_workers: int = MAX_WORKERS) -> None:
         self._slots = threading.BoundedSemaphore(max_workers)

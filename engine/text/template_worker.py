@@ -132,7 +132,7 @@ class TemplateRenderer:
         self._templates: BoundedCache[bytes, tuple[Template, Compiled]] = BoundedCache(MAX_TEMPLATES)
 
     def handle(self, request: Request) -> Response:
-        """Answer one request. Never raises an error that a template can cause."""
+        """Serve one request. Never raises an error that a template can cause."""
         try:
             found = self._templates.get(request.digest)
             if found is None:
@@ -203,7 +203,7 @@ def _limit_resources() -> None:
 
 
 def serve(connection: socket.socket, handle: Callable[[Request], Response]) -> None:
-    """Answer requests until the connection closes or memory is exhausted."""
+    """Serve requests until the connection closes or memory is exhausted."""
     encode = msgspec.msgpack.encode
     while (payload := receive_frame(connection)) is not None:
         request: Request = pickle.loads(payload)  # noqa: S301 - from the parent process only

@@ -49,7 +49,7 @@ class CallReader(ABC):
 
 @dataclass(frozen=True)
 class RuleWriter:
-    """What a family needs to write the grammar rules of a call. `literal` writes text as the grammar spells it, with
+    """The means to write a family's grammar rules of a call. `literal` writes text as the grammar spells it, with
     control tokens where the model has them. `options` apply to every JSON schema."""
 
     literal: Callable[[str], str]

@@ -184,7 +184,7 @@ def _calls(family: Family, tools: Sequence[Tool], controls: Controls, is_paralle
 
 def _arguments(tool: Tool, *, is_loose: bool) -> dict[str, Any]:
     """Return the schema for a tool's arguments: an object without undeclared properties, unless the schema allows
-    these. Keywords that cannot be enforced are ignored for tools that are not strict."""
+    them. Keywords that cannot be enforced are ignored for tools that are not strict."""
     if is_loose and not tool.is_strict:
         schema = dict(ANY_OBJECT)
     else:

@@ -113,12 +113,12 @@ def _constraints(
     constraints: list[Constraint | None] = []
     reason = ""
     for is_loose in _looseness(tools):
-        how = {"is_parallel": is_parallel, "is_loose": is_loose}
+        flags = {"is_parallel": is_parallel, "is_loose": is_loose}
         try:
             if is_required:
-                constraints.append(required_calls(family, tools, controls, **how, thinking=thinking))
+                constraints.append(required_calls(family, tools, controls, **flags, thinking=thinking))
             else:
-                constraints.append(lazy_calls(family, tools, controls, task.constraint, **how, thinking=thinking))
+                constraints.append(lazy_calls(family, tools, controls, task.constraint, **flags, thinking=thinking))
         except UnsupportedSchema as error:
             reason = str(error)
     if not is_required and task.constraint is None and not any(tool.is_strict for tool in tools):

@@ -57,14 +57,14 @@ class Exchange:
         self.is_binding = False  # the client is a Worker's AI binding
         self.has_started = False
         self.error_frame: Callable[[Refusal], bytes] | None = None  # renders the last event of a stream that fails
+        # Called before the last part is sent, with the headers and parts of a complete response, or with None if the
+        # response is incomplete.
         self.store_response: StoreResponse | None = None
-        # Called with the headers and parts of a complete response, or None for an incomplete one, before its last part
-        # is sent.
         self._stream_headers: Headers = []
         self._stream_parts: list[bytes] = []  # for `store_response`
         self._connection: Connection = scope["hearth.connection"]
-        # Removed from the scope, which the cycle refers to: together they would stay in memory until the next garbage
-        # collection.
+        # The cycle refers to the scope. Removing the cycle from the scope avoids a reference cycle, so both are freed
+        # without the garbage collector.
         self._request_cycle: RequestCycle = scope.pop("hearth.request_cycle")
         self._receive = receive
         self._send = send

@@ -55,28 +55,28 @@ def _field_error(message: str, type_: type[Struct]) -> FieldError:
     return FieldError("/".join(path), describe(found))
 
 
-def _follow(location: str, found: inspect.Type) -> tuple[list[str], inspect.Type]:
+def _follow(location: str, declared: inspect.Type) -> tuple[list[str], inspect.Type]:
     """Return the field names and indexes in msgspec's `location`, and the type declared there.
 
     Stops at the container when the location is one of the values of a mapping, because its key is the client's text.
     """
     path: list[str] = []
     while location:
-        found = _without_null(found)
-        if isinstance(found, inspect.StructType) and location.startswith("."):
-            names = [field.encode_name for field in found.fields]
+        declared = _without_null(declared)
+        if isinstance(declared, inspect.StructType) and location.startswith("."):
+            names = [field.encode_name for field in declared.fields]
             # Field names may contain dots; the longest one that fits is meant.
             name = max((name for name in names if location.startswith(f".{name}")), key=len)
-            found = next(field.type for field in found.fields if field.encode_name == name)
+            declared = next(field.type for field in declared.fields if field.encode_name == name)
             path.append(name)
             location = location[len(name) + 1 :]
             continue
         step = _STEP.match(location)
-        if step is None or not isinstance(found, inspect.ListType):
+        if step is None or not isinstance(declared, inspect.ListType):
             break
         path.append(step[1])
-        found, location = found.item_type, location[step.end() :]
-    return path, found
+        declared, location = declared.item_type, location[step.end() :]
+    return path, declared
 
 
 def _without_null(found: inspect.Type) -> inspect.Type:

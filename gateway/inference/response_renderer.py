@@ -231,9 +231,9 @@ class ResponseRenderer(OwnErrorFrame):
         self._done.append(item.to_object(status))
         return frames + self._event("response.output_item.done", output_index=item.index, item=self._done[-1])
 
-    def _delta(self, item: _Item, text: str, rest: bytes = b"") -> bytes:
+    def _delta(self, item: _Item, text: str, fields: bytes = b"") -> bytes:
         self._number += 1
-        return item.delta + envelope.encode(text) + rest + b',"sequence_number":%d}\n\n' % (self._number - 1)
+        return item.delta + envelope.encode(text) + fields + b',"sequence_number":%d}\n\n' % (self._number - 1)
 
     def _event(self, kind: str, **fields: Any) -> bytes:
         event = {"type": kind, "sequence_number": self._number, **fields}

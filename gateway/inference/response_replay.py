@@ -28,7 +28,7 @@ def opening(response: Mapping[str, Any]) -> list[Json]:
     return _numbered([{"type": "response.created", "response": initial | {"status": first}}, *events], 0)
 
 
-def rest(response: Mapping[str, Any]) -> list[Json]:
+def remaining(response: Mapping[str, Any]) -> list[Json]:
     """Return the events of a finished response after its opening."""
     events = [event for index, item in enumerate(response["output"]) for event in _item_events(index, item)]
     last = f"response.{response['status'] if response['status'] in _SUCCESSFUL else 'failed'}"

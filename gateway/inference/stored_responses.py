@@ -75,10 +75,10 @@ async def list_input(services: Services, request: ManagementRequest, query: Inpu
     items: list[dict[str, Any]] = msgspec.json.decode(record.input_items)
     if query.order == "desc":
         items.reverse()
-    rest = _after(items, query.after)
-    page = rest[: query.limit]
+    remaining = _after(items, query.after)
+    page = remaining[: query.limit]
     ends = {"first_id": page[0]["id"] if page else None, "last_id": page[-1]["id"] if page else None}
-    return _bare(envelope.encode({"object": "list", "data": page, **ends, "has_more": len(rest) > query.limit}))
+    return _bare(envelope.encode({"object": "list", "data": page, **ends, "has_more": len(remaining) > query.limit}))
 
 
 async def delete(services: Services, request: ManagementRequest) -> Response:

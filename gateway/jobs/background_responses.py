@@ -88,7 +88,7 @@ async def _result(
     services: Services, account_id: str, batch_id: str, state: BatchState, response: dict[str, Any]
 ) -> dict[str, Any]:
     """Return the response from the worker's result. Used if it failed, or is too long for the response store."""
-    sealed = await batches.answers(services.database, account_id, batch_id, 0, state.num_requests)
+    sealed = await batches.read_results(services.database, account_id, batch_id, 0, state.num_requests)
     if not sealed:
         raise Refusal(Reason.RESPONSE_UNKNOWN)
     try:
@@ -157,7 +157,7 @@ async def follow(
         if not has_opened:
             events, has_opened = response_replay.opening(response), True
         if is_final(response):
-            events += response_replay.rest(response)
+            events += response_replay.remaining(response)
         frames = [response_replay.frame(event) for event in events if event["sequence_number"] > after]
         if frames:
             yield b"".join(frames)

@@ -121,7 +121,7 @@ class ChunkRunner:
                 refusal = Refusal(Reason.INTERNAL)
             else:
                 refusal = self._refusal_for(leased)
-        return Chunk(leased, terms, requests, refusal, set(numbers) - leased.answered)
+        return Chunk(leased, terms, requests, refusal, set(numbers) - leased.finished)
 
     def start(self, chunk: Chunk, on_end: Callable[[Chunk], None]) -> None:
         """Start the requests of a chunk; `on_end` is called after each."""

@@ -110,7 +110,7 @@ class Batches:
         tokens = await batches.tokens_of(self.database, account_id, batch_id)
         yield batch_results.BARE_HEAD if is_bare else batch_results.HEAD
         for first in range(0, state.num_requests, PAGE_RESULTS):
-            sealed = await batches.answers(self.database, account_id, batch_id, first, PAGE_RESULTS)
+            sealed = await batches.read_results(self.database, account_id, batch_id, first, PAGE_RESULTS)
             if len(sealed) < min(PAGE_RESULTS, state.num_requests - first):
                 raise StoreUnavailable("batch results expired while they were read")
             results = await asyncio.to_thread(self._join, account_id, sealed)

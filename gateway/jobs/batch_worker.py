@@ -153,7 +153,7 @@ class BatchWorker:
             return
         settings, now = self._services.settings.batches, self._services.clock.now()
         times = {"lease_s": settings.lease_s, "ttl_s": settings.ttl_s}
-        lost = await batches.answer(self._services.database, self._owner, outbox, now, **times)
+        lost = await batches.store_results(self._services.database, self._owner, outbox, now, **times)
         self._forget(lost)
         for key in outbox.keys() - lost:
             self._note_stored(key, outbox[key])

@@ -61,12 +61,12 @@ class KeyedRequest:
 class Claim:
     """A key that this request has claimed: `store` the response, then `close`."""
 
-    def __init__(self, keys: IdempotencyKeys, mine: Claimed, may_store_content: bool) -> None:
+    def __init__(self, keys: IdempotencyKeys, claimed: Claimed, may_store_content: bool) -> None:
         self._keys = keys
-        self._mine = mine
+        self._claimed = claimed
         self._may_store_content = may_store_content
         self._is_over = False
-        self.request_id = mine.request_id
+        self.request_id = claimed.request_id
 
     async def store(self, headers: Headers, parts: Sequence[bytes] | None) -> None:
         """Store a response; with `parts` None the key is released instead. Raises Refusal if another request has taken
@@ -77,14 +77,14 @@ class Claim:
         self._is_over = True
         stored = [header for header in headers if header[0] in _STORED_HEADERS]
         fits = self._may_store_content and sum(map(len, parts)) <= MAX_STORED_BYTES
-        if not await self._keys.store(self._mine, StoredResponse(stored, b"".join(parts) if fits else None)):
+        if not await self._keys.store(self._claimed, StoredResponse(stored, b"".join(parts) if fits else None)):
             raise Refusal(Reason.KEY_IN_USE, retry_after_s=RETRY_AFTER_S)
 
     async def close(self) -> None:
         """End the claim; without a stored response the key is released."""
         if not self._is_over:
             self._is_over = True
-            await asyncio.shield(asyncio.ensure_future(self._keys.release(self._mine)))
+            await asyncio.shield(asyncio.ensure_future(self._keys.release(self._claimed)))
 
 
 class IdempotencyKeys:
@@ -120,7 +120,7 @@ class IdempotencyKeys:
 
     def _decrypt(self, account_id: str, completed: Completed) -> StoredResponse:
         try:
-            return _decode(self._sealer.open(account_id, completed.answer, 2 * MAX_STORED_BYTES))
+            return _decode(self._sealer.open(account_id, completed.response, 2 * MAX_STORED_BYTES))
         except (ValueError, msgspec.MsgspecError):
             log.warning("stored response is unreadable")
             raise Refusal(Reason.KEY_SPENT) from None
@@ -131,22 +131,22 @@ class IdempotencyKeys:
             digest.update(len(part).to_bytes(8, "big") + part)
         return self._sealer.hash_of(request.account_id, "a request " + digest.hexdigest())
 
-    async def store(self, mine: Claimed, response: StoredResponse) -> bool:
+    async def store(self, claimed: Claimed, response: StoredResponse) -> bool:
         """Store a response; return False if another request has taken the key over."""
-        sealed = await asyncio.to_thread(self._sealer.seal, mine.keyed.account_id, _encode(response))
+        sealed = await asyncio.to_thread(self._sealer.seal, claimed.keyed.account_id, _encode(response))
         try:
-            return await idempotency.keep(self._database, mine, sealed)
+            return await idempotency.store(self._database, claimed, sealed)
         except StoreUnavailable:
             log.warning("response was not stored under its idempotency key: the database is unavailable")
             return True
         finally:
-            self._claims.pop(mine.owner, None)
+            self._claims.pop(claimed.owner, None)
 
-    async def release(self, mine: Claimed) -> None:
+    async def release(self, claimed: Claimed) -> None:
         """Release the key of a request without a stored response."""
-        self._claims.pop(mine.owner, None)
+        self._claims.pop(claimed.owner, None)
         try:
-            await idempotency.give_up(self._database, mine)
+            await idempotency.give_up(self._database, claimed)
         except StoreUnavailable:
             log.warning("idempotency key was not released; it expires with its lease")
 

@@ -96,10 +96,10 @@ class StoredResponses:
     async def _read(self, account_id: str, response_id: str) -> tuple[ChatMessage, ...]:
         if not self.is_enabled:
             raise BadInput("'/previous_response_id' is not supported: this platform does not store responses")
-        kept = await responses.find(self._database, account_id, response_id, self._clock.now())
-        if kept is not None and kept.turns is None:
+        row = await responses.find(self._database, account_id, response_id, self._clock.now())
+        if row is not None and row.turns is None:
             raise BadInput("'/previous_response_id' names a response that is not finished, or too long to continue")
-        messages = None if kept is None else self._decrypt(account_id, kept.turns, tuple[ChatMessage, ...])
+        messages = None if row is None else self._decrypt(account_id, row.turns, tuple[ChatMessage, ...])
         if messages is None:
             raise BadInput("'/previous_response_id' names no stored response")
         return messages
@@ -125,8 +125,8 @@ class StoredResponses:
 
     async def find(self, account_id: str, response_id: str) -> StoredRecord | None:
         """Return a stored response; None if there is none. Raises StoreUnavailable."""
-        kept = await responses.find(self._database, account_id, response_id, self._clock.now())
-        return None if kept is None else self._decrypt(account_id, kept.record, StoredRecord)
+        row = await responses.find(self._database, account_id, response_id, self._clock.now())
+        return None if row is None else self._decrypt(account_id, row.record, StoredRecord)
 
     async def store(
         self, account_id: str, response_id: str, messages: tuple[ChatMessage, ...], record: StoredRecord
@@ -176,10 +176,10 @@ class StoredResponses:
             log.warning("stored response is unreadable")
         return None
 
-    async def _write(self, kept: ResponseRow) -> None:
+    async def _write(self, row: ResponseRow) -> None:
         """Return after the row is committed. Raises StoreError."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._unwritten.append((kept, done))
+        self._unwritten.append((row, done))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all())
         await done
@@ -189,7 +189,7 @@ class StoredResponses:
             rows, self._unwritten = self._unwritten, []
             error: Exception | None = None
             try:
-                await responses.keep(self._database, [kept for kept, _ in rows])
+                await responses.keep(self._database, [row for row, _ in rows])
             except StoreError as failed:
                 error = failed
             except Exception as failed:

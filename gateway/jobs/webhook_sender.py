@@ -100,7 +100,7 @@ class WebhookSender:
         """Return `delivered`, or why the webhook was not. Raises StoreUnavailable; ValueError for unreadable rows."""
         services = self._services
         webhook = _decode_target(services.batches.decrypt(due.account_id, due.target))
-        sealed = await batches.answers(services.database, due.account_id, due.batch_id, 0, due.num_requests)
+        sealed = await batches.read_results(services.database, due.account_id, due.batch_id, 0, due.num_requests)
         if len(sealed) < due.num_requests:
             return "expired"
         items = [_decode_item(services.batches.decrypt(due.account_id, each)) for each in sealed]

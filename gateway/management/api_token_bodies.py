@@ -21,7 +21,7 @@ from tenants.credentials.conditions import MAX_NETWORKS, AddressCondition, parse
 from tenants.credentials.policies import ACCOUNT_RESOURCE, MAX_POLICIES, Policy, is_resource
 from tenants.credentials.scopes import GROUPS, PermissionGroup, find_group
 from tenants.credentials.user_tokens import TokenSpec
-from tenants.quota.limits import parse_own
+from tenants.quota.limits import parse_overrides
 from tenants.residency import read_rule, shown_rule
 
 MAX_GROUPS = MAX_RESOURCES = MAX_MODELS = 100
@@ -91,7 +91,7 @@ def parse_spec(body: TokenBody, *, account_ids: Collection[str], user_id: str | 
     with change_errors("region"):
         region = read_rule(body.region)
     with change_errors("limits"):
-        parse_own(body.limits or "")
+        parse_overrides(body.limits or "")
     return TokenSpec(
         name=body.name,
         policies=tuple(

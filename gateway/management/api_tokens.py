@@ -136,7 +136,8 @@ def _token_id(request: ManagementRequest) -> str:
 
 
 async def _read_spec(services: Services, holder: TokenOwner, body: TokenBody) -> tuple[TokenSpec, str]:
-    """Return the specification of a token, and the account that it belongs to: the first that it gives access to."""
+    """Return the specification of a token, and the account that owns the token: the first account that the token gives
+    access to."""
     is_user = holder.kind == "user"
     account_ids: list[Any] = (
         await users.account_ids_of(services.database, holder.user_id)

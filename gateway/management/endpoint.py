@@ -1,4 +1,4 @@
-"""What management endpoints share: typed bodies and queries, pages, and responses in the envelope.
+"""Shared parts of management endpoints: typed bodies and queries, pages, and responses in the envelope.
 
 A `ManagementRequest` knows the account, the caller and the context of a change. `takes_body` and `takes_query` parse a
 request into a msgspec Struct and declare the same Struct for the OpenAPI document. A new endpoint is a function with

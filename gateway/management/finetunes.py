@@ -140,7 +140,7 @@ async def _upload(services: Services, request: ManagementRequest) -> Response:
         try:
             await _store_file(services, request, finetune, folder, max_bytes)
         except FinetuneError as error:
-            raise Refusal(Reason.INPUT_INVALID, f"'/file' cannot be taken: {error}") from None
+            raise Refusal(Reason.INPUT_INVALID, f"'/file' is not accepted: {error}") from None
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
     return respond(None)

@@ -44,7 +44,7 @@ class UserBody(Struct, frozen=True):
 
 
 class MembershipBody(Struct, frozen=True):
-    """The answer to an invitation."""
+    """The response to an invitation."""
 
     status: Literal["accepted", "rejected"]
 

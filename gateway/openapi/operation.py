@@ -1,4 +1,4 @@
-"""What an endpoint declares about itself for the OpenAPI document: its body, its query, and unusual responses."""
+"""Declarations of an endpoint for the OpenAPI document: its body, its query, and unusual responses."""
 
 from __future__ import annotations
 

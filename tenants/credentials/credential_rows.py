@@ -69,7 +69,7 @@ class Evaluation:
     """The result for a credential, and the lookup, token, account and user ids whose change invalidates it."""
 
     verdict: Principal | Refused
-    marks: frozenset[str]
+    dependency_ids: frozenset[str]
 
 
 async def note_uses(database: Database, used: Mapping[str, datetime]) -> None:
@@ -94,15 +94,15 @@ async def evaluate_token(connection: AsyncConnection, row: RowMapping, lookup_id
     """Evaluate the row of a token whose secret was correct."""
     account_id, user_id = row["account_id"], row["user_id"] or ""
     condition, window = decode_condition(row["condition"]), (row["expires_at"], row["not_before"])
-    marks = {lookup_id, row["api_token_id"], account_id, user_id} - {""}
+    dependency_ids = {lookup_id, row["api_token_id"], account_id, user_id} - {""}
     if row["status"] != "active":
         known = (row["api_token_id"], account_id, row["kind"], *window, condition)
-        return Evaluation(Refused(row["status"], *known), frozenset(marks))
+        return Evaluation(Refused(row["status"], *known), frozenset(dependency_ids))
     terms = row["plan"], row["account_limits"]
     own_account = _AccountState(row["account_status"], row["account_region"], row["retention"], *terms)
     policies = decode_policies(row["policies"])
     states = await _accounts_of_user(connection, user_id) if user_id else {account_id: own_account}
-    marks |= states.keys()
+    dependency_ids |= states.keys()
     token_region = decode_rule(row["region"])
     grants = {other: _grant(scopes_on(policies, other), state, token_region) for other, state in states.items()}
     own = grants.pop(account_id, None)
@@ -123,7 +123,7 @@ async def evaluate_token(connection: AsyncConnection, row: RowMapping, lookup_id
         models=None if row["models"] is None else msgspec.json.decode(row["models"], type=frozenset[str]),
         residency=residency_of(row["account_region"], row["retention"], row["region"]),
     )
-    return Evaluation(principal, frozenset(marks))
+    return Evaluation(principal, frozenset(dependency_ids))
 
 
 async def evaluate_user(connection: AsyncConnection, row: RowMapping) -> Evaluation:

@@ -33,6 +33,6 @@ async def changed_since(database: Database, epoch: int) -> tuple[int, list[str]]
         now = int((await connection.execute(select(api_token_epoch.c.epoch))).scalar_one())
         if now <= epoch:
             return now, []
-        marks = ((api_tokens, api_tokens.c.lookup_id), (accounts, accounts.c.account_id), (users, users.c.user_id))
-        query = union_all(*(select(mark.label("mark")).where(table.c.decision_epoch > epoch) for table, mark in marks))
+        keys = ((api_tokens, api_tokens.c.lookup_id), (accounts, accounts.c.account_id), (users, users.c.user_id))
+        query = union_all(*(select(key.label("key")).where(table.c.decision_epoch > epoch) for table, key in keys))
         return now, list((await connection.execute(query)).scalars())

@@ -32,7 +32,7 @@ class AccountTerms:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """What a principal may do on one account other than its own."""
+    """The permissions of a principal on one account other than its own."""
 
     scopes: frozenset[str]
     is_account_blocked: bool

@@ -49,7 +49,7 @@ class _Result:
     """A result as read from the database at `confirmed_s` (monotonic), at `epoch`."""
 
     verdict: Principal | Refused
-    marks: frozenset[str]  # ids whose change invalidates the result
+    dependency_ids: frozenset[str]  # ids whose change invalidates the result
     epoch: int
     confirmed_s: float
 
@@ -206,7 +206,7 @@ class TokenVerifier:
             if self._is_correct(text, row) and row is not None:
                 evaluation = await credential_rows.evaluate_token(connection, row, parsed.lookup_id)
         epoch = self._epoch if row is None else row["epoch"]
-        result = _Result(evaluation.verdict, evaluation.marks, epoch, started_s)
+        result = _Result(evaluation.verdict, evaluation.dependency_ids, epoch, started_s)
         self._cache(key, result, num_changes)
         if isinstance(evaluation.verdict, Principal):
             self._used[evaluation.verdict.api_token_id] = self._clock.now()
@@ -220,7 +220,7 @@ class TokenVerifier:
             if self._is_correct(secret, row) and row is not None:
                 evaluation = await credential_rows.evaluate_user(connection, row)
         epoch = self._epoch if row is None else row["epoch"]
-        result = _Result(evaluation.verdict, evaluation.marks, epoch, started_s)
+        result = _Result(evaluation.verdict, evaluation.dependency_ids, epoch, started_s)
         self._cache(key, result, num_changes)
         return result
 
@@ -248,14 +248,14 @@ class TokenVerifier:
         for table in (self._accepted, self._rejected):
             table.remove_if(lambda _key, result: result.epoch != epoch)
 
-    def _drop(self, marks: Iterable[str]) -> None:
+    def _drop(self, dependency_ids: Iterable[str]) -> None:
         """Drop the results that depend on any of these ids. Running queries may have read the old rows: their results
         are returned to the requests that already wait, and to no later request."""
         self._num_changes += 1
         self._lookups.clear()
-        changed = frozenset(marks)
+        changed = frozenset(dependency_ids)
         for table in (self._accepted, self._rejected):
-            table.remove_if(lambda _key, result: not changed.isdisjoint(result.marks))
+            table.remove_if(lambda _key, result: not changed.isdisjoint(result.dependency_ids))
 
     async def _poll_repeatedly(self) -> None:
         while True:

@@ -64,7 +64,7 @@ class NewBatch:
 
 @dataclass(frozen=True)
 class LeasedChunk:
-    """A chunk that a worker has leased. `answered` are the numbers of requests that already have a result;
+    """A chunk that a worker has leased. `finished` are the numbers of requests that already have a result;
     `num_losses` counts the owners whose lease expired."""
 
     key: ChunkKey
@@ -75,7 +75,7 @@ class LeasedChunk:
     num_requests: int
     num_losses: int
     requests: bytes
-    answered: frozenset[int]
+    finished: frozenset[int]
     is_account_blocked: bool
     kind: Kind = "run"
     is_cancelled: bool = False
@@ -86,7 +86,7 @@ class Completion:
     """The sealed result of one request, with its usage entries."""
 
     number: int
-    answer: bytes
+    result: bytes
     prompt_tokens: int = 0
     completion_tokens: int = 0
     entries: tuple[UsageEntry, ...] = ()
@@ -145,7 +145,7 @@ async def _enter_queue(connection: AsyncConnection, account_id: str) -> int:
         insert_new(batch_shares, connection.dialect.name, key="account_id"), [{"account_id": account_id, "taken": 0}]
     )
     own = select(share.taken).where(share.account_id == account_id).with_for_update()
-    taken: int = (await connection.execute(own)).scalar_one()
+    tokens_served: int = (await connection.execute(own)).scalar_one()
     chunk = batch_chunks.c
     left = select(func.coalesce(func.sum(chunk.num_requests - chunk.num_done), 0))
     query = left.where(chunk.account_id == account_id, chunk.free_at.is_not(None))
@@ -153,7 +153,7 @@ async def _enter_queue(connection: AsyncConnection, account_id: str) -> int:
     if num_waiting == 0:
         busy = select(chunk.account_id).where(chunk.free_at.is_not(None))
         floor = (await connection.execute(select(func.min(share.taken)).where(share.account_id.in_(busy)))).scalar_one()
-        if floor is not None and floor > taken:
+        if floor is not None and floor > tokens_served:
             await connection.execute(update(batch_shares).where(share.account_id == account_id).values(taken=floor))
     return num_waiting
 
@@ -181,8 +181,8 @@ async def take(database: Database, owner: str, now: datetime, lease_s: float) ->
         if row is None:
             return None
         is_loss = int(row["owner"] is not None)
-        taken = {"owner": owner, "free_at": now + timedelta(seconds=lease_s), "num_losses": chunk.num_losses + is_loss}
-        await connection.execute(update(batch_chunks).where(_is(row["batch_id"], row["first"])).values(**taken))
+        lease = {"owner": owner, "free_at": now + timedelta(seconds=lease_s), "num_losses": chunk.num_losses + is_loss}
+        await connection.execute(update(batch_chunks).where(_is(row["batch_id"], row["first"])).values(**lease))
         if not is_loss:
             await _charge(connection, row, 1)
         return await _leased(connection, row, row["num_losses"] + is_loss, now)
@@ -214,7 +214,7 @@ async def _leased(connection: AsyncConnection, row: Mapping[Any, Any], num_losse
         num_requests=row["num_requests"],
         num_losses=num_losses,
         requests=row["requests"],
-        answered=frozenset((await connection.execute(done)).scalars()),
+        finished=frozenset((await connection.execute(done)).scalars()),
         is_account_blocked=(await connection.execute(account)).scalar_one_or_none() != "active",
         kind=batch["kind"],
         is_cancelled=batch["cancelled_at"] is not None,
@@ -226,10 +226,10 @@ def _within(row: Mapping[Any, Any]) -> ColumnElement[bool]:
     return and_(number >= row["first"], number < row["first"] + row["num_requests"])
 
 
-async def answer(
+async def store_results(
     database: Database,
     owner: str,
-    answered: Mapping[ChunkKey, Sequence[Completion]],
+    completions: Mapping[ChunkKey, Sequence[Completion]],
     now: datetime,
     *,
     lease_s: float,
@@ -243,13 +243,15 @@ async def answer(
     lost = set()
     entries: list[UsageEntry] = []
     async with database.transaction() as connection:
-        for key in sorted(answered):
+        for key in sorted(completions):
             row = await _owned(connection, owner, key)
             if row is None:
                 lost.add(key)
                 continue
-            new = await _write_answers(connection, key[0], answered[key])
-            entries += [entry for one in answered[key] if one.number in new for entry in one.entries]
+            new = await _insert_results(connection, key[0], completions[key])
+            entries += [
+                entry for completion in completions[key] if completion.number in new for entry in completion.entries
+            ]
             await _count(connection, row, len(new), now, lease_s=lease_s, ttl_s=ttl_s)
         if entries:
             await write_within(connection, entries)
@@ -261,17 +263,17 @@ async def _owned(connection: AsyncConnection, owner: str, key: ChunkKey) -> Mapp
     return (await connection.execute(query)).mappings().first()
 
 
-async def _write_answers(connection: AsyncConnection, batch_id: str, answered: Sequence[Completion]) -> set[int]:
+async def _insert_results(connection: AsyncConnection, batch_id: str, completions: Sequence[Completion]) -> set[int]:
     """Return the numbers that had no result before."""
     rows = [
         {
             "batch_id": batch_id,
-            "number": one.number,
-            "prompt_tokens": one.prompt_tokens,
-            "completion_tokens": one.completion_tokens,
-            "answer": one.answer,
+            "number": completion.number,
+            "prompt_tokens": completion.prompt_tokens,
+            "completion_tokens": completion.completion_tokens,
+            "answer": completion.result,
         }
-        for one in answered
+        for completion in completions
     ]
     if not rows:
         return set()
@@ -358,7 +360,7 @@ async def cancelled_among(database: Database, batch_ids: Iterable[str]) -> set[s
         return set((await connection.execute(query)).scalars())
 
 
-async def answers(database: Database, account_id: str, batch_id: str, first: int, limit: int) -> list[bytes]:
+async def read_results(database: Database, account_id: str, batch_id: str, first: int, limit: int) -> list[bytes]:
     """Return up to `limit` results of the account's batch, from number `first` on. Raises StoreUnavailable."""
     result = batch_results.c
     query = select(result.answer).where(*_results_of(account_id, batch_id), result.number >= first)

@@ -39,9 +39,9 @@ class Claimed:
 
 @dataclass(frozen=True)
 class Completed:
-    """The request has a stored response, `answer`."""
+    """The request has a stored response."""
 
-    answer: bytes
+    response: bytes
 
 
 @dataclass(frozen=True)
@@ -85,19 +85,19 @@ async def take(
         return Claimed(keyed, owner, str(fresh["request_id"]))
 
 
-async def keep(database: Database, mine: Claimed, answer: bytes) -> bool:
+async def store(database: Database, claimed: Claimed, response: bytes) -> bool:
     """Store the response. Returns False, and stores nothing, if another gateway has taken over. Raises
     StoreUnavailable."""
     async with database.transaction() as connection:
-        own = update(idempotency_keys).where(_at(mine.keyed), idempotency_keys.c.owner == mine.owner)
-        done = await connection.execute(own.values(answer=answer, owner=None, leased_until=None))
+        own = update(idempotency_keys).where(_at(claimed.keyed), idempotency_keys.c.owner == claimed.owner)
+        done = await connection.execute(own.values(answer=response, owner=None, leased_until=None))
     return done.rowcount == 1
 
 
-async def give_up(database: Database, mine: Claimed) -> None:
+async def give_up(database: Database, claimed: Claimed) -> None:
     """Delete the key of a rejected request: the next request with this key is new. Raises StoreUnavailable."""
     async with database.transaction() as connection:
-        own = delete(idempotency_keys).where(_at(mine.keyed), idempotency_keys.c.owner == mine.owner)
+        own = delete(idempotency_keys).where(_at(claimed.keyed), idempotency_keys.c.owner == claimed.owner)
         await connection.execute(own)
 
 
@@ -105,8 +105,8 @@ async def renew(database: Database, held: Iterable[Claimed], now: datetime, leas
     """Renew the leases. Raises StoreUnavailable."""
     until = now + timedelta(seconds=lease_s)
     async with database.transaction() as connection:
-        for mine in held:
-            own = update(idempotency_keys).where(_at(mine.keyed), idempotency_keys.c.owner == mine.owner)
+        for claimed in held:
+            own = update(idempotency_keys).where(_at(claimed.keyed), idempotency_keys.c.owner == claimed.owner)
             await connection.execute(own.values(leased_until=until))
 
 

@@ -38,7 +38,7 @@ class WebhookKey:
 async def replace(database: Database, account_id: str, now: datetime, *, overlap_s: float, actor: str) -> WebhookKey:
     """Create a new key. The previous key keeps signing for `overlap_s`; older keys are deleted. Raises
     StoreUnavailable."""
-    made = WebhookKey(uuid7(), account_id, now, None)
+    webhook_key = WebhookKey(uuid7(), account_id, now, None)
     key = webhook_keys.c
     async with database.transaction() as connection:
         await connection.execute(delete(webhook_keys).where(key.account_id == account_id, key.expires_at.is_not(None)))
@@ -47,9 +47,9 @@ async def replace(database: Database, account_id: str, now: datetime, *, overlap
             await connection.execute(update(webhook_keys).where(key.account_id == account_id).values(expires_at=until))
         else:
             await connection.execute(delete(webhook_keys).where(key.account_id == account_id))
-        await connection.execute(insert(webhook_keys).values(**vars(made)))
-        await _note(connection, made, "webhook_key.replace", now, actor)
-    return made
+        await connection.execute(insert(webhook_keys).values(**vars(webhook_key)))
+        await _note(connection, webhook_key, "webhook_key.replace", now, actor)
+    return webhook_key
 
 
 async def remove(database: Database, account_id: str, now: datetime, *, actor: str) -> bool:

@@ -39,9 +39,9 @@ async def take(database: Database, now: datetime, *, limit: int, lease_s: float)
             return []
     async with database.transaction() as connection:
         rows = (await connection.execute(query.with_for_update(skip_locked=True, of=batch_webhooks))).mappings().all()
-        taken = {"num_tries": hook.num_tries + 1, "next_at": now + timedelta(seconds=lease_s)}
+        lease = {"num_tries": hook.num_tries + 1, "next_at": now + timedelta(seconds=lease_s)}
         for row in rows:
-            await connection.execute(update(batch_webhooks).where(hook.batch_id == row["batch_id"]).values(**taken))
+            await connection.execute(update(batch_webhooks).where(hook.batch_id == row["batch_id"]).values(**lease))
     return [Due(**{**row, "num_tries": row["num_tries"] + 1}) for row in rows]
 
 

@@ -95,7 +95,7 @@ def parse_rules(text: str) -> dict[str, Rule]:
 
 
 @lru_cache(maxsize=4096)
-def parse_own(text: str) -> Rules:
+def parse_overrides(text: str) -> Rules:
     """Parse the rules of an account or API token. Raises ValueError."""
     rules = parse_rules(text)
     if any(rule.plan for rule in rules.values()):
@@ -165,7 +165,9 @@ class Limits:
         key = (*owners, account.plan, account.limits, principal.limits)
         found = self._items.get(key)
         if found is None:
-            rules = in_force(self._rules, account.plan, parse_own(account.limits), parse_own(principal.limits))
+            rules = in_force(
+                self._rules, account.plan, parse_overrides(account.limits), parse_overrides(principal.limits)
+            )
             found = items_of(rules, *owners)
             self._items.put(key, found)
         return found

@@ -20,7 +20,7 @@ class Seen:
     """A window as last reported by Redis."""
 
     item: Item
-    taken: int
+    used: int
     ends_s: float
 
 
@@ -43,15 +43,15 @@ class LocalQuota:
         self._calls: dict[str, int] = {}
         self._prune_at = _PRUNE_ABOVE
 
-    def record(self, item: Item, taken: int, ends_s: float, now_s: float) -> None:
+    def record(self, item: Item, used: int, ends_s: float, now_s: float) -> None:
         """Remember the state of a window that Redis reported."""
         found = self.seen.get(item.key)
         if found is None:
-            self.seen[item.key] = Seen(item, taken, ends_s)
+            self.seen[item.key] = Seen(item, used, ends_s)
             if len(self.seen) > self._prune_at:
                 self.forget_ended(now_s)
-        elif taken > found.taken or ends_s > found.ends_s + 0.5:  # replies about one window may arrive out of order
-            found.item, found.taken, found.ends_s = item, taken, ends_s
+        elif used > found.used or ends_s > found.ends_s + 0.5:  # replies about one window may arrive out of order
+            found.item, found.used, found.ends_s = item, used, ends_s
 
     def forget_ended(self, now_s: float) -> None:
         """Drop the windows that have ended."""
@@ -110,7 +110,7 @@ class LocalQuota:
         if share is None or share.ends_s <= now_s:
             seen = self.seen.get(item.key)
             if share is None and seen is not None and seen.ends_s > now_s:
-                size = max(0, item.limit - seen.taken) // self.num_gateways
+                size = max(0, item.limit - seen.used) // self.num_gateways
                 share = _Share(size, 0, seen.ends_s)
             else:
                 share = _Share(max(1, item.limit // self.num_gateways), 0, now_s + item.span_ms / 1000)
@@ -121,5 +121,5 @@ class LocalQuota:
 
 
 def _cost(item: Item, tokens: int, size: int) -> int:
-    """Return what a call takes of a window. A call that needs more than the whole window takes all of it."""
+    """Return the amount that a call uses of a window. A call that needs more than the whole window takes all of it."""
     return 1 if item.kind == "r" else max(1, min(tokens, size))

@@ -207,25 +207,25 @@ class Quota:
         item = plan.items[numbers[1] - 1]
         return item.kind != "r" and any(item in left.plan.items for left, *_ in unreported)
 
-    async def _evaluate(self, reservation: Reservation, how: int) -> list[int]:
+    async def _evaluate(self, reservation: Reservation, mode: int) -> list[int]:
         """Run the reserve script and return its numbers. Raises StoreUnavailable."""
         plan = reservation.plan
         for _ in range(_MAX_TRIES):
             epoch = self._epoch
-            reply = await self._link.send(reservation.reserve_command(epoch, self._lease_ms, how))
+            reply = await self._link.send(reservation.reserve_command(epoch, self._lease_ms, mode))
             if isinstance(reply, CommandRefused):
                 await self._reload_scripts(reply)
                 continue
             assert isinstance(reply, bytes)
-            first, _, rest = reply.partition(b" ")
+            first, _, payload = reply.partition(b" ")
             status = int(first)
             if status not in (script.NEW_EPOCH, script.UNKNOWN_BUDGET):
-                return [status, *map(int, rest.split())]
+                return [status, *map(int, payload.split())]
             try:
                 if status == script.NEW_EPOCH:
-                    await self._adopt_epoch(self._link, epoch, rest.decode())
+                    await self._adopt_epoch(self._link, epoch, payload.decode())
                 else:
-                    await self._seed_budget(plan.budgets[int(rest) - 1 - len(plan.items)])
+                    await self._seed_budget(plan.budgets[int(payload) - 1 - len(plan.items)])
             except CommandRefused as error:
                 await self._reload_scripts(error)
         raise StoreUnavailable("redis: scripts or budgets disappear as soon as they are stored")
@@ -245,9 +245,9 @@ class Quota:
         at = 3
         for item in items:
             if item.kind in "rt":
-                taken, left_ms = numbers[at], numbers[at + 1]
-                self._local.record(item, taken, now_s + left_ms / 1000, now_s)
-                left = item.limit - taken
+                used, left_ms = numbers[at], numbers[at + 1]
+                self._local.record(item, used, now_s + left_ms / 1000, now_s)
+                left = item.limit - used
                 window_statuses.append(WindowStatus(item, left if left > 0 else 0, -(-left_ms // 1000) or 1))
             at += 2
         if numbers[0] == script.REFUSED:
@@ -269,8 +269,8 @@ class Quota:
         window_statuses = []
         for item in items:
             if item.kind in "rt":
-                taken, left_s = self._local.state_of(item, now_s)
-                window_statuses.append(WindowStatus(item, max(0, item.limit - taken), max(1, math.ceil(left_s))))
+                used, left_s = self._local.state_of(item, now_s)
+                window_statuses.append(WindowStatus(item, max(0, item.limit - used), max(1, math.ceil(left_s))))
         reservation.window_statuses = window_statuses
         if refused is not None:
             item, wait_s = refused
@@ -358,7 +358,7 @@ class Quota:
             for seen in self._local.open_windows(now_s):
                 left_ms = math.ceil((seen.ends_s - now_s) * 1000)
                 key, sha = seen.item.key, script.SHA["restore"]
-                replies.append(link.send(command("EVALSHA", sha, 1, key, seen.taken, left_ms, seen.item.span_ms)))
+                replies.append(link.send(command("EVALSHA", sha, 1, key, seen.used, left_ms, seen.item.span_ms)))
             for reply in replies:
                 raise_if_refused(await reply)
             await link.send(command("SET", script.EPOCH_KEY, uuid.uuid4().hex, "NX"))

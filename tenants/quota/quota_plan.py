@@ -103,13 +103,13 @@ class Reservation:
         self.tokens = tokens
         self.micro_neurons = micro_neurons
         self.window_statuses: Sequence[WindowStatus] = ()
-        self.is_counted = True  # by Redis; or here, to be told to it
+        self.is_counted = True  # by Redis; if False, by this gateway, which reports the call to Redis later
         self.has_output = False  # True once the call has output
         self.since_s = 0.0
 
-    def reserve_command(self, epoch: str, lease_ms: int, how: int) -> bytes:
-        """Return the command that reserves; `how` is a mode of the reserve script."""
-        last = f"{self.op} {epoch or '-'} {lease_ms} {how} {self.tokens} {self.micro_neurons}"
+    def reserve_command(self, epoch: str, lease_ms: int, mode: int) -> bytes:
+        """Return the command that reserves; `mode` is a mode of the reserve script."""
+        last = f"{self.op} {epoch or '-'} {lease_ms} {mode} {self.tokens} {self.micro_neurons}"
         return b"%b$%d\r\n%b\r\n" % (self.plan.reserve_head, len(last), last.encode())
 
     def settle_command(self, lease_ms: int, tokens: int, spent: int) -> bytes:

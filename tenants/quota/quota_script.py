@@ -55,22 +55,22 @@ if mode ~= 3 then
   is_open = redis.call('ZSCORE', open, op) and true or false
 end
 
-local taken, left_ms = {}, {}
+local in_use, left_ms = {}, {}
 local refused, wait = 0, -1
 for i = 1, items do
   local key, kind, limit, span = KEYS[i + 2], ARGV[3 * i - 2], tonumber(ARGV[3 * i - 1]), tonumber(ARGV[3 * i])
   local amount = cost[kind]
-  taken[i], left_ms[i] = 0, span
+  in_use[i], left_ms[i] = 0, span
   if kind == 'c' then
     redis.call('ZREMRANGEBYSCORE', key, '-inf', now)
-    taken[i] = redis.call('ZCARD', key)
+    in_use[i] = redis.call('ZCARD', key)
   elseif kind == 'b' then
     local found = redis.call('HMGET', key, 'u', 'r')
     if not found[1] then
       if mode == 0 then return '-2 ' .. i end
       found = {0, 0}
     end
-    taken[i] = tonumber(found[1]) + tonumber(found[2] or 0)
+    in_use[i] = tonumber(found[1]) + tonumber(found[2] or 0)
   else
     local found = redis.call('HMGET', key, 'n', 'b')
     local began = tonumber(found[2] or now)
@@ -80,13 +80,13 @@ for i = 1, items do
       redis.call('PEXPIRE', key, span)
     end
     if found[1] and began + span > now then
-      taken[i], left_ms[i] = tonumber(found[1]), began + span - now
+      in_use[i], left_ms[i] = tonumber(found[1]), began + span - now
     elseif found[1] then
       redis.call('DEL', key)
     end
     amount = math.min(amount, limit)
   end
-  if taken[i] + amount > limit then
+  if in_use[i] + amount > limit then
     local needed = kind == 'c' and 1000 or left_ms[i]
     if needed > wait then refused, wait = i, needed end
   end
@@ -103,11 +103,11 @@ if status == 1 then
     if kind == 'c' then
       redis.call('ZADD', key, now + lease, op)
       redis.call('PEXPIRE', key, lease + 60000)
-      taken[i] = taken[i] + 1
+      in_use[i] = in_use[i] + 1
     elseif kind == 'b' then
       if redis.call('EXISTS', key) == 1 then
         redis.call('HINCRBY', key, 'r', amount)
-        taken[i] = taken[i] + amount
+        in_use[i] = in_use[i] + amount
         reserved = reserved .. key .. ' ' .. string.format('%.0f', amount) .. ' '
       end
     elseif mode ~= 2 then
@@ -116,7 +116,7 @@ if status == 1 then
       if is_first and redis.call('HSETNX', key, 'b', string.format('%.0f', now)) == 1 then
         redis.call('PEXPIRE', key, span)
       end
-      taken[i] = taken[i] + amount
+      in_use[i] = in_use[i] + amount
     end
   end
   if mode ~= 3 then
@@ -130,7 +130,7 @@ if status == 1 then
 end
 local out = {status, refused, string.format('%.0f', wait)}
 for i = 1, items do
-  out[#out + 1] = string.format('%.0f', taken[i])
+  out[#out + 1] = string.format('%.0f', in_use[i])
   out[#out + 1] = string.format('%.0f', left_ms[i])
 end
 return table.concat(out, ' ')
@@ -151,8 +151,8 @@ local open, held = KEYS[2], KEYS[2] .. ':held'
 local ends = redis.call('ZSCORE', open, op)
 if not ends then return 0 end
 redis.call('ZREM', open, op)
-local kept = redis.call('HGET', held, op)
-if kept then redis.call('HDEL', held, op) end
+local budgets = redis.call('HGET', held, op)
+if budgets then redis.call('HDEL', held, op) end
 local started = ends - lease
 for i = 1, items do
   local key, kind, limit = KEYS[i + 2], ARGV[3 * i - 2], tonumber(ARGV[3 * i - 1])
@@ -165,7 +165,7 @@ for i = 1, items do
       redis.call('HSET', key, 'n', string.format('%.0f', math.max(0, tonumber(found[1]) + more)))
     end
   elseif kind == 'b' and redis.call('EXISTS', key) == 1 then
-    if kept and string.find(kept, key .. ' ', 1, true) then redis.call('HINCRBY', key, 'r', 0 - reserved.b) end
+    if budgets and string.find(budgets, key .. ' ', 1, true) then redis.call('HINCRBY', key, 'r', 0 - reserved.b) end
     redis.call('HINCRBY', key, 'u', actual.b)
   end
 end

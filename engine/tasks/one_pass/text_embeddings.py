@@ -32,7 +32,7 @@ class Recipe:
     """Post-processing: `pooling` mean or cls, and whether vectors are normalized to unit length."""
 
     pooling: str
-    is_normalised: bool
+    is_normalized: bool
 
 
 def read_recipe(model_dir: Path) -> Recipe:
@@ -42,7 +42,7 @@ def read_recipe(model_dir: Path) -> Recipe:
     """
     modules_file = model_dir / "modules.json"
     if not modules_file.exists():
-        return Recipe("mean", is_normalised=True)
+        return Recipe("mean", is_normalized=True)
     modules = {module["type"].rpartition(".")[2]: module["path"] for module in json.loads(modules_file.read_text())}
     unknown = set(modules) - {"Transformer", "Pooling", "Normalize"}
     if unknown:
@@ -54,7 +54,7 @@ def read_recipe(model_dir: Path) -> Recipe:
     names = {"mean_tokens": "mean", "cls_token": "cls"}
     if len(modes) > 1 or any(mode not in names for mode in modes):
         raise UnsupportedModel(f"pooling by {', '.join(modes)} is not supported")
-    return Recipe(names[modes[0]] if modes else "mean", is_normalised="Normalize" in modules)
+    return Recipe(names[modes[0]] if modes else "mean", is_normalized="Normalize" in modules)
 
 
 class EmbeddingModel:
@@ -100,7 +100,7 @@ class EmbeddingModel:
         weights = mask.unsqueeze(-1).to(hidden.dtype)  # [B, T, 1]
         mean = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)  # [B, D]
         pooled = torch.where(is_cls.unsqueeze(-1), hidden[:, 0], mean)
-        return torch.nn.functional.normalize(pooled, dim=-1) if self._recipe.is_normalised else pooled
+        return torch.nn.functional.normalize(pooled, dim=-1) if self._recipe.is_normalized else pooled
 
 
 def _load(model_dir: Path) -> Any:

@@ -31,16 +31,16 @@ def write(folder: Path, modules: list[dict[str, str]], **pooling: bool) -> Path:
 
 def test_mean_pooling_with_unit_length(tmp_path: Path) -> None:
     folder = write(tmp_path, [TRANSFORMER, POOLING, NORMALIZE], pooling_mode_mean_tokens=True)
-    assert read_recipe(folder) == Recipe("mean", is_normalised=True)
+    assert read_recipe(folder) == Recipe("mean", is_normalized=True)
 
 
 def test_first_token_pooling_without_unit_length(tmp_path: Path) -> None:
     folder = write(tmp_path, [TRANSFORMER, POOLING], pooling_mode_cls_token=True, pooling_mode_mean_tokens=False)
-    assert read_recipe(folder) == Recipe("cls", is_normalised=False)
+    assert read_recipe(folder) == Recipe("cls", is_normalized=False)
 
 
 def test_mean_pooling_is_the_default(tmp_path: Path) -> None:
-    assert read_recipe(tmp_path) == Recipe("mean", is_normalised=True)
+    assert read_recipe(tmp_path) == Recipe("mean", is_normalized=True)
 
 
 def test_unknown_modules_and_poolings_are_refused(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_file_for_another_model_is_rejected_at_upload(running: Running, client: 
         response = upload(running, client, created["id"], file_name, content)
         assert code_of(response) == (400, 5006)
         (error,) = response.json()["errors"]
-        assert f"'/file' cannot be taken: {file_name}: " in error["message"]
+        assert f"'/file' is not accepted: {file_name}: " in error["message"]
         assert says in error["message"]
         assert error["source"] == {"pointer": "/file"}
     right = {"adapter_config.json": config_bytes(), "adapter_model.safetensors": weights_bytes(modules=spark_modules())}

@@ -71,13 +71,13 @@ async def test_batch_is_finished_when_its_last_request_has_a_result(database: Da
     for is_last in (False, True):
         leased = await take(database)
         assert (leased.key[0], leased.account_id, leased.is_account_blocked) == (batch_id, account_id, False)
-        assert not await batches.answer(database, "w1", {leased.key: answered(leased)}, NOW, **TIMES)
+        assert not await batches.store_results(database, "w1", {leased.key: answered(leased)}, NOW, **TIMES)
         state = await batches.find(database, account_id, batch_id, NOW)
         assert state is not None
         assert (state.is_started, state.is_finished) == (True, is_last)
-    assert await batches.answers(database, account_id, batch_id, 0, 10) == [b"answer"] * 4
+    assert await batches.read_results(database, account_id, batch_id, 0, 10) == [b"answer"] * 4
     assert await batches.tokens_of(database, account_id, batch_id) == (4, 8)
-    assert await batches.answers(database, "f" * 32, batch_id, 0, 10) == []
+    assert await batches.read_results(database, "f" * 32, batch_id, 0, 10) == []
     assert await batches.tokens_of(database, "f" * 32, batch_id) == (0, 0)
     assert await batches.take(database, "w1", later(1000), LEASE_S) is None
     assert await count(database, usage_entries) == 4
@@ -86,14 +86,14 @@ async def test_batch_is_finished_when_its_last_request_has_a_result(database: Da
 async def test_expired_lease_is_taken_over_without_finished_requests(database: Database, account_id: str):
     await queue(database, account_id)
     leased = await take(database)
-    await batches.answer(database, "w1", {leased.key: answered(leased, [0])}, NOW, **TIMES)
+    await batches.store_results(database, "w1", {leased.key: answered(leased, [0])}, NOW, **TIMES)
     assert await batches.take(database, "w2", later(LEASE_S - 1), LEASE_S) is None
     again = await take(database, "w2", later(LEASE_S))
     assert (again.key, again.answered, again.num_losses) == (leased.key, {0}, 1)
-    late = await batches.answer(database, "w1", {leased.key: answered(leased, [1])}, later(LEASE_S), **TIMES)
+    late = await batches.store_results(database, "w1", {leased.key: answered(leased, [1])}, later(LEASE_S), **TIMES)
     assert late == {leased.key}
     assert await count(database, usage_entries) == 1
-    assert not await batches.answer(database, "w2", {again.key: answered(again)}, later(LEASE_S), **TIMES)
+    assert not await batches.store_results(database, "w2", {again.key: answered(again)}, later(LEASE_S), **TIMES)
     assert await count(database, usage_entries) == 2
 
 
@@ -101,7 +101,7 @@ async def test_repeated_results_change_nothing(database: Database, account_id: s
     batch_id = await queue(database, account_id)
     leased = await take(database)
     for _ in range(2):
-        await batches.answer(database, "w1", {leased.key: answered(leased, [0])}, NOW, **TIMES)
+        await batches.store_results(database, "w1", {leased.key: answered(leased, [0])}, NOW, **TIMES)
     state = await batches.find(database, account_id, batch_id, NOW)
     assert state is not None
     assert not state.is_finished
@@ -179,7 +179,7 @@ async def test_chunk_of_a_blocked_or_deleted_account_is_marked(database: Databas
 async def test_expired_batches_are_deleted_and_others_stay(database: Database, account_id: str):
     over = await queue(database, account_id)
     leased = await take(database)
-    await batches.answer(database, "w1", {leased.key: answered(leased)}, NOW, **TIMES)
+    await batches.store_results(database, "w1", {leased.key: answered(leased)}, NOW, **TIMES)
     stays = await queue(database, account_id)
     assert await batches.find(database, account_id, over, later(99)) is not None
     assert await batches.find(database, account_id, over, later(100)) is None
@@ -208,7 +208,7 @@ async def test_killed_workers_leave_one_result_and_one_entry_per_request(databas
             owner, leased = choose.choice(held)
             some = [one for one in answered(leased) if choose.random() < 0.5]
             for _ in range(choose.choice([1, 1, 2])):
-                await batches.answer(database, owner, {leased.key: some}, now, **TIMES)
+                await batches.store_results(database, owner, {leased.key: some}, now, **TIMES)
         elif act == "die" and held:
             held.pop(choose.randrange(len(held)))
         else:
@@ -217,14 +217,14 @@ async def test_killed_workers_leave_one_result_and_one_entry_per_request(databas
         now += timedelta(seconds=LEASE_S)
         last = next(owners)
         while (found := await batches.take(database, last, now, LEASE_S)) is not None:
-            await batches.answer(database, last, {found.key: answered(found)}, now, **TIMES)
+            await batches.store_results(database, last, {found.key: answered(found)}, now, **TIMES)
     for batch_id in ids:
         async with database.connection() as connection:
             query = select(batches_table).where(batches_table.c.batch_id == batch_id)
             row = (await connection.execute(query)).mappings().one()
         assert row["num_done"] == row["num_requests"]
         assert row["finished_at"] is not None
-        assert len(await batches.answers(database, row["account_id"], batch_id, 0, 100)) == row["num_requests"]
+        assert len(await batches.read_results(database, row["account_id"], batch_id, 0, 100)) == row["num_requests"]
     assert await count(database, usage_entries) == await count(database, batch_results)
 
 

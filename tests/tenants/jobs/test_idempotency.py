@@ -36,7 +36,7 @@ class Keys(RuleBasedStateMachine):
         self.now = datetime(2026, 11, 22, tzinfo=UTC)
         self.believed: dict[str, tuple[Claimed, datetime]] = {}  # by key: the live owner and the end of its lease
         self.lost_id: dict[str, str] = {}  # by key: the request id of an owner that may have died
-        self.answer: dict[str, bytes] = {}
+        self.responses: dict[str, bytes] = {}
         self.fingerprint: dict[str, str] = {}
         self.expires_at: dict[str, datetime] = {}
 
@@ -53,14 +53,14 @@ class Keys(RuleBasedStateMachine):
         found = self._run(idempotency.take(self.database, keyed, owner, f"id-{owner}", self.now, **times))
         is_known = key in self.fingerprint
         if isinstance(found, Completed):
-            assert found.answer == self.answer[key]
+            assert found.response == self.responses[key]
             assert body == self.fingerprint[key]
         elif isinstance(found, InUse):
             assert is_known
             assert found.is_other == (body != self.fingerprint[key])
             assert found.is_other or self.believed[key][1] > self.now
         else:
-            assert key not in self.answer
+            assert key not in self.responses
             assert not is_known or (body == self.fingerprint[key] and self.believed[key][1] <= self.now)
             assert found.request_id == self.lost_id.get(key, f"id-{owner}")
             self.fingerprint[key] = body
@@ -70,35 +70,35 @@ class Keys(RuleBasedStateMachine):
             return found
         return None
 
-    @rule(mine=consumes(held), is_told_twice=st.booleans())
-    def answered(self, mine: Claimed | None, is_told_twice: bool) -> None:
-        if mine is None:
+    @rule(claimed=consumes(held), is_repeated=st.booleans())
+    def answered(self, claimed: Claimed | None, is_repeated: bool) -> None:
+        if claimed is None:
             return
-        response = f"by {mine.owner}".encode()
-        was_kept = self._run(idempotency.keep(self.database, mine, response))
-        assert was_kept == self._is_owner(mine)
-        if was_kept:
-            self.answer[mine.keyed.key_hash] = response
-        if is_told_twice:  # a retry after the database's reply was lost
-            assert not self._run(idempotency.keep(self.database, mine, b"again"))
+        response = f"by {claimed.owner}".encode()
+        was_stored = self._run(idempotency.store(self.database, claimed, response))
+        assert was_stored == self._is_owner(claimed)
+        if was_stored:
+            self.responses[claimed.keyed.key_hash] = response
+        if is_repeated:  # a retry after the database's reply was lost
+            assert not self._run(idempotency.store(self.database, claimed, b"again"))
 
-    @rule(mine=consumes(held))
-    def refused(self, mine: Claimed | None) -> None:
-        if mine is not None:
-            self._run(idempotency.give_up(self.database, mine))
-            if self._is_owner(mine):
-                self._forget(mine.keyed.key_hash)
+    @rule(claimed=consumes(held))
+    def refused(self, claimed: Claimed | None) -> None:
+        if claimed is not None:
+            self._run(idempotency.give_up(self.database, claimed))
+            if self._is_owner(claimed):
+                self._forget(claimed.keyed.key_hash)
 
-    @rule(mine=consumes(held))
-    def dies(self, mine: Claimed | None) -> None:
+    @rule(claimed=consumes(held))
+    def dies(self, claimed: Claimed | None) -> None:
         """Let an owner die."""
 
-    @rule(mine=held)
-    def renews(self, mine: Claimed | None) -> None:
-        if mine is not None:
-            self._run(idempotency.renew(self.database, [mine], self.now, LEASE_S))
-            if self._is_owner(mine):
-                self.believed[mine.keyed.key_hash] = (mine, self.now + timedelta(seconds=LEASE_S))
+    @rule(claimed=held)
+    def renews(self, claimed: Claimed | None) -> None:
+        if claimed is not None:
+            self._run(idempotency.renew(self.database, [claimed], self.now, LEASE_S))
+            if self._is_owner(claimed):
+                self.believed[claimed.keyed.key_hash] = (claimed, self.now + timedelta(seconds=LEASE_S))
 
     @rule(seconds=st.sampled_from([1.0, LEASE_S, TTL_S]))
     def time_passes(self, seconds: float) -> None:
@@ -110,12 +110,12 @@ class Keys(RuleBasedStateMachine):
         for key in [key for key, at in self.expires_at.items() if at <= self.now]:
             self._forget(key)
 
-    def _is_owner(self, mine: Claimed) -> bool:
-        key = mine.keyed.key_hash
-        return key in self.believed and self.believed[key][0] == mine and key not in self.answer
+    def _is_owner(self, claimed: Claimed) -> bool:
+        key = claimed.keyed.key_hash
+        return key in self.believed and self.believed[key][0] == claimed and key not in self.responses
 
     def _forget(self, key: str) -> None:
-        for table in (self.believed, self.lost_id, self.answer, self.fingerprint, self.expires_at):
+        for table in (self.believed, self.lost_id, self.responses, self.fingerprint, self.expires_at):
             table.pop(key, None)
 
     def _run(self, job):

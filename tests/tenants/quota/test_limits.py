@@ -3,7 +3,7 @@
 import pytest
 
 from tenants.credentials.principal import AccountTerms, Principal
-from tenants.quota.limits import CONTRACT, Limits, Rule, in_force, items_of, parse_own, parse_rules
+from tenants.quota.limits import CONTRACT, Limits, Rule, in_force, items_of, parse_overrides, parse_rules
 
 MODEL = "@cf/zai-org/glm-5.3"
 
@@ -34,7 +34,7 @@ def test_rules_are_parsed():
     with pytest.raises(ValueError, match="8192 characters"):
         parse_rules("a=1/2," * 2000)
     with pytest.raises(ValueError, match="must not name a plan"):
-        parse_own("free:account=1/60")
+        parse_overrides("free:account=1/60")
 
 
 def test_model_rule_replaces_its_task_rule():

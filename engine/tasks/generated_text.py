@@ -1,4 +1,4 @@
-"""The text of an output: separates reasoning and tool calls from content, and finds stop strings in content.
+"""Generated text: separates reasoning and tool calls from content, and finds stop strings in content.
 
 A stop string inside a call's arguments or reasoning does not end the output. Knows text only.
 """
@@ -12,8 +12,8 @@ from engine.tool_calls.call_parser import OutputPiece
 from engine.tool_calls.output_parser import OutputParser
 
 
-class Answer:
-    """One sequence's output; `parser` is None if the output is plain text."""
+class GeneratedText:
+    """The text of one sequence; `parser` is None if the output is plain text."""
 
     def __init__(self, stops: StopStringFinder, parser: OutputParser | None) -> None:
         self._stops = stops
@@ -59,8 +59,11 @@ class Answer:
         return [*pieces, held_back] if held_back else pieces
 
     def _without_stops(self, pieces: Sequence[OutputPiece]) -> list[OutputPiece]:
-        """Return the pieces up to a stop string. Text that may be the start of a stop string is held back until a call
-        begins."""
+        """Return the pieces up to a stop string.
+
+        Text that may be the start of a stop string is held back until the next piece decides. A tool call always
+        releases it, because stop strings do not continue across calls.
+        """
         visible: list[OutputPiece] = []
         for piece in pieces:
             if self._stops.is_stopped:
