@@ -60,5 +60,5 @@ def _packable(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: t
 def _common_form(linear: Linear, checkpoint: Checkpoint) -> PackedForm | None:
     forms = [checkpoint.packed_form(name) for name in linear.names]
     found = [form for form in forms if form is not None]
-    form = common_form(found) if len(found) == len(forms) else None
+    form = common_form(found) if found and len(found) == len(forms) else None
     return None if form is None else linear.own_form(form)

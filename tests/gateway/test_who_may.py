@@ -134,6 +134,8 @@ TABLE = {
     ("GET", "/docs/docs.js"): ANYBODY,
     ("GET", "/docs/docs.css"): ANYBODY,
 }
+# Below `/v1`, the account is the credential's own.
+TABLE |= {(method, path.removeprefix(f"{A}/ai")): OWN_RUN for method, path in TABLE if path.startswith(f"{A}/ai/v1/")}
 JUDGES_ITSELF = {SESSION, ACCOUNTS, NEW_ACCOUNT, VERIFY_USER, VERIFY_ACCOUNT}
 
 MALFORMED, UNKNOWN, FORBIDDEN = (400, 9106), (401, 10000), (403, 10000)
