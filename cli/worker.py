@@ -58,8 +58,8 @@ def dev(
         worker = read_config(path, script)
     except (OSError, ValueError) as error:
         raise CommandFailed(f"{path}: {error}", exit_code=2) from None
-    gateway = GatewayTarget(url, account, token) if url else _local_gateway(data)
-    _check(gateway)
+    gateway = GatewayTarget(url, account, token) if url else local_gateway(data)
+    check_gateway(gateway)
     problem = listen_error(host, port)
     if problem is not None:
         raise CommandFailed(f"cannot listen on {host} port {port}: {problem}; choose another with --port")
@@ -77,7 +77,8 @@ def dev(
         _print_events(process, worker, gateway, is_json=json)
 
 
-def _local_gateway(data: Path | None) -> GatewayTarget:
+def local_gateway(data: Path | None) -> GatewayTarget:
+    """Return the gateway of the platform that runs in a data directory. Raises CommandFailed."""
     from worker_runtime.dev_server import GatewayTarget
 
     data_dir = DataDir(data or DEFAULT_DATA)
@@ -87,7 +88,8 @@ def _local_gateway(data: Path | None) -> GatewayTarget:
     return GatewayTarget(str(running["base_url"]), str(running["account_id"]), str(running["api_token"]))
 
 
-def _check(gateway: GatewayTarget) -> None:
+def check_gateway(gateway: GatewayTarget) -> None:
+    """Raises CommandFailed if the URL or the token of a gateway is missing or invalid."""
     parts = urlsplit(gateway.url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise CommandFailed(f"--url must be an http:// or https:// URL with a host (got {gateway.url!r})", exit_code=2)

@@ -51,7 +51,7 @@ CHANGING: dict[str, tuple[str, list[str]]] = {
 }
 # Commands that only read, or that change only this machine.
 READING = {
-    "account list", "audit head", "audit list", "audit verify", "budget alerts", "budget list", "doctor",
+    "account list", "audit head", "audit list", "audit verify", "budget alerts", "budget list", "chat", "doctor",
     "finetune list", "model list", "model ps", "model show", "service issue", "service list", "settings", "token list",
     "usage", "user list", "worker dev",
 }  # fmt: skip

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from catalog.available import AVAILABLE
 from catalog.builtin import builtin_models
+from catalog.card import parse_model_id
 from cli.main import run
 from tests.catalog.cards import write_model_folder
 from tests.fakes.gguf_file import write_gguf
@@ -36,7 +38,7 @@ def platform(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    """What `hearth model ... --json` printed; it must have succeeded."""
+    """Return the printed output of `hearth model ... --json`, which must succeed."""
     assert run(["model", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -239,6 +241,38 @@ def test_show_prints_card_files_prices_and_aliases(capsys: pytest.CaptureFixture
     assert "tiny.gguf" in out
     assert "there is no model @cf/acme/none; see `hearth model list`" in failed(capsys, "show", "@cf/acme/none")
     assert "a model id has the form" in failed(capsys, "show", "tiny")
+
+
+def test_available_models_are_listed_with_sizes_and_estimates(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = {row["name"]: row for row in printed(capsys, "list", "--available")}
+    assert len(rows) == len(AVAILABLE)
+    row = rows["@hf/qwen/qwen3-0.6b"]
+    assert row["source"] == "Qwen/Qwen3-0.6B-GGUF/Qwen3-0.6B-Q8_0.gguf"
+    assert row["command"] == "hearth model pull @hf/qwen/qwen3-0.6b"
+    assert row["memory_bytes"] > row["size_bytes"]
+    speeds = [row["estimated_tokens_per_s"] for row in rows.values()]
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[-1] > 0
+    assert run(["model", "list", "--available", "--search", "gemma"]) == 0
+    out = capsys.readouterr().out
+    assert "@hf/google/gemma-3-1b-it" in out
+    assert "qwen3" not in out
+    assert "Memory and speed are estimates" in out
+    for name, model in AVAILABLE.items():
+        assert parse_model_id(name) == name
+        assert (model.file.endswith(".gguf"), bool(model.repository)) in {(True, True), (False, False)}
+
+
+def test_available_model_is_pulled_by_its_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("huggingface_hub"), "level", logging.CRITICAL)
+    write_gguf(tmp_path / "repo" / "Qwen3-0.6B-Q8_0.gguf", architecture="qwen3")
+    write_gguf(tmp_path / "repo" / "other.gguf")
+    with HubServer.of_folder("Qwen/Qwen3-0.6B-GGUF", tmp_path / "repo") as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        row = printed(capsys, "pull", "@hf/qwen/qwen3-0.6b", "--staging", str(tmp_path / "staging"))
+    assert (row["name"], row["repo_id"]) == ("@hf/qwen/qwen3-0.6b", "Qwen/Qwen3-0.6B-GGUF")
 
 
 def test_removed_model_is_gone_and_audited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -193,7 +193,7 @@ def test_native_8_bit_product_without_vnni_equals_the_one_with_it() -> None:
 
 
 def test_parts_in_different_forms_are_joined_exactly() -> None:
-    """As in Q4_K_M files, whose values have more bits than queries and keys."""
+    """In Q4_K_M files, for example, values have more bits than queries and keys."""
     parts = [grouped(4, "offsets", 20, 64, 32), grouped(8, "symmetric", 12, 64, 16)]
     form = common_form([part.form for part in parts])
     assert form == PackedForm(8, 16, is_symmetric=False, has_offsets=True)
