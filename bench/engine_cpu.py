@@ -261,7 +261,7 @@ def open_peer(
     assert process.stdin is not None
     assert process.stdout is not None
 
-    def answer() -> dict[str, Any]:
+    def read_result() -> dict[str, Any]:
         line = process.stdout.readline()
         if not line:
             raise SystemExit(f"{' '.join(command)} ended with status {process.wait()}")
@@ -270,11 +270,11 @@ def open_peer(
     def generate(scenario: Scenario) -> tuple[float, list[int]]:
         request = {"prompts": prompts(scenario, vocab_size).tolist(), "num_out": scenario.num_out}
         print(json.dumps(request), file=process.stdin, flush=True)
-        found = answer()
+        found = read_result()
         return found["seconds"], found["first"]
 
     try:
-        yield generate, answer()["version"]
+        yield generate, read_result()["version"]
     finally:
         process.stdin.close()
         process.wait()

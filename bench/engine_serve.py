@@ -137,23 +137,23 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {name: round(value * 1000, 2) for name, value in (at | {"max": ordered[-1]}).items()}
 
 
-def figures(answers: Sequence[StreamResult], seconds: float) -> dict[str, Any]:
+def figures(results: Sequence[StreamResult], seconds: float) -> dict[str, Any]:
     """Return the figures of a run. ITL is the time between two chunks, TPOT the mean time per token after the first."""
-    num_generated = sum(response.completion_tokens for response in answers)
-    num_prompt = sum(response.prompt_tokens for response in answers)
-    gaps = [late - early for response in answers for early, late in itertools.pairwise(response.chunk_s)]
-    per_token = [(a.chunk_s[-1] - a.chunk_s[0]) / (a.completion_tokens - 1) for a in answers if a.completion_tokens > 1]
+    num_generated = sum(response.completion_tokens for response in results)
+    num_prompt = sum(response.prompt_tokens for response in results)
+    gaps = [late - early for response in results for early, late in itertools.pairwise(response.chunk_s)]
+    per_token = [(a.chunk_s[-1] - a.chunk_s[0]) / (a.completion_tokens - 1) for a in results if a.completion_tokens > 1]
     return {
         "seconds": round(seconds, 3),
-        "requests_per_s": round(len(answers) / seconds, 3),
+        "requests_per_s": round(len(results) / seconds, 3),
         "output_tokens_per_s": round(num_generated / seconds, 1),
         "total_tokens_per_s": round((num_prompt + num_generated) / seconds, 1),
-        "mean_prompt_tokens": round(num_prompt / len(answers), 1),
-        "mean_output_tokens": round(num_generated / len(answers), 1),
-        "ttft_ms": percentiles([response.chunk_s[0] for response in answers]),
+        "mean_prompt_tokens": round(num_prompt / len(results), 1),
+        "mean_output_tokens": round(num_generated / len(results), 1),
+        "ttft_ms": percentiles([response.chunk_s[0] for response in results]),
         "itl_ms": percentiles(gaps),
         "tpot_ms": percentiles(per_token),
-        "e2e_ms": percentiles([response.end_s for response in answers]),
+        "e2e_ms": percentiles([response.end_s for response in results]),
     }
 
 

@@ -44,14 +44,14 @@ async def first_token_ms(zygote: Zygote, model_dir: Path) -> float:
     return took * 1e3
 
 
-def answer(connection: socket.socket, _arguments: bytes) -> None:
+def report_ready(connection: socket.socket, _arguments: bytes) -> None:
     """Respond to `fork_ms` from the child process."""
     connection.sendall(b"here")
 
 
 async def fork_ms(zygote: Zygote) -> float:
     started = time.perf_counter()
-    child = await zygote.fork("bench.fork_to_ready:answer")
+    child = await zygote.fork("bench.fork_to_ready:report_ready")
     child.socket.setblocking(False)
     await asyncio.get_running_loop().sock_recv(child.socket, 4)
     took = time.perf_counter() - started

@@ -134,17 +134,17 @@ class ResponseReader:
         """Return True if the response ends in `data`."""
         self._data += data
         if not self._has_head:
-            head, end, rest = self._data.partition(b"\r\n\r\n")
+            head, end, tail = self._data.partition(b"\r\n\r\n")
             if not end:
                 return False
-            self._has_head, self._data = True, rest
+            self._has_head, self._data = True, tail
             self.status = int(head[9:12])
             is_chunked = b"transfer-encoding: chunked" in head.lower()
             self._left = None if is_chunked else _length_in(head)
         else:
-            rest = data
+            tail = data
         if self._left is not None:
-            self._left -= len(rest)
+            self._left -= len(tail)
             self._data = b""
             return self._ended(self._left <= 0)
         self.num_events += self._data.count(b"data: ")
@@ -309,9 +309,9 @@ def figures(target: Target, seconds: float, kinds: Collection[str]) -> dict[str,
     measure(target, False, 4, 1.0)  # warm-up
     found: dict[str, Any] = {}
     for kind in kinds:
-        name, _, rest = kind.partition("_")
-        connections, _, how = rest.partition("_")
-        found[kind] = measure(target, name == "stream", int(connections), seconds, at_once=bool(how))
+        name, _, tail = kind.partition("_")
+        connections, _, mode = tail.partition("_")
+        found[kind] = measure(target, name == "stream", int(connections), seconds, at_once=bool(mode))
     found["rss_mb"] = round(rss_mb(target.pid), 1)
     return found
 

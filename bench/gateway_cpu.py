@@ -82,7 +82,7 @@ class QuickNode(FakeNode):
 
     beats: StreamClocks[tuple[NodeSide, int]]
 
-    def answer_at_once(self, side: NodeSide, execute: wire.Execute) -> bool:
+    def respond_at_once(self, side: NodeSide, execute: wire.Execute) -> bool:
         self.executes.clear()
         call_id, prompt_tokens = execute.call_id, count_prompt(execute.task)
         if execute.task.opening_text.startswith("stream"):

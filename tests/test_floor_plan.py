@@ -16,7 +16,7 @@ PACKAGES = TOP_LEVEL | {
     "service_identity", "weight_files", "local_platform", "worker_runtime",
 }  # fmt: skip
 
-# What the modules of each level may import. A module belongs to the level with the longest matching prefix.
+# Imports that the modules of each level may have. A module belongs to the level with the longest matching prefix.
 MAY_IMPORT = {
     "telemetry": set(),
     "engine.protocol": set(),
@@ -46,6 +46,7 @@ MAY_IMPORT = {
         "gateway.settings",
         "engine.node.settings",
         "engine.kernels.native.library",
+        "engine.kernels.native.stored_choices",
         "engine.protocol",
         "service_identity",
         "catalog",
@@ -59,7 +60,8 @@ MAY_IMPORT = {
 # The entry point of a process is on the level of what it starts.
 LEVEL_OF = {"engine.__main__": "engine.standalone", "tenants.tables": "tenants", "catalog.tables": "catalog"}
 
-# What packages of the gateway may import besides themselves. Other packages may import all of the gateway.
+# Imports that packages of the gateway may have besides themselves. Packages without an entry may import all of the
+# gateway.
 GATEWAY_PACKAGES = {
     "gateway.http": {
         "engine.protocol.api_format", "gateway.envelope", "gateway.errors", "storage.columns", "telemetry",
@@ -91,7 +93,7 @@ ENGINE_ORDER = (
     "engine.scheduling.block_manager",
     "engine.scheduling.sequence",
 )
-# What leaf packages of the engine may import of the engine besides themselves.
+# Imports from the engine that its leaf packages may have besides themselves.
 ENGINE_PACKAGES = {
     "engine.text": {"engine.checkpoints", "engine.processes.frames"},
     "engine.kernels": {"engine.arrays", "engine.checkpoints", "engine.devices"},
@@ -197,7 +199,7 @@ def test_imports_point_down_or_stay_on_their_level():
 
 def test_installed_packages_import_neither_the_command_nor_developer_tools():
     above = {"cli", "bench", "tests", "migrations", "spark", "scripts"}
-    developers = {"bench", "tests", "scripts"}  # may import each other and the command
+    developers = {"bench", "tests", "scripts"}  # may import each other and the command line
     wrong = []
     for name in modules():
         own = name.split(".")[0]

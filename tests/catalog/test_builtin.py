@@ -16,7 +16,7 @@ NAMES = ["@cf/hearth/minilm", "@cf/hearth/spark", "@cf/hearth/spark-draft", "@cf
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lock_matches_the_files(name: str) -> None:
-    """If it fails after retraining or with a new wheel, run `python -m catalog.builtin`."""
+    """Check the lock file. To update it after retraining or with a new wheel, run `python -m catalog.builtin`."""
     folder = find_folder(name)
     if folder is None and not name.startswith("@cf/hearth/spark"):
         pytest.skip(f"the files of {name} are not on this machine")

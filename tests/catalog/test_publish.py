@@ -134,8 +134,12 @@ async def test_removed_model_leaves_only_the_files_of_other_models(
     assert removed.kept_bytes == sizes["config.json"] + sizes["tokenizer.json"]
     with pytest.raises(Missing):
         await objects.stat(pointer_key(NAME))
-    kept = [manifest_key(other.revision), pointer_key(other.name), *(blob_key(file.sha256) for file in other.files)]
-    assert await objects.list() == sorted(kept)
+    remaining_keys = [
+        manifest_key(other.revision),
+        pointer_key(other.name),
+        *(blob_key(file.sha256) for file in other.files),
+    ]
+    assert await objects.list() == sorted(remaining_keys)
     registry = Registry(sqlite_database, builtin_cards=[])
     await registry.refresh()
     assert (registry.find(NAME), registry.find(other.name) is not None) == (None, True)

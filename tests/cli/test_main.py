@@ -21,7 +21,7 @@ HEAVY = ("sqlalchemy", "alembic", "redis", "torch", "numpy", "boto3", "httpx", "
 
 
 def test_importing_the_command_imports_no_heavy_library():
-    """This is what makes `hearth --help` fast. Seconds would depend on the machine."""
+    """Heavy imports would make `hearth --help` slow. The test checks imports because seconds depend on the machine."""
     script = f"import sys, cli.main; print([name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
@@ -102,8 +102,27 @@ def test_second_migration_changes_nothing(hearth: Callable[..., Any]):
     assert done["before"] == done["revision"]
 
 
-def test_settings_of_a_stopped_platform_is_an_error(hearth: Callable[..., Any]):
-    assert "is not running" in hearth("settings", status=1)
+def test_settings_without_a_running_platform_are_those_of_the_environment(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("HEARTH_PORT", "9000")
+    monkeypatch.setenv("HEARTH_TOKEN_PEPPER", "01" * 32)
+    for folder, note in ((tmp_path / "none", "no platform in"), (data, "is not running")):
+        assert main.run(["settings", "gateway", "--data", str(folder)]) == 0
+        captured = capsys.readouterr()
+        lines = {line[2:].split()[0]: line for line in captured.out.splitlines()[1:]}
+        assert (lines["HEARTH_PORT"][0], lines["HEARTH_PORT"].split()[2]) == ("*", "9000")
+        assert lines["HEARTH_MAX_CALLS"][0] == " "
+        assert (lines["REDIS_URL"][0], lines["REDIS_URL"].split()[2]) == ("!", "-")
+        assert "0101" not in captured.out
+        assert captured.err.startswith("hearth: ")
+        assert note in captured.err
+    assert main.run(["settings", "--data", str(tmp_path / "none"), "--json"]) == 0
+    rows = {row["setting"]: row for row in json.loads(capsys.readouterr().out)}
+    assert (rows["DATABASE_URL"]["source"], rows["DATABASE_URL"]["value"]) == ("missing", "")
+    monkeypatch.setenv("HEARTH_PORT", "many")
+    assert main.run(["settings", "--data", str(tmp_path / "none")]) == 1
+    assert "HEARTH_PORT='many'" in capsys.readouterr().err
 
 
 def test_settings_of_a_running_platform_are_listed_by_process(hearth: Callable[..., Any], data: Path):

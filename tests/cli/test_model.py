@@ -38,7 +38,7 @@ def platform(sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> Any:
-    """What `hearth model ... --json` printed; it must have succeeded."""
+    """Return the printed output of `hearth model ... --json`, which must succeed."""
     assert run(["model", *arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 

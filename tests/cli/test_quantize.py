@@ -20,7 +20,7 @@ from variants.staging import staging_folder
 
 TEXT = "What is the capital of France? Tell me a short story about a small dog who finds a red ball. " * 3
 MODEL = "@cf/hearth/spark"
-TAKEN = "@cf/acme/taken"
+EXISTING = "@cf/acme/existing"
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
 def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_time(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    first = quantized(capsys, tmp_path, "--format", "int8", "--output", str(tmp_path / "kept"))
+    first = quantized(capsys, tmp_path, "--format", "int8", "--output", str(tmp_path / "output"))
     assert first["name"] == f"{MODEL}-int8"
     assert (first["format"], first["kept_matrices"], first["rounded_matrices"]) == ("int8", 0, 43)
     assert 0.6 < first["size_ratio"] < 0.75
@@ -61,7 +61,7 @@ def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_
     assert manifest.recipe is not None
     assert (manifest.recipe.format, manifest.recipe.method) == ("int8", 1)
     assert manifest.recipe.base == listed(capsys)[MODEL]["revision"]
-    assert {file.path for file in manifest.files} == {path.name for path in (tmp_path / "kept").iterdir()}
+    assert {file.path for file in manifest.files} == {path.name for path in (tmp_path / "output").iterdir()}
     assert quantized(capsys, tmp_path, "--format", "int8")["revision"] == first["revision"]
     options = ["--format", "int4", "--name", first["name"], "--text", str(tmp_path / "text.txt")]
     assert run(["model", "quantize", MODEL, *options]) == 2
@@ -84,7 +84,7 @@ def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_
         ([MODEL, "--format", "int8", "--text", os.devnull], "--text: the text has 0 tokens; at least 64 are needed"),
         ([MODEL, "--format", "int8", "--name", "plain"], "--name: "),
         ([MODEL, "--format", "int8", "--name", "@cf/hearth/minilm"], "--name: @cf/hearth/minilm is built in"),
-        ([MODEL, "--format", "int8", "--name", TAKEN], f"--name: {TAKEN} is already an alias of {MODEL}"),
+        ([MODEL, "--format", "int8", "--name", EXISTING], f"--name: {EXISTING} is already an alias of {MODEL}"),
         ([MODEL, "--format", "int8", "--threads", "0"], "--threads: 0 is less than 1"),
         ([MODEL, "--format", "int8", "--threads", "100000"], "--threads: 100000 is more than the "),
         ([MODEL, "--format", "int8", "--output", "/"], "--output: / exists"),
@@ -94,14 +94,14 @@ def test_every_refusal_is_one_line_that_names_the_field_and_leaves_nothing(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     text = [] if "--text" in arguments else ["--text", str(tmp_path / "text.txt")]
-    if TAKEN in arguments:
-        assert run(["model", "alias", TAKEN, MODEL]) == 0
+    if EXISTING in arguments:
+        assert run(["model", "alias", EXISTING, MODEL]) == 0
         capsys.readouterr()
     assert run(["model", "quantize", *arguments, *text]) in (1, 2)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err.splitlines()[-1]
-    assert listed(capsys).keys() - {TAKEN} == {MODEL, "@cf/hearth/spark-draft", "@cf/hearth/minilm", STARTER}
+    assert listed(capsys).keys() - {EXISTING} == {MODEL, "@cf/hearth/spark-draft", "@cf/hearth/minilm", STARTER}
     assert not list((tmp_path / "objects").rglob("*.json"))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []
 

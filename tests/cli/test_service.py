@@ -22,7 +22,7 @@ Hearth = Callable[..., Any]
 
 @pytest.fixture
 def ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a ring may be, on a machine that knows no ledger."""
+    """Return the path of a key ring on a machine without a database."""
     for env in ("DATABASE_URL", "HEARTH_SERVICE_RING"):
         monkeypatch.delenv(env, raising=False)
     monkeypatch.chdir(tmp_path)

@@ -249,10 +249,10 @@ def test_killed_child_process_is_restarted(running: Up, index: int):
     before = running.pids()[index]
     os.kill(before, signal.SIGKILL)
     wait_until_blocking(lambda: running.pids()[index] not in (None, before))
-    wait_until_blocking(lambda: answers(running))
+    wait_until_blocking(lambda: is_serving(running))
 
 
-def answers(up: Up) -> bool:
+def is_serving(up: Up) -> bool:
     try:
         return up.ask("Hello!").status_code == 200
     except httpx.HTTPError:

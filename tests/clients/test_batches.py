@@ -27,11 +27,11 @@ def test_batch_of_embeddings_equals_single_calls(platform: Platform, cloudflare:
     queued = post(cloudflare, platform, body, platform.embed_model)["result"]
     assert queued["status"] == "queued"
 
-    def answers() -> Any:
+    def responses() -> Any:
         poll = {"request_id": queued["request_id"]}
         return post(cloudflare, platform, poll, platform.embed_model)["result"].get("responses")
 
-    found = wait_for("the batch", answers)
+    found = wait_for("the batch", responses)
     assert [item["external_reference"] for item in found] == texts
     direct = cloudflare.ai.run(platform.embed_model, account_id=platform.account_id, text=texts[3])
     assert found[3]["result"]["data"][0] == pytest.approx(direct["data"][0], abs=1e-4)  # type: ignore[index]

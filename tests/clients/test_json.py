@@ -165,13 +165,13 @@ def test_format_is_met_on_every_route(platform: Platform, form: dict[str, Any], 
             assert re.fullmatch(pattern, text_of(response.json())), path
 
 
-def text_of(answer: dict[str, Any]) -> str:
+def text_of(response: dict[str, Any]) -> str:
     """Return the text of a response in any API format."""
-    if answer.get("result"):
-        return str(answer["result"]["response"])
-    if "output" in answer:
-        return str(answer["output"][0]["content"][0]["text"])
-    choice = answer["choices"][0]
+    if response.get("result"):
+        return str(response["result"]["response"])
+    if "output" in response:
+        return str(response["output"][0]["content"][0]["text"])
+    choice = response["choices"][0]
     return str(choice["text"] if "text" in choice else choice["message"]["content"])
 
 

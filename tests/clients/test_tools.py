@@ -33,9 +33,9 @@ GREETING = {"role": "user", "content": "Hello"}
 RESULT = '{"temperature": 12, "condition": "sunny"}'
 
 
-def calls_of(answer: ChatCompletion) -> list[ChatCompletionMessageToolCall]:
+def calls_of(response: ChatCompletion) -> list[ChatCompletionMessageToolCall]:
     """Return the calls of a response, which contains nothing else."""
-    choice = answer.choices[0]
+    choice = response.choices[0]
     assert (choice.finish_reason, choice.message.content) == ("tool_calls", None)
     assert choice.message.tool_calls
     return choice.message.tool_calls  # type: ignore[return-value]

@@ -25,8 +25,8 @@ def post(url: str, **more) -> httpx.Response:
     return httpx.post(url, timeout=120, **more)
 
 
-def streamed_text(answer: httpx.Response) -> str:
-    *frames, done = events_of(answer)
+def streamed_text(response: httpx.Response) -> str:
+    *frames, done = events_of(response)
     assert done == "[DONE]"
     return "".join(json.loads(frame)["response"] for frame in frames)
 

@@ -28,12 +28,12 @@ def filled(value: Any) -> str:
     """Return a value of the file with variables replaced from ENV, as Docker does."""
 
     def fill(match: re.Match[str]) -> str:
-        name, separator, rest = match[1].partition(":")
+        name, separator, default = match[1].partition(":")
         if name in ENV:
             return ENV[name]
         assert separator, f"{name} has no default"
-        assert rest.startswith("-"), f"{name} must be given and deploy/make_env.sh does not make it"
-        return rest[1:]
+        assert default.startswith("-"), f"{name} must be given and deploy/make_env.sh does not make it"
+        return default[1:]
 
     return re.sub(r"\$\{([^}]+)\}", fill, str(value))
 

@@ -11,7 +11,8 @@ from engine.processes.zygote import RANK_MODULES, Zygote
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def zygote() -> AsyncIterator[Zygote]:
-    """For modules whose tests share one event loop: `pytestmark = pytest.mark.asyncio(loop_scope="module")`."""
+    """A zygote for modules whose tests share one event loop: `pytestmark =
+    pytest.mark.asyncio(loop_scope="module")`."""
     zygote = Zygote(preload=(*RANK_MODULES, "tests.fakes.rank", "tests.fakes.child"))
     await zygote.start()
     yield zygote

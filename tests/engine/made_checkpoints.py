@@ -113,7 +113,7 @@ def save_random(kind: str, folder: Path, *, is_original: bool = True, **changes:
 
 
 def save_random_with_images(kind: str, folder: Path) -> PreTrainedModel:
-    """As `save_random`, the text part of a model that also sees."""
+    """Save random weights like `save_random`: the text part of a model that also accepts images."""
     family, settings = KINDS[kind]
     sizes = {"num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8, "patch_size": 4}
     widths = ("hidden_size", "vision_output_dim", "projector_input_dim", "projector_output_dim")

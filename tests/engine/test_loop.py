@@ -11,7 +11,7 @@ from engine.protocol.sampling import Sampling
 from engine.scheduling.scheduler import MAX_PREEMPTIONS
 from engine.scheduling.sequence import SequenceRequest
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
-from tests.fakes.runner import END_TOKEN, FakeRunner, answer
+from tests.fakes.runner import END_TOKEN, FakeRunner, expected_tokens
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -25,7 +25,7 @@ def test_sequence_ends_with_length_at_max_tokens():
     driver = Driver()
     sequence_id = driver.add(prompt_of(20), max_tokens=7, ignore_eos=True)
     driver.run()
-    assert driver.tokens[sequence_id] == answer(prompt_of(20), 7, ignore_end=True)
+    assert driver.tokens[sequence_id] == expected_tokens(prompt_of(20), 7, ignore_end=True)
     assert driver.finishes[sequence_id] == "length"
 
 
@@ -33,7 +33,7 @@ def first_prompt_that_draws(token_id: int, after: int) -> list[int]:
     """Return a prompt whose completion has `token_id` first at index `after`."""
     for seed in range(20_000):
         prompt = prompt_of(5, seed)
-        drawn = answer(prompt, after + 1, ignore_end=True)
+        drawn = expected_tokens(prompt, after + 1, ignore_end=True)
         if drawn.index(token_id) == after if token_id in drawn else False:
             return prompt
     raise AssertionError("none found")
@@ -45,13 +45,13 @@ def test_end_token_stops_the_sequence_and_is_its_last_token():
     stopped, ignoring = driver.add(prompt, max_tokens=30), driver.add(prompt, max_tokens=30, ignore_eos=True)
     driver.run()
     assert driver.finishes[stopped] == "stop"
-    assert driver.tokens[stopped] == answer(prompt, 30)
+    assert driver.tokens[stopped] == expected_tokens(prompt, 30)
     assert len(driver.tokens[stopped]) == 4
     assert (driver.finishes[ignoring], len(driver.tokens[ignoring])) == ("length", 30)
 
 
 def test_stop_token_ids_apply_with_ignore_eos():
-    drawn = answer(prompt_of(9), 12, ignore_end=True)
+    drawn = expected_tokens(prompt_of(9), 12, ignore_end=True)
     stops = (5_000, 5_001, 5_002, drawn[4])
     driver = Driver()
     stopped = driver.add(prompt_of(9), max_tokens=12, ignore_eos=True, stop_token_ids=stops)
@@ -113,7 +113,7 @@ def test_invalid_request_ends_with_an_error_and_does_not_affect_others(change: d
     bad = driver.add(change.pop("prompt"), **change)
     driver.run()
     assert driver.finishes == {bad: "error", good: "length"}
-    assert driver.tokens[good] == answer(prompt_of(20), 5, ignore_end=True)
+    assert driver.tokens[good] == expected_tokens(prompt_of(20), 5, ignore_end=True)
 
 
 def test_duplicate_sequence_id_is_rejected_and_the_first_sequence_continues():
@@ -154,7 +154,7 @@ def test_blocks_of_a_failed_sequence_are_not_found_in_the_prefix_cache():
     again = driver.add(prompt, max_tokens=2)
     driver.run()
     assert driver.finishes[bad] == "error"
-    assert (driver.num_cached[again], driver.tokens[again]) == (0, answer(prompt, 2))
+    assert (driver.num_cached[again], driver.tokens[again]) == (0, expected_tokens(prompt, 2))
 
 
 def test_max_waiting_zero_still_uses_free_slots():
@@ -196,7 +196,7 @@ def test_output_is_the_same_for_any_chunk_size_with_and_without_the_prefix_cache
     prompts = [prompt_of(40) + prompt_of(length, length) for length in (1, 7, 8, 9, 33)]
     ids = [driver.add(prompt, max_tokens=12) for prompt in prompts]
     driver.run()
-    assert [driver.tokens[each] for each in ids] == [answer(prompt, 12) for prompt in prompts]
+    assert [driver.tokens[each] for each in ids] == [expected_tokens(prompt, 12) for prompt in prompts]
     assert (driver.engine.blocks.num_cached > 0) == is_cached
 
 
@@ -208,7 +208,7 @@ def test_small_kv_pool_preempts_but_changes_no_token():
     while driver.engine.has_work:
         driver.step()
         most = max([most, *(each.num_preemptions for each in driver.engine.sequences)])
-    assert [driver.tokens[each] for each in ids] == [answer(prompt, 50, ignore_end=True) for prompt in prompts]
+    assert [driver.tokens[each] for each in ids] == [expected_tokens(prompt, 50, ignore_end=True) for prompt in prompts]
     assert set(driver.finishes.values()) == {"length"}
     assert driver.engine.status().num_preemptions > 0
     assert most <= MAX_PREEMPTIONS
@@ -259,7 +259,7 @@ def test_equal_prompts_of_two_namespaces_are_computed_separately():
     assert driver.engine.status().num_running == 2
     driver.run()
     assert [driver.num_cached[each] for each in ids] == [0, 0]
-    assert driver.tokens[ids[0]] == driver.tokens[ids[1]] == answer(prompt, 3)
+    assert driver.tokens[ids[0]] == driver.tokens[ids[1]] == expected_tokens(prompt, 3)
 
 
 def test_equal_prompts_arriving_together_are_computed_once():
@@ -268,7 +268,7 @@ def test_equal_prompts_arriving_together_are_computed_once():
     ids = [driver.add(prompt, max_tokens=4) for _ in range(8)]
     driver.run()
     assert driver.runner.num_forward_tokens <= 200 + 8 * (4 + 16)
-    assert all(driver.tokens[each] == answer(prompt, 4) for each in ids)
+    assert all(driver.tokens[each] == expected_tokens(prompt, 4) for each in ids)
 
 
 def test_sequence_waiting_for_a_prefix_computes_it_when_the_other_is_aborted():
@@ -280,7 +280,7 @@ def test_sequence_waiting_for_a_prefix_computes_it_when_the_other_is_aborted():
     assert driver.engine.status().num_running == 1
     driver.abort(owner)
     driver.run()
-    assert driver.tokens[heir] == answer(prompt, 4)
+    assert driver.tokens[heir] == expected_tokens(prompt, 4)
     assert driver.num_cached[heir] == 32
 
 
@@ -320,7 +320,7 @@ def test_aborted_sequence_is_in_no_further_step_and_its_blocks_are_free():
     assert driver.runner.forward_tokens_of[in_prefill] == before[in_prefill]
     assert driver.finishes == {in_prefill: "aborted"}
     driver.run()
-    assert driver.tokens[decoding] == answer([3], 50)
+    assert driver.tokens[decoding] == expected_tokens([3], 50)
 
 
 def test_abort_works_in_every_state_and_is_idempotent():

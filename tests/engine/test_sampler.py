@@ -61,9 +61,9 @@ def expected_probabilities(logits: torch.Tensor, **parameters: Any) -> np.ndarra
     ranked /= ranked.sum()
     ranked[np.cumsum(ranked) - ranked >= settings["top_p"]] = 0
     ranked[ranked < settings["min_p"] * ranked[0]] = 0
-    kept = np.zeros_like(probabilities)
-    kept[order] = ranked / ranked.sum()
-    return kept
+    filtered = np.zeros_like(probabilities)
+    filtered[order] = ranked / ranked.sum()
+    return filtered
 
 
 def assert_distributed(counts: np.ndarray, expected: np.ndarray) -> None:

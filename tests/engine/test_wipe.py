@@ -88,9 +88,9 @@ def test_ephemeral_kv_is_wiped_at_once_without_changing_other_tokens(folder: Pat
         driver.run()
         return driver, runner
 
-    (wiped, runner), (kept, _) = run(True), run(False)
-    assert wiped.tokens == kept.tokens
-    assert wiped.engine.blocks.num_cached < kept.engine.blocks.num_cached
+    (wiped, runner), (unwiped, _) = run(True), run(False)
+    assert wiped.tokens == unwiped.tokens
+    assert wiped.engine.blocks.num_cached < unwiped.engine.blocks.num_cached
     assert len(left_in(runner)) > 0  # the others' stay, as they should
 
 

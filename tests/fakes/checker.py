@@ -1,4 +1,4 @@
-"""A checker of constraints that a test tells what to refuse."""
+"""A fake constraint checker that refuses what a test selects."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from engine.structured.refusal import ConstraintRefused
 
 
 class FakeChecker:
-    """Passes everything but texts that contain one of `refused`; remembers what it was asked."""
+    """Accepts every constraint except those whose text contains one of `refused`, and records the checked
+    constraints."""
 
     def __init__(self, *refused: str, is_timeout: bool = False) -> None:
         self.refused = refused

@@ -1,4 +1,5 @@
-"""Entry points of small children that a test can have a zygote fork; nothing of the engine's, so quick to import."""
+"""Entry points of small child processes for the zygote's tests. They import nothing of the engine, so they start
+fast."""
 
 from __future__ import annotations
 
@@ -7,17 +8,17 @@ import time
 
 
 def echo(connection: socket.socket, arguments: bytes) -> None:
-    """Send the arguments back, then what is received, until the other end closes."""
+    """Send back the arguments and everything that is received, until the other end closes."""
     connection.sendall(arguments)
     while data := connection.recv(65536):
         connection.sendall(data)
 
 
 def deaf(_connection: socket.socket, _arguments: bytes) -> None:
-    """Say nothing and hear nothing, as a rank does while it loads."""
+    """Neither send nor receive, like a rank that is loading."""
     time.sleep(600)
 
 
 def leaving(_connection: socket.socket, arguments: bytes) -> None:
-    """End at once with the exit code it is given."""
+    """Exit at once with the given exit code."""
     raise SystemExit(int(arguments))

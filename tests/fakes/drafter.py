@@ -1,4 +1,4 @@
-"""Drafter for sequences of the fake runner: right for a while, then wrong, then nothing, by a fixed pattern."""
+"""A drafter for sequences of the fake runner. A fixed pattern decides how many of its draft tokens are right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from tests.fakes.runner import VOCAB_SIZE, draw
 
 
 class Oracle:
-    """Proposal number n of a sequence is right for as many tokens as `pattern` says at that index; then it is wrong."""
+    """Drafts whose first `pattern[n]` tokens are right in the n-th proposal of a sequence. All later tokens are
+    wrong."""
 
     def __init__(self, pattern: Sequence[int] = (15, 0, 3, 1, 7)) -> None:
         self._pattern = pattern

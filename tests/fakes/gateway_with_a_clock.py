@@ -1,5 +1,6 @@
-"""`python -m gateway` on a machine whose wall clock is set while it runs, to so many seconds off as the file in
-CLOCK_FILE says. Only the wall clock: the monotonic one, Redis's and the database's go on as they are."""
+"""Run `python -m gateway` with a wall clock that a test can shift while the gateway runs. The file in CLOCK_FILE
+contains the offset in seconds. The monotonic clock and the clocks of Redis and the database are not shifted.
+"""
 
 from __future__ import annotations
 

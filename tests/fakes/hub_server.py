@@ -1,7 +1,7 @@
-"""A Hugging Face hub in miniature, on loopback: repository listing, files with HEAD, ETag, Range and X-Repo-Commit.
+"""A small Hugging Face hub on loopback: repository listing, files with HEAD, ETag, Range and X-Repo-Commit.
 
-It can cut a connection in mid-file, serve other bytes than it promised, and remembers every request. One repository,
-one commit; nothing is written.
+Serves one repository at one commit, read-only. Can close a connection in the middle of a file and serve bytes that
+differ from the announced digest. Records every request.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LARGE = (".safetensors", ".bin", ".pth")
 
 @dataclass
 class Request:
-    """One request that the hub answered. `sent_bytes` counts the body's bytes that left."""
+    """One request to the hub. `sent_bytes` counts the sent bytes of the response body."""
 
     method: str
     path: str
@@ -34,7 +34,7 @@ class Request:
 
 @dataclass
 class Cut:
-    """The connection of the next GET of a file ends after `after_bytes` of its body, by a plain close or a reset."""
+    """Closes the connection of the next GET of a file after `after_bytes` of the body, normally or with a reset."""
 
     after_bytes: int
     kind: Literal["close", "reset"] = "close"
@@ -77,7 +77,7 @@ class HubServer:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def downloads_of(self, path: str) -> list[Request]:
-        """Every GET of one file, in order."""
+        """Return all GET requests for one file, in order."""
         return [seen for seen in self.requests if seen.method == "GET" and seen.path.endswith(f"/{path}")]
 
     def listing(self) -> bytes:
@@ -103,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(has_body=False)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Requests are remembered, not printed."""
+        """Do nothing: requests are recorded instead of printed."""
 
     def _answer(self, *, has_body: bool) -> None:
         hub = self.server_hub

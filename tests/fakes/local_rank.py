@@ -1,5 +1,6 @@
-"""Ranks inside the test's own process: the real engine loop over the fake runner, a step every `step_s` of the loop's
-time, behind a real socket and a handle that looks like a forked child's. They can be killed and made to hang."""
+"""Ranks inside the test's process: the real engine loop over the fake runner, with one step every `step_s` of the
+loop's time, behind a real socket and a handle like that of a forked child. Tests can kill a rank or make it hang.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +28,11 @@ from telemetry.child_process import Child
 from tests.fakes.rank import CRASH_TOKEN
 from tests.fakes.runner import FakeRunner
 
-_NO_SUCH_PID = 1 << 30  # beyond the kernel's
+_NO_SUCH_PID = 1 << 30  # larger than the kernel's largest process id
 
 
 class LocalRank(Child):
-    """One rank and the child that its replica sees."""
+    """One rank, and the child handle that its replica uses."""
 
     def __init__(self, pid: int, step_s: float, arguments: bytes, runner: FakeRunner) -> None:
         ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -66,7 +67,7 @@ class LocalRank(Child):
         except ConnectionResetError:
             data = b""
         if self.is_hung and data:
-            return  # as if it lay unread
+            return  # a hung rank ignores messages
         if not data:
             self._end(0)
             return
@@ -93,7 +94,7 @@ class LocalZygote:
     """Forks LocalRanks."""
 
     def __init__(self, step_s: float = 0.01) -> None:
-        self.ranks: list[LocalRank] = []  # the living ones, and the latest dead
+        self.ranks: list[LocalRank] = []  # the running ranks and the last one that exited
         self._step_s = step_s
         self._pids = itertools.count(_NO_SUCH_PID)
 
@@ -104,7 +105,7 @@ class LocalZygote:
 
 
 class TokenModel:
-    """A text model without texts: the prompt's ids in, ids as text out, over a real Replica."""
+    """A text model without text: takes the prompt's token ids and returns token ids as text, over a real Replica."""
 
     def __init__(self, replica: Replica) -> None:
         self.replica = replica
@@ -173,7 +174,7 @@ class TokenRun:
 
 
 class TokenLoaders:
-    """Loads TokenModels whose ranks `zygote` forks, as `config` says."""
+    """Loads TokenModels whose ranks are forked by `zygote` according to `config`."""
 
     def __init__(self, zygote: object, config: object, entry: str = "engine.ranks.rank:main") -> None:
         self._zygote = zygote

@@ -1,7 +1,7 @@
-"""A node mocked at its socket: speaks engine/protocol/wire.py and computes nothing.
+"""A fake node: speaks engine/protocol/wire.py over a real socket and computes nothing.
 
-Used by the gateway's tests and by its CPU benchmark. What a call answers is written in its text: a text that starts
-with `!` is a Script as JSON, any other is answered with WORDS. Embeddings are made of the texts' lengths.
+Used by the gateway's tests and by its CPU benchmark. The text of a call selects the response: a text that starts with
+`!` is a Script as JSON, any other text gets WORDS. Embeddings are computed from the lengths of the texts.
 """
 
 from __future__ import annotations
@@ -31,35 +31,38 @@ DIMENSIONS = 8
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
-    """What one call answers. `tokens` in order, `gap_s` apart, the first after `first_s`; then `end`: a finish
-    reason, or a failure reason. After `then_after` tokens `then` happens instead of the rest. `repeat` and `pad` make
-    many tokens of few, each `pad` characters longer. Calls of tools come in three pieces each, of one token. Its
-    model's process dies `deaths` times of it before it answers; a node gives up after the second."""
+    """The response to one call: `tokens` in order, the first after `first_s` and then one every `gap_s`, followed by
+    `end`, a finish reason or a failure reason.
+
+    After `then_after` tokens, `then` happens and no further tokens are sent. `tokens` are sent `repeat` times, each
+    extended by `pad` characters. Each tool call is sent in three events of one token. The call crashes the model's
+    process `deaths` times before it succeeds; a node rejects it after the second crash.
+    """
 
     tokens: tuple[str, ...] = WORDS
     first_s: float = 0.0
     gap_s: float = 0.0
     end: str = "stop"
-    stop: str | None = None  # the stop string that ended it
+    stop: str | None = None  # the stop string that ended the output
     message: str = ""
     is_retryable: bool = False
     cached: int = 0
     repeat: int = 1
     pad: int = 0
     deaths: int = 0
-    one_death: bool = False  # its failure was a death, the first to be held against it
-    held_after: int = -1  # after so many tokens it waits until its node is told to go on
+    one_death: bool = False  # True if the failure is reported as the input's first crash
+    held_after: int = -1  # number of tokens after which the call waits for `go_on`; -1 never waits
     then_after: int = -1
     then: str = "die"  # die | hang | garbage
-    calls: tuple[tuple[str, str], ...] = ()  # name and arguments of tools called after the text
-    on: str = ""  # only this node follows the script; others answer WORDS
+    calls: tuple[tuple[str, str], ...] = ()  # name and arguments of the tool calls after the text
+    on: str = ""  # the only node that follows the script; other nodes send WORDS
 
     def texts(self) -> list[str]:
         return [text + "." * self.pad for text in self.tokens * self.repeat]
 
 
 class FakeNode:
-    """One fake node on a loop of its own thread. Everything public may be called from the test's thread."""
+    """One fake node on an event loop in its own thread. All public methods may be called from the test's thread."""
 
     def __init__(
         self,
@@ -75,10 +78,10 @@ class FakeNode:
         self.identity = identity
         self.pop = pop
         self.address = f"unix://{folder / (node_id + '.sock')}"
-        self.announced = self.address  # where gateways look for it
+        self.announced = self.address  # the address that is published for gateways
         self.executes: list[wire.Execute] = []
-        self.cancels: list[str] = []  # request ids
-        self.is_deaf = False  # hears everything and answers nothing, pings included
+        self.cancels: list[str] = []  # request ids of cancelled calls
+        self.is_deaf = False  # True if the node receives messages but sends nothing, not even Pongs
         self.state: ReplicaState = "ready"
         self.queued_tokens = 0
         self.num_waiting = 0
@@ -98,7 +101,7 @@ class FakeNode:
         return self
 
     def stop(self) -> None:
-        """Withdraw, close and end the thread."""
+        """Withdraw the node, close its connections and end its thread."""
         if self._thread.is_alive():
             self._call(self._close())
             self._loop.call_soon_threadsafe(self._loop.stop)
@@ -106,31 +109,31 @@ class FakeNode:
             self._loop.close()
 
     def die(self) -> None:
-        """As after kill -9: every connection drops, nothing listens, presence runs out by itself."""
+        """Behave like a process killed by SIGKILL: all connections drop, nothing listens, and presence expires."""
         self._call(self._vanish())
 
     def publish(self) -> None:
-        """Say at once what this node now is."""
+        """Publish the node's current status at once."""
         self._call(self._announce())
 
     def go_on(self) -> None:
-        """Let the calls go on that wait to be let, and those that would."""
+        """Release the held calls. Later calls are not held."""
         self._loop.call_soon_threadsafe(self.goes_on.set)
 
     def hold(self) -> None:
-        """From now on calls wait again to be let go on."""
+        """Hold calls again, until the next `go_on`."""
         self._loop.call_soon_threadsafe(self.goes_on.clear)
 
     def spawn(self, job: Coroutine[Any, Any, None]) -> None:
-        """Run something on this node's loop until it stops."""
+        """Run a coroutine on this node's loop until the node stops."""
         self._loop.call_soon_threadsafe(self._start, job)
 
     @property
     def num_open_calls(self) -> int:
         return sum(len(connection.calls) for connection in list(self.connections))
 
-    def answer_at_once(self, side: NodeSide, execute: wire.Execute) -> bool:
-        """Whether a call was answered without a background job; for benchmarks to override."""
+    def respond_at_once(self, side: NodeSide, execute: wire.Execute) -> bool:
+        """Return True if the call was completed without a background job. Benchmarks override this method."""
         return False
 
     def _call(self, job: Coroutine[Any, Any, None]) -> None:
@@ -155,7 +158,7 @@ class FakeNode:
                 await self._announce()
 
     async def _announce(self) -> None:
-        async with self._telling:  # what it was is not told after what it is
+        async with self._telling:  # an older status must not replace a newer one
             store = Ephemeral.connect(self._redis_url, timeout_s=PATIENCE_S / 2)
             try:
                 await store.announce("nodes", self.node_id, msgspec.json.encode(self.status()), ttl_s=5)
@@ -242,12 +245,13 @@ class NodeSide(asyncio.Protocol):
             assert self._is_proven
             self._node.executes.append(message)
             self._request_ids[message.call_id] = message.request_id
-            if not self._node.answer_at_once(self, message):
+            if not self._node.respond_at_once(self, message):
                 self.calls[message.call_id] = asyncio.get_running_loop().create_task(self._run(message))
         elif isinstance(message, wire.Cancel):
             self._node.cancels.append(self._request_ids.get(message.call_id, ""))
             job = self.calls.get(message.call_id)
-            if job is not None:  # after its first step: one that is cancelled before it says and undoes nothing
+            # cancelled after the job's first step, because a job that has not started would send no final event
+            if job is not None:
                 asyncio.get_running_loop().call_soon(job.cancel)
 
     def send(self, *messages: wire.Message) -> None:
@@ -316,12 +320,12 @@ class NodeSide(asyncio.Protocol):
 
 
 def _as_choice(text: str, choice: int) -> str:
-    """What the first choice says, or its twin of another number."""
+    """Return the text of one choice: choices after the first append their number."""
     return text + str(choice) if choice else text
 
 
 def _called(script: Script) -> list[events.ToolCallDelta]:
-    """The pieces of the script's calls."""
+    """Return the events of the script's tool calls."""
     pieces = []
     for index, (name, arguments) in enumerate(script.calls):
         half = len(arguments) // 2
@@ -341,7 +345,7 @@ def _end(script: Script, usage: events.Usage, num_sent: int) -> events.Event:
 
 
 def script_of(task: TaskInput, node_id: str) -> Script:
-    """What the task's text asks of this node."""
+    """Return the script in the task's text for this node, or the default script."""
     if isinstance(task, TextEmbeddings):
         return Script()
     text = task.prompt if task.messages is None else task.messages[-1].content
@@ -352,7 +356,7 @@ def script_of(task: TaskInput, node_id: str) -> Script:
 
 
 def count_prompt(task: TaskInput) -> int:
-    """One token a word."""
+    """Return the prompt's token count: one token per word."""
     if isinstance(task, TextEmbeddings):
         return sum(len(text.split()) for text in task.texts)
     texts = [task.prompt or ""] if task.messages is None else [message.content for message in task.messages]
@@ -360,7 +364,7 @@ def count_prompt(task: TaskInput) -> int:
 
 
 def embedded(task: TextEmbeddings) -> list[events.Event]:
-    """All three events of an embeddings call."""
+    """Return all three events of an embeddings call."""
     rows = [[float(len(text)), *(0.25 * i for i in range(1, DIMENSIONS))] for text in task.texts]
     data = b"".join(struct.pack(f"<{DIMENSIONS}f", *row) for row in rows)
     usage = events.Usage(prompt_tokens=count_prompt(task))

@@ -1,7 +1,8 @@
-"""A small OpenID provider over real HTTP: signs everybody in as whoever the test says, and can be made to lie.
+"""A small OpenID provider over real HTTP. The test selects the user who signs in, and can make the provider send false
+data.
 
-Authorization code with PKCE as the standards have it; a code is good once. `forge` may put another id token in place of
-the right one; `describe` changes what the provider says of itself.
+Implements the authorization code flow with PKCE. A code can be used once. `forge` replaces the id token; `describe`
+changes the provider's metadata.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from joserfc import jwt
 from joserfc.jwk import ECKey
 
 CLIENT_ID, CLIENT_SECRET = "hearth", "a secret of the tests"
-PUBLISHED_SECRET = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0"  # among the keys, where no secret should be
+# a symmetric key among the published keys, which verifiers must ignore
+PUBLISHED_SECRET = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0"
 
 Claims = dict[str, Any]
 
@@ -96,7 +98,7 @@ class OidcProvider:
         }
 
     def authorize(self, query: dict[str, str]) -> str:
-        """Where a browser goes next that has come to the authorization endpoint."""
+        """Return the URL to which the authorization endpoint redirects the browser."""
         self.authorization_requests.append(query)
         code = secrets.token_urlsafe(16)
         self._codes[code] = query
@@ -104,7 +106,7 @@ class OidcProvider:
         return f"{query['redirect_uri']}?{urlencode(response)}"
 
     def redeem(self, form: dict[str, str]) -> Claims | None:
-        """Tokens for a code, or None for a request that is not as it must be."""
+        """Return the tokens for a code, or None if the request is invalid."""
         request = self._codes.pop(form.get("code", ""), None)
         if request is None:
             return None

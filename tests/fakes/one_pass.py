@@ -1,4 +1,4 @@
-"""A model of one forward pass without torch: doubles numbers, and waits or fails as its items say."""
+"""A model of one forward pass without torch: doubles numbers, waits or fails as its items specify."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from engine.tasks.loading import LoadRequest
 
 
 class Number(Struct, frozen=True):
-    """An item. Its computation takes `seconds`."""
+    """An input item whose computation takes `seconds`."""
 
     value: int
     cost: int = 1

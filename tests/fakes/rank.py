@@ -1,4 +1,4 @@
-"""Entry points a test can have a zygote fork: ranks over the fake runner."""
+"""Entry points for the zygote: ranks over the fake runner."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from engine.loop import Engine
 from engine.ranks import rank, wire
 from tests.fakes.runner import FakeRunner
 
-CRASH_TOKEN = 13  # a prompt that holds it kills a `crashing` rank
+CRASH_TOKEN = 13  # a prompt with this token kills a `crashing` rank
 
 
 def working(connection: socket.socket, arguments: bytes) -> None:
-    """A rank as it is, but for the runner."""
+    """Run a normal rank over the fake runner."""
     _serve(connection, arguments, FakeRunner())
 
 
-def unhurried(connection: socket.socket, arguments: bytes) -> None:
-    """As slow as a large model: what is done to it happens in the middle of its answers."""
+def slow(connection: socket.socket, arguments: bytes) -> None:
+    """Run a rank that is as slow as a large model, so that tests can act in the middle of its output."""
     _serve(connection, arguments, _UnhurriedRunner())
 
 
 def crashing(connection: socket.socket, arguments: bytes) -> None:
-    """A rank whose device fails on CRASH_TOKEN."""
+    """Run a rank whose device fails on CRASH_TOKEN."""
     _serve(connection, arguments, _CrashingRunner())
 
 
 def spinning(connection: socket.socket, arguments: bytes) -> None:
-    """A rank that computes for ever on CRASH_TOKEN."""
+    """Run a rank that computes forever on CRASH_TOKEN."""
     _serve(connection, arguments, _SpinningRunner())
 
 

@@ -1,4 +1,4 @@
-"""A receiver of webhooks on a loopback address: what came, and what it answers next."""
+"""A webhook receiver on a loopback address: records requests and returns the statuses that a test sets."""
 
 from __future__ import annotations
 
@@ -13,31 +13,33 @@ from typing import Any
 
 
 class Receiver:
-    """`came` are the bodies in the order they came, with their headers, `bodies` their bytes; `answers` the next
-    statuses, then 200; `authority` is the file of who signed its certificate."""
+    """A webhook receiver. `came` are the received bodies in order, with their headers, and `bodies` their bytes.
+    `statuses` are the statuses of the next responses; after these, 200. `authority` is the certificate file of the
+    authority.
+    """
 
     def __init__(self, port: int, authority: Path) -> None:
         self.came: list[tuple[dict[str, str], Any]] = []
         self.bodies: list[bytes] = []
-        self.answers: list[int] = []
+        self.statuses: list[int] = []
         self.authority = authority
         self.url = f"https://127.0.0.1:{port}/hook?key=1"
 
-    def of(self, request_id: str) -> list[Any]:
-        """The bodies that came about one run."""
+    def about(self, request_id: str) -> list[Any]:
+        """Return the received bodies about one run."""
         return [body for _, body in self.came if body["request_id"] == request_id]
 
 
 @contextmanager
 def receiving(certificate: tuple[Path, Path], authority: Path) -> Iterator[Receiver]:
-    """Listens with this certificate and key, signed by the authority, until the block ends."""
+    """Run a receiver with this certificate and key, signed by the authority, until the block ends."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             receiver.came.append((dict(self.headers) | {"path": self.path}, json.loads(body)))
             receiver.bodies.append(body)
-            self.send_response(receiver.answers.pop(0) if receiver.answers else 200)
+            self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
             self.send_header("location", receiver.url)
             self.end_headers()
 
@@ -47,7 +49,7 @@ def receiving(certificate: tuple[Path, Path], authority: Path) -> Iterator[Recei
     context.load_cert_chain(*certificate)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         receiver = Receiver(server.server_port, authority)
-        # Each connection's own thread greets it: one that says nothing holds up no other.
+        # The TLS handshake runs in each connection's own thread, so a client that sends nothing delays no other client.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
         yield receiver

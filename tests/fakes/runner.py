@@ -1,7 +1,7 @@
-"""A Runner that computes nothing: its KV is the token ids themselves, so that reading a wrong block shows.
+"""A Runner that computes nothing: its KV cache holds the token ids themselves, so reading a wrong block is detected.
 
-The token it draws is a fixed function of the context as read back from the KV cache, and `answer` computes the same
-from a plain list: a stale, foreign or unwritten block either trips an assertion or changes the answer.
+The sampled token is a fixed function of the context as read from the KV cache, and `expected_tokens` computes the same
+from a plain list. A stale, foreign or unwritten block either fails an assertion or changes the tokens.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ END_TOKEN = 0
 
 
 def draw(context: NDArray[np.int32]) -> int:
-    """The token that follows `context`."""
+    """Return the token that follows `context`."""
     return zlib.crc32(np.ascontiguousarray(context, dtype=np.int32).tobytes()) % VOCAB_SIZE
 
 
-def answer(prompt: Items[int], max_tokens: int, *, ignore_end: bool = False) -> list[int]:
-    """What an engine must generate for `prompt`, whatever else it does meanwhile."""
+def expected_tokens(prompt: Items[int], max_tokens: int, *, ignore_end: bool = False) -> list[int]:
+    """Return the tokens that an engine must generate for `prompt`, whatever other sequences run."""
     context = np.empty(len(prompt) + max_tokens, dtype=np.int32)
     context[: len(prompt)] = prompt
     drawn: list[int] = []
@@ -38,9 +38,9 @@ def answer(prompt: Items[int], max_tokens: int, *, ignore_end: bool = False) -> 
 
 
 class FakeRunner:
-    """Checks every step it is given: budget, order of rows, KV written before it is read, and by whom.
+    """Checks every step: token budget, order of rows, and that KV is written before it is read, by the right sequence.
 
-    `namespaces` maps sequence ids to their namespace; where given, reading a block of another namespace fails.
+    `namespaces` maps sequence ids to their namespaces. Reading a block of another namespace fails.
     """
 
     def __init__(self, *, num_blocks: int = 64, block_size: int = 16, max_model_len: int = 512) -> None:
@@ -58,7 +58,7 @@ class FakeRunner:
         self.largest_batch = 0
         self.failing_ids: set[int] = set()
         slots = num_blocks * block_size
-        self._tokens = np.full(slots, -1, dtype=np.int32)  # -1 is the poison of KV never written
+        self._tokens = np.full(slots, -1, dtype=np.int32)  # -1 marks KV that was never written
         self._positions = np.full(slots, -1, dtype=np.int64)
         self._writers = np.full(slots, -1, dtype=np.int64)
 
@@ -93,7 +93,7 @@ class FakeRunner:
         assert len(np.unique(inputs.sequence_ids)) == inputs.num_rows, "a sequence twice in a step"
 
     def _read(self, inputs: StepInputs, row: int) -> NDArray[np.int32]:
-        """The row's context as the KV cache has it."""
+        """Return the row's context as stored in the KV cache."""
         positions = np.arange(inputs.context_lens[row])
         blocks = inputs.block_tables[row, positions // self.block_size]
         slots = blocks.astype(np.int64) * self.block_size + positions % self.block_size
@@ -106,7 +106,7 @@ class FakeRunner:
         return self._tokens[slots]
 
     def _logprobs(self, inputs: StepInputs, drawn: NDArray[np.int32]) -> dict[str, NDArray[np.generic]]:
-        """Made-up ones, where asked for: minus the token id, then its neighbours."""
+        """Return made-up log-probabilities for the rows that request them: minus the token id, then its neighbors."""
         num_logprobs = inputs.sampling.num_logprobs
         if not len(num_logprobs) or num_logprobs.max() < 0:
             return {}

@@ -1,4 +1,4 @@
-"""A replica whose tokens a test says by hand."""
+"""A replica whose tokens are set by the test."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from engine.scheduling.sequence import SequenceRequest
 
 
 class ScriptedReplica:
-    """Remembers what was added and aborted; `say` is one step's news of the latest sequence, or of the one that was
-    added as number `at`."""
+    """Records added and aborted sequences. `say` sends the output of one step to the latest sequence, or to sequence
+    number `at`.
+    """
 
     def __init__(self, *, vocab_size: int = 512, max_model_len: int = 64) -> None:
         self.info = EngineInfo(

@@ -1,4 +1,4 @@
-"""A model that does what a test tells it to, and a store and loaders to have it loaded by."""
+"""A model whose events are set by the test, with a store and loaders for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine.tasks.work import Emit, Work
 
 
 class FakeRun:
-    """One call's work: the test says its events."""
+    """The work of one call. The test sets its events."""
 
     def __init__(self, work: Work, emit: Emit) -> None:
         self.work = work
@@ -31,7 +31,7 @@ class FakeRun:
 
 
 class FakeModel:
-    """A loaded model. `start_gate` holds up every start until it is set; `error` is raised by it."""
+    """A loaded model. Every start waits for `start_gate` and raises `error` if it is set."""
 
     def __init__(self, on_exit: Callable[[str], None] = lambda _: None) -> None:
         self.runs: list[FakeRun] = []
@@ -57,7 +57,7 @@ class FakeModel:
 
 
 class FakeStore:
-    """Every model is published as revision "r"; `errors` says which are not to be had, `unknown` which not at all."""
+    """A store that has every model as revision "r". `errors` maps models to errors; `unknown` models do not exist."""
 
     def __init__(self) -> None:
         self.held: list[str] = []
@@ -81,7 +81,7 @@ class FakeStore:
 
 
 class FakeLoaders:
-    """Loads FakeModels; `gate` holds up every load until it is set, `error` is raised by it."""
+    """Loads FakeModels. Every load waits for `gate` and raises `error` if it is set."""
 
     def __init__(self) -> None:
         self.models: dict[str, FakeModel] = {}
@@ -100,7 +100,7 @@ class FakeLoaders:
 
 
 class HandClock:
-    """A clock that a test moves."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0

@@ -1,4 +1,4 @@
-"""An event loop whose clock a test owns: nobody waits, and time jumps to what happens next."""
+"""An event loop with a virtual clock: no test waits, because the time jumps to the next timer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Sockets are real, and what is written to one is there at once; seconds pass only when nothing else does."""
+    """Sockets are real, and written data arrives at once. Time advances only when nothing else is ready."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -21,7 +21,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now_s
 
     def monotonic_s(self) -> float:
-        """The same, as a telemetry.clock.Clock says it."""
+        """Return the loop's time, as `telemetry.clock.Clock` does."""
         return self.now_s
 
 
@@ -40,6 +40,6 @@ class _Selector(selectors.DefaultSelector):
 
 
 def run_virtually(main: Coroutine[Any, Any, T]) -> T:
-    """`main` to its end, on a loop of its own."""
+    """Run `main` to its end on a new virtual loop."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(main)

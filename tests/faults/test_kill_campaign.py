@@ -33,7 +33,7 @@ LOST = (408, 3008)
 
 @dataclass
 class ObservedCall:
-    """What a client observed of one call."""
+    """The observations of one client about its call."""
 
     request_id: str
     status: int

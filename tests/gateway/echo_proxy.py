@@ -48,8 +48,10 @@ def run_echo_proxy(base_url: str, account_id: str, placeholder_account_id: str) 
                 url = str(httpx.URL(base_url).copy_with(path="/")).rstrip("/") + path
                 headers = {name: value for name, value in self.headers.items() if name.lower() not in _HOP_HEADERS}
                 response = client.request(self.command, url, headers=headers, content=body)
-                kept = {name: value for name, value in response.headers.items() if name.lower() not in _HOP_HEADERS}
-                self.reply(response.status_code, response.content, kept)
+                forwarded = {
+                    name: value for name, value in response.headers.items() if name.lower() not in _HOP_HEADERS
+                }
+                self.reply(response.status_code, response.content, forwarded)
 
             do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request  # noqa: N815 - names in the library
 

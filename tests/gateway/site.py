@@ -114,9 +114,9 @@ class Site:
         self.gateways.append(gateway)
         return gateway
 
-    def execute_of(self, answer: httpx.Response) -> Execute:
+    def execute_of(self, response: httpx.Response) -> Execute:
         """Return the last execute message that a node received for this response."""
-        request_id = answer.headers["cf-ai-req-id"]
+        request_id = response.headers["cf-ai-req-id"]
         found = [e for node in self.nodes.values() for e in node.executes if e.request_id == request_id]
         return found[-1]
 

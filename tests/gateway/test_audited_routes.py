@@ -20,13 +20,15 @@ Ids = dict[str, str]
 ACCESS_GROUP = "Workers AI Read"
 
 # POST, PUT and DELETE routes that only return data, or change only the account's own content.
-TELLS = {
+READ_ONLY = {
     ("POST", ACCOUNT + "/ai/tomarkdown"): "converts files",
-    ("POST", "/to-everything/markdown/transformer"): "the same for a binding",
-    ("POST", ACCOUNT + "/ai/price/{model...}"): "reckons",
-    ("DELETE", ACCOUNT + "/ai/v1/responses/{response_id}"): "a call's own answer is forgotten",
-    ("POST", ACCOUNT + "/ai/v1/responses/{response_id}/cancel"): "ends a call of the account's own",
-    ("POST", "/admin/sign-out"): "ends a session, and there is none here: test_sign_in.py reads its entry",
+    ("POST", "/to-everything/markdown/transformer"): "converts files of a Worker",
+    ("POST", ACCOUNT + "/ai/price/{model...}"): "computes a price",
+    ("DELETE", ACCOUNT + "/ai/v1/responses/{response_id}"): "deletes a response of the account",
+    ("DELETE", "/v1/responses/{response_id}"): "deletes a response of the account",
+    ("POST", ACCOUNT + "/ai/v1/responses/{response_id}/cancel"): "ends a call of the account",
+    ("POST", "/v1/responses/{response_id}/cancel"): "ends a call of the account",
+    ("POST", "/admin/sign-out"): "ends an operator's session; test_sign_in.py reads its audit entry",
 }
 
 
@@ -39,7 +41,7 @@ def test_every_changing_route_is_classified():
     assert not any(route.access is Access.PUBLIC for route in ROUTES if route.method != "GET"), (
         "a public route would have no actor"
     )
-    assert sorted(changing) == sorted([*TELLS, *((method, path) for method, path, *_ in ACTS)])
+    assert sorted(changing) == sorted([*READ_ONLY, *((method, path) for method, path, *_ in ACTS)])
 
 
 def policy(account_id: str, group_id: str) -> dict[str, Any]:

@@ -66,12 +66,12 @@ class Source:
 class Ledger:
     """Ledger that stores entries in memory or is unavailable."""
 
-    def __init__(self, is_away: bool = False) -> None:
+    def __init__(self, is_unavailable: bool = False) -> None:
         self.entries: list[UsageEntry] = []
-        self.is_away = is_away
+        self.is_unavailable = is_unavailable
 
     async def record(self, entry: UsageEntry) -> None:
-        if self.is_away:
+        if self.is_unavailable:
             raise StoreUnavailable("away")
         self.entries.append(entry)
 
@@ -103,7 +103,7 @@ async def test_finished_call_has_one_usage_entry_with_the_nodes_counts():
 
 
 async def test_last_event_waits_for_the_durable_usage_entry():
-    events = metered(Source([Finished("stop", USAGE)]), Ledger(is_away=True))
+    events = metered(Source([Finished("stop", USAGE)]), Ledger(is_unavailable=True))
     with pytest.raises(StoreUnavailable):
         await events.take()
     await events.close()

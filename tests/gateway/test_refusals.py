@@ -20,18 +20,18 @@ HELLO = [{"role": "user", "content": "Hello"}]
 UNKNOWN_ACCOUNT = "f" * 32
 
 
-def code_of(answer: httpx.Response) -> tuple[int, int]:
+def code_of(response: httpx.Response) -> tuple[int, int]:
     """Return status and code after checking that the error has the envelope, an id, and Retry-After if it can be
     retried."""
-    body = answer.json()
-    assert answer.headers["content-type"] == "application/json"
+    body = response.json()
+    assert response.headers["content-type"] == "application/json"
     assert body["success"] is False
     assert body["messages"] == []
-    assert answer.headers["x-request-id"]
-    if answer.status_code in (429, 503):
-        assert 1 <= int(answer.headers["retry-after"]) <= 10
+    assert response.headers["x-request-id"]
+    if response.status_code in (429, 503):
+        assert 1 <= int(response.headers["retry-after"]) <= 10
     (error,) = body["errors"]
-    return answer.status_code, error["code"]
+    return response.status_code, error["code"]
 
 
 def run_url(running: Running, model: str = PARROT, account_id: str | None = None) -> str:

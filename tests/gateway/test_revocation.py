@@ -66,8 +66,8 @@ class Gateways:
             assert self.status(gateway, made["value"]) == 200
         return made["id"], made["value"]
 
-    def ask(self, method: str, rest: str, **sent: Any) -> Any:
-        url = f"{self.processes[0].base_url}/accounts/{self.site.tenants.account_id}/tokens{rest}"
+    def ask(self, method: str, path: str, **sent: Any) -> Any:
+        url = f"{self.processes[0].base_url}/accounts/{self.site.tenants.account_id}/tokens{path}"
         owner = Running(self.site, self.processes[0]).headers("global key")
         response = httpx.request(method, url, headers=owner, timeout=60, **sent)
         assert response.status_code == 200, response.text

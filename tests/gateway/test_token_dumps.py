@@ -73,8 +73,8 @@ def dump(holding: Holding) -> Iterator[tuple[str, bytes]]:
         redis.config_set("rdbcompression", "no")
         keys: list[bytes] = redis.keys()  # type: ignore[assignment]
         for key in keys:
-            kept: bytes = redis.dump(key) or b""  # type: ignore[assignment]
-            yield f"redis {key!r}", key + b"\n" + kept
+            dump: bytes = redis.dump(key) or b""  # type: ignore[assignment]
+            yield f"redis {key!r}", key + b"\n" + dump
         yield "redis slowlog", repr(redis.slowlog_get(10_000)).encode()
         yield "redis clients", repr(redis.client_list()).encode()
 

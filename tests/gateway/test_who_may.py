@@ -134,6 +134,8 @@ TABLE = {
     ("GET", "/docs/docs.js"): ANYBODY,
     ("GET", "/docs/docs.css"): ANYBODY,
 }
+# Below `/v1`, the account is the credential's own.
+TABLE |= {(method, path.removeprefix(f"{A}/ai")): OWN_RUN for method, path in TABLE if path.startswith(f"{A}/ai/v1/")}
 JUDGES_ITSELF = {SESSION, ACCOUNTS, NEW_ACCOUNT, VERIFY_USER, VERIFY_ACCOUNT}
 
 MALFORMED, UNKNOWN, FORBIDDEN = (400, 9106), (401, 10000), (403, 10000)
@@ -249,7 +251,7 @@ async def credentials(database: Database, tenants: Tenants) -> list[Credential]:
         Credential("disabled", bearer(secrets["disabled"]), frozenset({VERIFY_USER}), UNKNOWN),
         Credential("not yet", await held(*ai_read, not_before=later), frozenset({VERIFY_USER}), UNKNOWN),
         without("outside", await held(*ai_read, condition=elsewhere), OUTSIDE),
-        without("kept out", await held(*ai_read, condition=not_here), OUTSIDE),
+        without("outside the allowed network", await held(*ai_read, condition=not_here), OUTSIDE),
         Credential("inside", await held(*ai_read, condition=here), RUNS | AS_USER),
         Credential("other account", bearer(secrets["other"]), frozenset({OWN_RUN}) | AS_USER),
         Credential(

@@ -244,7 +244,7 @@ def test_key_is_accepted_only_within_its_validity_period():
 
 
 def test_revoked_key_subject_or_token_is_rejected_and_ends_verified_services():
-    """By key, by subject and by token id. Services that were verified before are no longer valid."""
+    """Revocation by key, by subject and by token id. Services that were verified before are no longer valid."""
     found = verify(GOOD)
     assert KnownKeys(RING).is_still_valid(found, NOW_S + 9999)
     changes = (
@@ -352,7 +352,7 @@ def test_revocation_takes_effect_within_a_second(key_files: KeyFiles):
 
 @pytest.mark.parametrize("jump_s", [3600, -86400])
 def test_clock_jump_invalidates_neither_verified_services_nor_new_tokens(key_files: KeyFiles, jump_s: float):
-    """On the machine whose clock jumped, open connections stay valid and new tokens are accepted."""
+    """The clock of one machine jumps: open connections stay valid there, and new tokens are accepted."""
     gateway, node = key_files.identity("gateway/g"), key_files.identity("node/n1")
     found = gateway.verify_token(node.sign("gateway/g", NONCES), {"node"}, NONCES)
     assert found is not None
@@ -395,11 +395,11 @@ def test_key_files_accessible_to_other_users_or_invalid_are_rejected(key_files: 
     assert private.stat().st_mode & 0o777 == 0o600
     assert key_files.ring.stat().st_mode & 0o777 == 0o644
     for path, mode, says in ((private, 0o640, "600"), (private, 0o604, "600"), (key_files.ring, 0o664, "644")):
-        kept = path.stat().st_mode & 0o777
+        original_mode = path.stat().st_mode & 0o777
         path.chmod(mode)
         with pytest.raises(UnsafeKeyFile, match=says):
             key_files.identity("node/n1")
-        path.chmod(kept)
+        path.chmod(original_mode)
     for content in (b"", b"-----BEGIN PRIVATE KEY-----\nAAAA\n-----END PRIVATE KEY-----\n", _rsa_pem()):
         kept_bytes = private.read_bytes()
         private.write_bytes(content)

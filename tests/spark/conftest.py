@@ -1,4 +1,4 @@
-"""What the tests of the built-in model share: the committed files, or a skip that says they are missing."""
+"""Fixtures for tests of the built-in model: the committed files, or a skip that names the missing files."""
 
 import pytest
 from tokenizers import Tokenizer

@@ -41,7 +41,7 @@ def test_a_step_counts_next_tokens_within_its_dialogues(tokenizer: Tokenizer) ->
 
 
 def test_a_look_goes_from_the_token_before_a_name_to_the_schema_of_that_name(tokenizer: Tokenizer) -> None:
-    """In a row that other dialogues share, what a look says is found there again."""
+    """Attention targets are found again in a row that several dialogues share."""
     found = 0
     for batches in islice(make_steps(tokenizer, 3, "answers", 2048, 704), 3):
         for batch in batches:
@@ -57,7 +57,7 @@ def test_a_look_goes_from_the_token_before_a_name_to_the_schema_of_that_name(tok
 
 
 def test_a_look_goes_from_the_token_before_a_repeated_value_to_the_statement_that_told_it(tokenizer: Tokenizer) -> None:
-    """What was said last counts; the other statements lie in the range that the share is taken of."""
+    """The latest statement is the target. The other statements are the range of which the share is computed."""
     result = ("My cat is called Mimi.", "Tom lives in Rome.", "My cat is called Momo.")
     response = recall("Your cat is called Momo.", "Momo", result[2], result)
     turns = [

@@ -74,7 +74,7 @@ def test_every_domain_has_many_wordings_with_all_its_parameters() -> None:
 
 
 def test_new_wordings_are_single_calls() -> None:
-    """What the gates ask in wordings that training never shows is one question and one call."""
+    """Wordings that are held out for the gates contain one question and one call."""
     for dialogue in islice(draw_dialogues(make_tool_call, 200, is_new=True), 200):
         assert dialogue.kind == "tool_call"
         assert dialogue.is_new_phrasing

@@ -128,7 +128,7 @@ def test_an_item_is_the_one_asked_for() -> None:
 
 
 def test_replacing_removing_and_appending_change_one_word() -> None:
-    """What is gone was in the question's line; what is new was asked for."""
+    """Removed words were in the question's line, and added words were requested."""
     for kind in (text.make_replace, text.make_remove, text.make_append):
         for question, response, _ in draw(kind):
             said = re.findall(r"\w+", question)
@@ -237,7 +237,7 @@ def test_no_word_or_clause_judges_both_ways() -> None:
 
 
 def test_the_clause_after_but_decides() -> None:
-    """Of two clauses that disagree, the last has the label: the same lists judge it."""
+    """If two clauses disagree, the last one has the label. The test uses the same word lists as the generator."""
     source = Source("contrast")
     for _ in range(300):
         opinion = labels._draw_contrast(source, "film", "positive")

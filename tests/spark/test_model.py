@@ -135,7 +135,7 @@ def test_committed_weights_keep_what_the_card_says(
 @needs_weights
 @pytest.mark.parametrize("system", ["", "You are a friendly assistant", "You are a helpful assistant."])
 def test_the_first_prompts_of_a_new_user_are_answered(committed: tuple[Spark, Tokenizer], system: str) -> None:
-    """What the README asks is answered, also with a plain system prompt in front."""
+    """The questions in the README are answered, also with a plain system prompt before them."""
     before = [{"role": "system", "content": system}] if system else []
     model, tokenizer = committed
     drawn = SHOWCASE[:1] + SHOWCASE[7:10] if not system else SHOWCASE[:1]

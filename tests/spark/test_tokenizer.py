@@ -65,7 +65,7 @@ def render_with_jinja(
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
 def test_the_template_and_the_trainer_write_the_same_text(name: str) -> None:
-    """What the model was trained on is what the chat template gives it."""
+    """The training text of a conversation is the output of the chat template."""
     messages, tools = CONVERSATIONS[name]
     assert render_with_jinja(messages, tools) == "".join(text for text, _ in render(messages, tools, is_prompt=True))
 

@@ -189,18 +189,18 @@ async def test_kept_segments_expire_and_do_not_reduce_the_room_for_new_work(tmp_
     for number in range(200):
         await spool.append(b"%0100d" % number)
     await _drain(spool)
-    kept = _segments(tmp_path)
-    assert 2 <= len(kept) <= 1 + 4, "a quarter of the bound, and the segment being read"
+    segments = _segments(tmp_path)
+    assert 2 <= len(segments) <= 1 + 4, "a quarter of the bound, and the segment being read"
     assert spool.has_room
     spool_id = spool.id
     await spool.close()
-    for path in kept:
+    for path in segments:
         os.utime(path, (time.time() - 700,) * 2)
     spool = Spool(tmp_path, max_bytes=32_768, segment_bytes=2048, keep_s=600)
     assert spool.id == spool_id
     await spool.append(b"x")
     await _drain(spool)
-    assert not set(kept[:-1]) & set(_segments(tmp_path))
+    assert not set(segments[:-1]) & set(_segments(tmp_path))
     assert await spool.move_to(0, 0) < 40
     await spool.close()
 

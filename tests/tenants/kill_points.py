@@ -69,8 +69,8 @@ LIFE_S = 20
 
 
 class Disk:
-    """What a power failure may undo in the spool's folder: a journal of operations. Unsynced data is undone byte by
-    byte, unsynced names of a folder as a whole.
+    """The changes to the spool's folder that a power failure can undo, as a journal of operations. Unsynced data is
+    undone byte by byte, unsynced names of a folder as a whole.
     """
 
     def __init__(self, folder: Path, journal: Path, reach: Callable[[str], None]) -> None:
@@ -157,11 +157,11 @@ def cut_power(folder: Path, journal: Path, choose: random.Random) -> None:
             undone.append(lambda note=note: _older_cursor(folder / "cursor", note[1], choose))  # type: ignore[misc]
     for _, name, offset, before in reversed(unsynced):
         path = folder / name
-        kept = choose.choice([0, len(before), choose.randrange(len(before) + 1)])
+        num_written = choose.choice([0, len(before), choose.randrange(len(before) + 1)])
         if path.exists():
             with path.open("r+b") as file:
-                file.seek(offset + kept)
-                file.write(before[kept:])
+                file.seek(offset + num_written)
+                file.write(before[num_written:])
     if choose.random() < 0.5:
         for undo in reversed(undone):
             undo()

@@ -12,11 +12,11 @@ from storage.errors import StoreUnavailable
 
 
 class SwitchableDatabase(Database):
-    """With `is_away`, every use fails as in an outage."""
+    """A database that fails every use while `is_unavailable` is set, as in an outage."""
 
     def __init__(self, real: Database) -> None:
         super().__init__(real._engine)
-        self.is_away = False
+        self.is_unavailable = False
         self.num_uses = 0
 
     @contextlib.asynccontextmanager
@@ -33,5 +33,5 @@ class SwitchableDatabase(Database):
 
     def _use(self) -> None:
         self.num_uses += 1
-        if self.is_away:
+        if self.is_unavailable:
             raise StoreUnavailable("database: made unavailable by the test")

@@ -60,7 +60,7 @@ export function bindingSuite(name, start) {
       assert.match(bad.message, /^5006: Bad input: .*prompt/);
     });
 
-    test("returnRawResponse hands over what was answered, a refusal as well", async () => {
+    test("returnRawResponse hands over the response, also of a refused call", async () => {
       const options = { returnRawResponse: true };
       const good = await post({ call: "run", ...ask, options });
       assert.equal(good.headers.get("content-type"), "application/json");

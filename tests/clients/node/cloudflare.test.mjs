@@ -13,7 +13,7 @@ test("runs a chat model", async () => {
   assert.match(result.response, /Paris/);
 });
 
-test("streams the same answer", async () => {
+test("streams the same response", async () => {
   const whole = await run(hearth.chat_model, { messages: MESSAGES, temperature: 0 });
   const request = client.ai.run(hearth.chat_model, { account_id: hearth.account, messages: MESSAGES, temperature: 0, stream: true });
   const events = eventsOf(await (await request.asResponse()).text());

@@ -19,7 +19,7 @@ hearth.ai_url = `${hearth.base_url}/accounts/${hearth.account}/ai`;
 export const QUESTION = "What is the capital of France?";
 export const MESSAGES = [{ role: "user", content: QUESTION }];
 
-// The data of each server-sent event, the last one's `[DONE]` checked and taken off.
+// The data of each server-sent event, without the final `[DONE]`, which is checked.
 export function eventsOf(text) {
   const frames = text.split("\n\n").filter((frame) => frame !== "");
   assert.ok(frames.every((frame) => frame.startsWith("data: ")), text);
@@ -32,7 +32,7 @@ export async function temporaryFolder() {
   return { folder, remove: () => rm(folder, { recursive: true, force: true }) };
 }
 
-// A process whose output is kept for when it fails; `until` waits for what it prints.
+// A process. Its output is shown if it fails; `until` waits until it prints a line.
 export class Process {
   constructor(command, args, options) {
     this.output = "";

@@ -9,12 +9,12 @@ const client = new OpenAI({ apiKey: hearth.token, baseURL: `${hearth.ai_url}/v1`
 const ask = { model: hearth.chat_model, messages: MESSAGES, temperature: 0 };
 
 test("chats", async () => {
-  const answer = await client.chat.completions.create(ask);
-  assert.match(answer.choices[0].message.content, /Paris/);
-  assert.equal(answer.choices[0].finish_reason, "stop");
+  const response = await client.chat.completions.create(ask);
+  assert.match(response.choices[0].message.content, /Paris/);
+  assert.equal(response.choices[0].finish_reason, "stop");
 });
 
-test("streams the same answer with its usage", async () => {
+test("streams the same response with its usage", async () => {
   const whole = await client.chat.completions.create(ask);
   let text = "";
   let usage;
@@ -41,12 +41,12 @@ test("runs a tool in two steps", async () => {
 
 test("keeps to a schema", async () => {
   const schema = { type: "object", properties: { name: { type: "string" }, city: { type: "string" } }, required: ["name", "city"] };
-  const answer = await client.chat.completions.create({
+  const response = await client.chat.completions.create({
     ...ask,
     messages: [{ role: "user", content: "Extract name and city as JSON: Maria lives in Oslo." }],
     response_format: { type: "json_schema", json_schema: { name: "person", schema } },
   });
-  assert.deepEqual(Object.keys(JSON.parse(answer.choices[0].message.content)).sort(), ["city", "name"]);
+  assert.deepEqual(Object.keys(JSON.parse(response.choices[0].message.content)).sort(), ["city", "name"]);
 });
 
 test("responds, whole and as events", async () => {
@@ -77,6 +77,6 @@ test("lists models", async () => {
 
 test("a refusal is the class of its status", async () => {
   await assert.rejects(client.chat.completions.create({ ...ask, model: "@cf/no/such" }), OpenAI.BadRequestError);
-  const stranger = new OpenAI({ apiKey: `cfut_${"a".repeat(46)}`, baseURL: `${hearth.ai_url}/v1` });
-  await assert.rejects(stranger.chat.completions.create(ask), OpenAI.AuthenticationError);
+  const unauthenticated = new OpenAI({ apiKey: `cfut_${"a".repeat(46)}`, baseURL: `${hearth.ai_url}/v1` });
+  await assert.rejects(unauthenticated.chat.completions.create(ask), OpenAI.AuthenticationError);
 });

@@ -119,7 +119,7 @@ def test_no_adapter_starves_under_continuous_arrivals(
         if len(simulation.open) < 12:
             simulation.arrive(others[number % len(others)])
         simulation.round()
-    raise AssertionError("somebody who came early still waits")
+    raise AssertionError("a sequence that arrived early still waits")
 
 
 def test_sequence_that_waited_for_its_adapter_is_not_dropped_from_the_queue() -> None:

@@ -160,7 +160,7 @@ def _converted(name: str, array: NDArray[np.float32], config: dict[str, Any], ar
 
 
 def _llama3_factors(rope: dict[str, Any], config: dict[str, Any]) -> NDArray[np.float32]:
-    """As the converter computes them: how much longer each wavelength becomes."""
+    """Return the factors by which each wavelength becomes longer, computed like the converter does."""
     dim = config["head_dim"]
     original = rope["original_max_position_embeddings"]
     longest, shortest = original / rope["low_freq_factor"], original / rope["high_freq_factor"]

@@ -269,7 +269,9 @@ def test_rows_are_what_transformers_makes_of_them(kind: str, tmp_path: Path, mon
 
 
 def test_q4_k_is_what_the_format_defines(tmp_path: Path) -> None:
-    """By hand: eight groups of 32, their scales and minima in six bits each, spread over twelve bytes."""
+    """Compare with a block written by hand: eight groups of 32, with six-bit scales and minima spread over twelve
+    bytes.
+    """
     rng = np.random.default_rng(1)
     scale, least = np.float16(0.37), np.float16(0.11)
     scales, minima = rng.integers(0, 64, 8), rng.integers(0, 64, 8)

@@ -30,7 +30,7 @@ async def publish_stories(url: str, test_data: Path) -> str:
 
 
 class NodeProcess:
-    """One node in `folder`. Its children end with it, whatever ends it."""
+    """A node process in `folder`. Its children end with it, even if it is killed."""
 
     def __init__(self, folder: Path, objects_url: str, **environ: str) -> None:
         self.folder = folder
@@ -85,7 +85,7 @@ class NodeProcess:
         return msgspec.json.decode((await self.get("/status")).content, type=NodeStatus)
 
     async def replica(self) -> ReplicaStatus:
-        """What the node says of the test model."""
+        """Return the status of the test model's replica."""
         return next(replica for replica in (await self.status()).replicas if replica.model == STORIES)
 
     async def connect(self) -> WireClient:

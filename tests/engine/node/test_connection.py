@@ -27,17 +27,17 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 class Served:
-    """A door on a Unix socket, over a fake model."""
+    """A gateway server on a Unix socket, over a fake model."""
 
     def __init__(self, folder: Path) -> None:
         self.loaders = FakeLoaders()
         self.replicas = Replicas(FakeStore(), self.loaders, 4)
         self.calls = Calls(self.replicas, max_calls=4)
-        self.door = GatewayServer(self.calls, service_keys().identity("node/n1"), "n1", None)
+        self.server = GatewayServer(self.calls, service_keys().identity("node/n1"), "n1", None)
         self.folder = folder
 
     async def open(self) -> Served:
-        await self.door.open(parse_address(f"unix://{self.folder}/node.sock"))
+        await self.server.open(parse_address(f"unix://{self.folder}/node.sock"))
         return self
 
     @property
@@ -56,13 +56,13 @@ class Served:
 async def served(short_tmp_path: Path) -> AsyncIterator[Served]:
     served = await Served(short_tmp_path).open()
     yield served
-    await served.door.close()
+    await served.server.close()
     await served.replicas.close()
 
 
 @pytest.fixture
 async def client(served: Served) -> AsyncIterator[WireClient]:
-    client = await WireClient.connect(served.door.address)
+    client = await WireClient.connect(served.server.address)
     yield client
     await client.close()
 
@@ -91,7 +91,7 @@ async def test_ping_is_answered(client: WireClient) -> None:
 
 @pytest.mark.parametrize("token", ["", "a.b.c"])
 async def test_gateway_without_a_valid_token_is_disconnected(served: Served, token: str) -> None:
-    client = await WireClient.open(served.door.address)
+    client = await WireClient.open(served.server.address)
     await client.receive()
     client.send(wire.Hello(version=wire.VERSION, sender="x", nonce=os.urandom(16), token=token))
     await client.wait_closed_by_node()
@@ -99,7 +99,7 @@ async def test_gateway_without_a_valid_token_is_disconnected(served: Served, tok
 
 
 async def test_a_call_before_the_handshake_closes_the_connection(served: Served) -> None:
-    client = await WireClient.open(served.door.address)
+    client = await WireClient.open(served.server.address)
     await client.receive()
     client.send(execute(1))
     await client.wait_closed_by_node()
@@ -107,7 +107,7 @@ async def test_a_call_before_the_handshake_closes_the_connection(served: Served)
 
 
 async def test_a_handshake_of_another_version_closes_the_connection(served: Served) -> None:
-    client = await WireClient.open(served.door.address)
+    client = await WireClient.open(served.server.address)
     hello = await client.receive()
     assert isinstance(hello, wire.Hello)
     nonce = os.urandom(16)
@@ -117,7 +117,7 @@ async def test_a_handshake_of_another_version_closes_the_connection(served: Serv
 
 
 async def test_a_replayed_handshake_is_refused(served: Served) -> None:
-    first = await WireClient.open(served.door.address)
+    first = await WireClient.open(served.server.address)
     hello = await first.receive()
     assert isinstance(hello, wire.Hello)
     nonce = os.urandom(16)
@@ -125,14 +125,14 @@ async def test_a_replayed_handshake_is_refused(served: Served) -> None:
     said = wire.Hello(version=wire.VERSION, sender="x", nonce=nonce, token=token)
     first.send(said)
     assert isinstance(await first.receive(), wire.Hello)
-    second = await WireClient.open(served.door.address)
+    second = await WireClient.open(served.server.address)
     second.send(said)
     await second.wait_closed_by_node()
     await first.close()
 
 
 async def test_too_much_before_the_handshake_closes_the_connection(served: Served) -> None:
-    client = await WireClient.open(served.door.address)
+    client = await WireClient.open(served.server.address)
     client.writer.write((10_000_000).to_bytes(4, "little") + b"x" * (module.MAX_HANDSHAKE_BYTES + 1))
     await client.wait_closed_by_node()
 
@@ -142,7 +142,7 @@ async def test_who_does_not_shake_hands_is_dropped_even_if_bytes_trickle(
 ) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT_S", 0.1)
     monkeypatch.setattr(wire, "KEEPALIVE_INTERVAL_S", 0.05)
-    client = await WireClient.open(served.door.address)
+    client = await WireClient.open(served.server.address)
     client.writer.write(b"\xff\x00\x00")
     await asyncio.wait_for(client.wait_closed_by_node(), PATIENCE_S)
 
@@ -160,7 +160,7 @@ async def test_who_does_not_shake_hands_is_dropped_even_if_bytes_trickle(
 async def test_what_is_not_the_protocol_closes_that_connection_only(
     served: Served, client: WireClient, garbage: bytes
 ) -> None:
-    other = await WireClient.connect(served.door.address)
+    other = await WireClient.connect(served.server.address)
     mine = await served.run_of(client, 1)
     others = await served.run_of(other, 1)
     client.writer.write(garbage)
@@ -206,7 +206,7 @@ async def test_a_lost_connection_cancels_its_calls_at_once(served: Served, clien
 async def test_a_silent_gateway_loses_its_calls(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "KEEPALIVE_INTERVAL_S", 0.05)
     monkeypatch.setattr(wire, "KEEPALIVE_TIMEOUT_S", 0.3)
-    client = await WireClient.connect(served.door.address)
+    client = await WireClient.connect(served.server.address)
     run = await served.run_of(client, 1)
     end = asyncio.get_running_loop().time() + 0.6
     while asyncio.get_running_loop().time() < end:
@@ -238,7 +238,7 @@ async def test_a_gateway_that_reads_nothing_for_long_is_dropped(
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNREAD_S", 0.1)
     monkeypatch.setattr(wire, "KEEPALIVE_INTERVAL_S", 0.05)
-    client = await WireClient.connect(served.door.address)
+    client = await WireClient.connect(served.server.address)
     run = await served.run_of(client, 1)
     client.writer.transport.pause_reading()
     run.say(*[Token("x" * 10_000)] * 80)
@@ -248,7 +248,7 @@ async def test_a_gateway_that_reads_nothing_for_long_is_dropped(
 
 async def test_closing_the_door_sends_what_was_said(served: Served, client: WireClient) -> None:
     (await served.run_of(client, 1)).say(Token("last words"), Finished("stop"))
-    await served.door.close()
+    await served.server.close()
     assert await client.all_events(1) == [Token("last words"), Finished("stop")]
     assert list(served.folder.iterdir()) == []
 
@@ -256,7 +256,7 @@ async def test_closing_the_door_sends_what_was_said(served: Served, client: Wire
 async def test_a_living_nodes_socket_is_not_taken_and_a_stale_one_is(served: Served, short_tmp_path: Path) -> None:
     second = GatewayServer(served.calls, service_keys().identity("node/n2"), "n2", None)
     with pytest.raises(CannotListen, match="another process"):
-        await second.open(parse_address(served.door.address))
+        await second.open(parse_address(served.server.address))
     stale = short_tmp_path / "stale.sock"
     with socket.socket(socket.AF_UNIX) as gone:
         gone.bind(str(stale))
@@ -271,15 +271,15 @@ async def test_over_tcp_only_holders_of_a_certificate_get_in(served: Served, tmp
     server_side.verify_mode = ssl.CERT_REQUIRED
     server_side.load_cert_chain(*node)
     server_side.load_verify_locations(ca)
-    door = GatewayServer(served.calls, service_keys().identity("node/n1"), "n1", server_side)
-    await door.open(parse_address("tcp://127.0.0.1:0"))
+    server = GatewayServer(served.calls, service_keys().identity("node/n1"), "n1", server_side)
+    await server.open(parse_address("tcp://127.0.0.1:0"))
     mine = ssl.create_default_context(cafile=str(ca))
     mine.load_cert_chain(*gateway)
-    client = await WireClient.connect(door.address, context=mine)
+    client = await WireClient.connect(server.address, context=mine)
     client.send(wire.Ping())
     assert await client.receive() == wire.Pong()
     await client.close()
-    stranger = ssl.create_default_context(cafile=str(ca))
+    untrusted = ssl.create_default_context(cafile=str(ca))
     with pytest.raises((Closed, ssl.SSLError, ConnectionError)):
-        await WireClient.connect(door.address, context=stranger)
-    await door.close()
+        await WireClient.connect(server.address, context=untrusted)
+    await server.close()

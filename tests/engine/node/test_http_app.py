@@ -32,7 +32,7 @@ def bearer() -> dict[str, str]:
 ASK = {"model": "a", "task": {"type": "text-generation", "prompt": "Hi"}}
 
 
-class Door:
+class AppUnderTest:
     def __init__(self) -> None:
         self.loaders = FakeLoaders()
         self.store = FakeStore()
@@ -51,60 +51,62 @@ class Door:
 
 
 @pytest.fixture
-async def door(short_tmp_path: Path) -> AsyncIterator[Door]:
-    door = Door()
-    await door.server.open(parse_http_address(f"unix://{short_tmp_path}/http.sock"))
-    yield door
-    await door.server.close()
-    await door.replicas.close()
+async def app(short_tmp_path: Path) -> AsyncIterator[AppUnderTest]:
+    app = AppUnderTest()
+    await app.server.open(parse_http_address(f"unix://{short_tmp_path}/http.sock"))
+    yield app
+    await app.server.close()
+    await app.replicas.close()
 
 
 @pytest.fixture
-async def http(door: Door, short_tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+async def http(app: AppUnderTest, short_tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.AsyncHTTPTransport(uds=f"{short_tmp_path}/http.sock")
     async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=60) as client:
         yield client
 
 
-async def test_events_come_as_lines_while_they_are_said(door: Door, http: httpx.AsyncClient) -> None:
+async def test_events_come_as_lines_while_they_are_said(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     async with http.stream("POST", "/execute", json=ASK, headers=bearer()) as response:
         assert response.headers["content-type"] == "application/x-ndjson"
-        await wait_until(door.runs)
+        await wait_until(app.runs)
         lines = response.aiter_lines()
-        door.runs()[0].say(Started(2), Token("\u2615"))
+        app.runs()[0].say(Started(2), Token("\u2615"))
         assert json.loads(await anext(lines)) == {"type": "started", "prompt_tokens": 2}
         assert json.loads(await anext(lines)) == {"type": "token", "text": "\u2615"}
-        door.runs()[0].say(Finished("stop", Usage(prompt_tokens=2)))
+        app.runs()[0].say(Finished("stop", Usage(prompt_tokens=2)))
         assert json.loads(await anext(lines)) == {"type": "finished", "reason": "stop", "usage": {"prompt_tokens": 2}}
         assert [line async for line in lines] == []
 
 
-async def test_two_calls_share_no_namespace_unless_they_name_one(door: Door, http: httpx.AsyncClient) -> None:
+async def test_two_calls_share_no_namespace_unless_they_name_one(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     for named in ({}, {}, {"namespace": "ab" * 32}):
-        before = len(door.runs())
+        before = len(app.runs())
         async with http.stream("POST", "/execute", json={**ASK, **named}, headers=bearer()) as response:
-            await wait_until(lambda before=before: len(door.runs()) > before)
-            door.runs()[-1].say(Failed("internal"))
+            await wait_until(lambda before=before: len(app.runs()) > before)
+            app.runs()[-1].say(Failed("internal"))
             await response.aread()
-    namespaces = [run.work.namespace for run in door.runs()]
+    namespaces = [run.work.namespace for run in app.runs()]
     assert len(set(namespaces)) == 3
     assert namespaces[2] == bytes.fromhex("ab" * 32)
 
 
-async def test_a_client_that_leaves_cancels_its_call(door: Door, http: httpx.AsyncClient) -> None:
+async def test_a_client_that_leaves_cancels_its_call(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     async with http.stream("POST", "/execute", json=ASK, headers=bearer()):
-        await wait_until(door.runs)
-    await wait_until(lambda: door.runs()[0].is_cancelled)
-    assert len(door.calls) == 0
+        await wait_until(app.runs)
+    await wait_until(lambda: app.runs()[0].is_cancelled)
+    assert len(app.calls) == 0
 
 
 @pytest.mark.parametrize(
     "headers", [{}, {"authorization": "Bearer x"}, {"authorization": "a.b.c"}, {"authorization": "Basic x"}]
 )
-async def test_without_the_secret_nothing_runs(door: Door, http: httpx.AsyncClient, headers: dict[str, str]) -> None:
+async def test_request_without_token_is_rejected(
+    app: AppUnderTest, http: httpx.AsyncClient, headers: dict[str, str]
+) -> None:
     response = await http.post("/execute", json=ASK, headers=headers)
     assert response.status_code == 401
-    assert door.loaders.num_loads == 0
+    assert app.loaders.num_loads == 0
 
 
 @pytest.mark.parametrize(
@@ -122,73 +124,75 @@ async def test_without_the_secret_nothing_runs(door: Door, http: httpx.AsyncClie
         b'{"task":' * 5000,
     ],
 )
-async def test_a_body_that_is_no_execute_is_refused_with_400(door: Door, http: httpx.AsyncClient, body: bytes) -> None:
+async def test_a_body_that_is_no_execute_is_refused_with_400(
+    app: AppUnderTest, http: httpx.AsyncClient, body: bytes
+) -> None:
     response = await http.post("/execute", content=body, headers=bearer())
     assert response.status_code == 400
     assert response.json()["error"]
-    assert door.loaders.num_loads == 0
+    assert app.loaders.num_loads == 0
 
 
-async def test_a_model_that_nobody_knows_is_refused_with_404(door: Door, http: httpx.AsyncClient) -> None:
+async def test_a_model_that_nobody_knows_is_refused_with_404(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     async def unknown(_name: str) -> str:
         raise ModelUnavailable("x is not published")
 
-    door.store.current_revision = unknown
+    app.store.current_revision = unknown
     assert (await http.post("/execute", json=ASK, headers=bearer())).status_code == 404
 
 
 async def test_a_body_over_the_limit_is_refused_with_413(
-    door: Door, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+    app: AppUnderTest, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.node.http_app.MAX_BODY_BYTES", 1000)
     response = await http.post("/execute", content=b"x" * 2000, headers=bearer())
     assert response.status_code == 413
 
 
-async def test_readiness_and_health_are_told_apart(door: Door, http: httpx.AsyncClient) -> None:
+async def test_readiness_and_health_are_told_apart(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     assert (await http.get("/healthz")).status_code == 200
     assert (await http.get("/readyz")).status_code == 503
-    door.is_ready = True
+    app.is_ready = True
     assert (await http.get("/readyz")).status_code == 200
 
 
-async def test_status_and_metrics_say_what_is_loaded(door: Door, http: httpx.AsyncClient) -> None:
-    door.replicas.release(await door.replicas.acquire("a", "r"))
+async def test_status_and_metrics_say_what_is_loaded(app: AppUnderTest, http: httpx.AsyncClient) -> None:
+    app.replicas.release(await app.replicas.acquire("a", "r"))
     assert (await http.get("/status")).json()["replicas"][0]["state"] == "ready"
     text = (await http.get("/metrics")).text
     assert 'hearth_replica_running{model="a"} 0.0' in text
     assert "hearth_node_calls 0.0" in text
 
 
-async def test_model_is_loaded_and_unloaded_on_request(door: Door, http: httpx.AsyncClient) -> None:
+async def test_model_is_loaded_and_unloaded_on_request(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     body = {"model": "a"}
     assert (await http.post("/load", json=body)).status_code == 401
     assert (await http.post("/unload", json=body)).status_code == 401
     assert (await http.post("/load", json=body, headers=bearer())).status_code == 200
-    assert door.replicas.is_model_ready("a")
+    assert app.replicas.is_model_ready("a")
     response = await http.post("/unload", json=body, headers=bearer())
-    assert (response.status_code, door.replicas.statuses()) == (200, ())
+    assert (response.status_code, app.replicas.statuses()) == (200, ())
     response = await http.post("/unload", json=body, headers=bearer())
     assert (response.status_code, response.json()) == (404, {"error": "a is not loaded"})
-    door.store.unknown.add("b")
+    app.store.unknown.add("b")
     response = await http.post("/load", json={"model": "b"}, headers=bearer())
     assert (response.status_code, response.json()) == (404, {"error": "b is not published"})
     assert (await http.post("/load", content=b"{}", headers=bearer())).status_code == 400
 
 
-async def test_model_in_use_is_unloaded_only_on_request_to_wait(door: Door, http: httpx.AsyncClient) -> None:
+async def test_model_in_use_is_unloaded_only_on_request_to_wait(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     async with http.stream("POST", "/execute", json=ASK, headers=bearer()) as call:
-        await wait_until(door.runs)
+        await wait_until(app.runs)
         response = await http.post("/unload", json={"model": "a"}, headers=bearer())
         assert (response.status_code, response.json()) == (409, {"error": "1 calls use a"})
-        assert door.replicas.is_model_ready("a")
+        assert app.replicas.is_model_ready("a")
         body = {"model": "a", "waits": True}
         unloading = asyncio.create_task(http.post("/unload", json=body, headers=bearer()))
-        await wait_until(lambda: door.replicas.statuses()[0].state == "draining")
-        door.runs()[0].say(Finished("stop", Usage(prompt_tokens=2)))
+        await wait_until(lambda: app.replicas.statuses()[0].state == "draining")
+        app.runs()[0].say(Finished("stop", Usage(prompt_tokens=2)))
         await call.aread()
     assert (await unloading).status_code == 200
-    assert door.loaders.models["a"].is_closed
+    assert app.loaders.models["a"].is_closed
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("GET", "/execute"), ("POST", "/status")])

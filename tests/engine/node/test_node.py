@@ -41,7 +41,7 @@ LONG = {"max_tokens": 400, "ignore_eos": True}
 
 @dataclass
 class World:
-    """Where nodes get their model and say that they live."""
+    """The stores of the nodes: models and presence."""
 
     objects_url: str
     revision: str
@@ -62,7 +62,7 @@ async def world(tmp_path_factory: pytest.TempPathFactory, test_data: Path, redis
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def node(world: World, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[NodeProcess]:
-    """One node that most tests share; whoever hurts it waits until it is well."""
+    """The node that most tests share. A test that damages the node waits until the node has recovered."""
     node = NodeProcess(
         tmp_path_factory.mktemp("n"),
         world.objects_url,
@@ -222,9 +222,9 @@ async def test_garbage_on_one_connection_leaves_the_others_alone(
 ) -> None:
     client.send(world.call(1, max_tokens=64))
     for garbage in (os.urandom(4096), b"\x00" * 100, b"\xff" * 100):
-        stranger = await WireClient.open(node.address)
-        stranger.writer.write(garbage)
-        await asyncio.wait_for(stranger.wait_closed_by_node(), PATIENCE_S)
+        intruder = await WireClient.open(node.address)
+        intruder.writer.write(garbage)
+        await asyncio.wait_for(intruder.wait_closed_by_node(), PATIENCE_S)
     assert isinstance((await client.all_events(1))[-1], Finished)
 
 

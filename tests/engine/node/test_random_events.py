@@ -32,7 +32,7 @@ MODELS = ("a", "b")
 
 
 class World:
-    """One node with room for one model of two, and what was heard of every call."""
+    """A node with room for one of two models, and the recorded events of every call."""
 
     def __init__(self, choose: random.Random) -> None:
         self.choose = choose
@@ -117,7 +117,7 @@ class World:
                 self.open[number].cancel()
 
     def check(self) -> None:
-        """What holds at every moment."""
+        """Check the invariants."""
         assert len(self.calls) == len(self.open)
         for rank in self.zygote.ranks:
             if not rank.is_dead:

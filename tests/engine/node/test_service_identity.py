@@ -42,12 +42,12 @@ def keys(short_tmp_path: Path) -> ServiceKeys:
 async def listening(keys: ServiceKeys) -> AsyncIterator[str]:
     """Node n1, listening for gateways."""
     replicas = Replicas(FakeStore(), FakeLoaders(), 4)
-    door = GatewayServer(Calls(replicas, max_calls=4), keys.identity("node/n1", "fra"), "n1", None)
-    await door.open(parse_address(f"unix://{keys.ring.parent}/node.sock"))
+    server = GatewayServer(Calls(replicas, max_calls=4), keys.identity("node/n1", "fra"), "n1", None)
+    await server.open(parse_address(f"unix://{keys.ring.parent}/node.sock"))
     try:
-        yield door.address
+        yield server.address
     finally:
-        await door.close()
+        await server.close()
         await replicas.close()
 
 
@@ -109,7 +109,7 @@ async def test_a_node_that_was_taken_cannot_pass_for_another(
     """The compromised node signs with its own key, whichever node the gateway expects."""
     identity = keys.identity("node/n1", "fra")
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve_hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonce = b"r" * 32
         writer.write(wire.encode(wire.Hello(version=wire.VERSION, sender=node_id, nonce=nonce)))
         (hello,) = wire.FrameDecoder().feed(await reader.read(4096))
@@ -119,8 +119,8 @@ async def test_a_node_that_was_taken_cannot_pass_for_another(
         await reader.read()
         writer.close()
 
-    path = str(keys.ring.parent / "taken.sock")
-    server = await asyncio.start_unix_server(answer, path)
+    path = str(keys.ring.parent / "node.sock")
+    server = await asyncio.start_unix_server(serve_hello, path)
     async with linked(f"unix://{path}", keys, node_id=node_id) as link:
         await wait_until(
             lambda: link.is_open if is_good else "no valid service token of its own" in logged_messages(caplog)
@@ -154,7 +154,7 @@ async def test_execute_accepts_an_operator_token_once(keys: ServiceKeys):
     replicas = Replicas(FakeStore(), FakeLoaders(), 4)
     status = NodeStatus(node_id="n1", pop="fra", address="unix:///x")
     node = keys.identity("node/n1", "fra")
-    door = HttpApp(Calls(replicas, max_calls=4), replicas, FakeStore(), node, lambda: status, lambda: True)
+    app = HttpApp(Calls(replicas, max_calls=4), replicas, FakeStore(), node, lambda: status, lambda: True)
     operator = keys.identity("operator/ann")
     token = operator.sign("node/n1")
     tries = [
@@ -166,7 +166,7 @@ async def test_execute_accepts_an_operator_token_once(keys: ServiceKeys):
         (f"Bearer {token}", 400),
         (f"Bearer {token}", 401),
     ]
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=door), base_url="http://node") as client:  # type: ignore[arg-type]
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://node") as client:  # type: ignore[arg-type]
         for header, expected in tries:
             response = await client.post("/execute", content=b"{", headers={"authorization": header})
             assert response.status_code == expected, header

@@ -28,7 +28,9 @@ class Closed(Exception):
 
 
 class WireClient:
-    """One connection. `events` reads one call's replies; messages of other calls wait for their readers."""
+    """A connection to a node. `events` reads the replies to one call; messages of other calls are kept for their
+    readers.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -40,10 +42,10 @@ class WireClient:
     @classmethod
     async def open(cls, address: str, context: ssl.SSLContext | None = None) -> WireClient:
         """Connected, nothing said yet."""
-        kind, _, rest = address.partition("://")
+        kind, _, location = address.partition("://")
         if kind == "unix":
-            return cls(*await asyncio.open_unix_connection(rest))
-        host, _, port = rest.rpartition(":")
+            return cls(*await asyncio.open_unix_connection(location))
+        host, _, port = location.rpartition(":")
         return cls(*await asyncio.open_connection(host, int(port), ssl=context))
 
     @classmethod
@@ -90,7 +92,7 @@ class WireClient:
         return self._messages.popleft()
 
     async def events(self, call_id: int) -> AsyncIterator[Event]:
-        """Of one call, to its end; for one reader at a time."""
+        """Yield the events of one call to its end. Only one reader at a time."""
         while True:
             message = await self.receive()
             if isinstance(message, wire.Reply) and message.call_id == call_id:

@@ -37,7 +37,7 @@ from variants.variant import plan_variant, write_variant
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-# One kind for each way in which a layer is divided; the rest takes minutes, and is for `make test-full`.
+# One kind for each way in which a layer is divided. All other kinds take minutes and run in `make test-full`.
 DIVIDED = ("tied, with biases", "wide heads", "cohere2", "deepseek v3", "gemma2", "gpt-oss", "llama4", "olmo2", "phi3",
            "qwen2 moe", "starcoder2")  # fmt: skip
 CONFIG = EngineConfig(model_dir=SPARK, dtype="float32", num_blocks=256, tensor_parallel=2)
@@ -200,14 +200,14 @@ async def test_group_serves_like_one_rank_and_reports_its_size(zygote: Zygote, t
     assert json.loads(results[1][3][0])["age"] is not None
 
 
-@pytest.mark.parametrize("who", ["follower", "leader"])
+@pytest.mark.parametrize("killed_rank", ["follower", "leader"])
 async def test_a_rank_that_dies_ends_the_group_and_every_sequence(
-    zygote: Zygote, who: str, capfd: pytest.CaptureFixture[str]
+    zygote: Zygote, killed_rank: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     async with opened(zygote) as client:
         response = asyncio.ensure_future(client.ask("Tell me a story.", max_tokens=2000, ignore_eos=True))
         await wait_until(lambda: client.replica.status().num_steps > 3)
-        os.kill(client.follower if who == "follower" else client.replica.pid, signal.SIGKILL)
+        os.kill(client.follower if killed_rank == "follower" else client.replica.pid, signal.SIGKILL)
         assert (await response)[1] == "crashed"
         await wait_until(
             lambda: client.exits and not is_running(client.follower) and not is_running(client.replica.pid)

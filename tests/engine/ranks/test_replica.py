@@ -22,7 +22,7 @@ from engine.ranks.output import SequenceOutput
 from engine.ranks.replica import Replica, ReplicaLoadError
 from engine.scheduling.sequence import SequenceRequest
 from tests.fakes.rank import CRASH_TOKEN
-from tests.fakes.runner import answer
+from tests.fakes.runner import expected_tokens
 from tests.processes import are_at_rest, is_running, open_files
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -91,7 +91,7 @@ async def test_tokens_arrive_step_by_step_and_the_last_output_has_a_finish(zygot
         _, recorder = client.add(prompt_of(30), max_tokens=12, ignore_eos=True)
         assert recorder.outputs == []
         assert await recorder.end() == "length"
-        assert recorder.token_ids == answer(prompt_of(30), 12, ignore_end=True)
+        assert recorder.token_ids == expected_tokens(prompt_of(30), 12, ignore_end=True)
         assert len(recorder.outputs) == 12
         assert client.replica.num_open == 0
 
@@ -114,7 +114,7 @@ async def test_hundred_concurrent_sequences_get_their_own_tokens(zygote: Zygote)
         recorders = [client.add(prompt, max_tokens=10)[1] for prompt in prompts]
         for prompt, recorder in zip(prompts, recorders, strict=True):
             assert await recorder.end() in ("stop", "length")
-            assert recorder.token_ids == answer(prompt, 10)
+            assert recorder.token_ids == expected_tokens(prompt, 10)
 
 
 async def test_cached_tokens_and_logprobs_arrive(zygote: Zygote):
@@ -133,7 +133,7 @@ async def test_cached_tokens_and_logprobs_arrive(zygote: Zygote):
 
 
 async def test_an_abort_ends_the_sequence_and_frees_its_blocks(zygote: Zygote):
-    async with opened(zygote, "unhurried") as client:
+    async with opened(zygote, "slow") as client:
         sequence_id, recorder = client.add(prompt_of(30), max_tokens=450, ignore_eos=True)
         await recorder.began.wait()
         client.replica.abort(sequence_id)
@@ -182,7 +182,7 @@ async def test_failing_sink_aborts_only_its_own_sequence(zygote: Zygote, caplog)
 
 
 async def test_killed_rank_ends_every_sequence_as_crashed_and_reports_its_exit_once(zygote: Zygote, caplog):
-    async with opened(zygote, "unhurried") as client:
+    async with opened(zygote, "slow") as client:
         recorders = [client.add(prompt_of(30, seed), max_tokens=450, ignore_eos=True)[1] for seed in range(12)]
         await recorders[0].began.wait()
         os.kill(client.replica.pid, signal.SIGKILL)
@@ -287,7 +287,7 @@ async def test_drain_finishes_open_sequences_and_rejects_new_ones(zygote: Zygote
 
 
 async def test_close_ends_the_process_and_the_open_sequences(zygote: Zygote):
-    async with opened(zygote, "unhurried") as client:
+    async with opened(zygote, "slow") as client:
         _, recorder = client.add(prompt_of(30), max_tokens=450, ignore_eos=True)
         await recorder.began.wait()
         pid = client.replica.pid

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engine.scheduling.scheduler import MAX_PREEMPTIONS
 from tests.engine.driver import NAMESPACE, OTHER_NAMESPACE, Driver
 from tests.fakes.drafter import Oracle
-from tests.fakes.runner import FakeRunner, answer
+from tests.fakes.runner import FakeRunner, expected_tokens
 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
@@ -166,7 +166,7 @@ def test_often_preempted_sequence_starts_only_with_blocks_for_its_whole_completi
     assert driver.engine.table.is_protected[sequence.slot]
     driver.run()
     assert sequence.num_preemptions == MAX_PREEMPTIONS
-    assert driver.tokens[protected] == answer(prompt_of(40), 200, ignore_end=True)
+    assert driver.tokens[protected] == expected_tokens(prompt_of(40), 200, ignore_end=True)
     assert all(len(driver.tokens[each]) == 150 for each in others)
     assert driver.engine.scheduler.sequence_blocks.num_reserved == 0
 
@@ -226,7 +226,7 @@ class Traffic(RuleBasedStateMachine):
         prompt = prompt_of(shared) + prompt_of(own, seed)
         namespace = (NAMESPACE, OTHER_NAMESPACE, b"p" * 32)[tenant - 1]
         limit = self.driver.engine.info.max_model_len
-        wanted = answer(prompt, min(max_tokens, limit - len(prompt))) if len(prompt) < limit else []
+        wanted = expected_tokens(prompt, min(max_tokens, limit - len(prompt))) if len(prompt) < limit else []
         for _ in range(num_choices):
             choice = self.driver.add(prompt, max_tokens=max_tokens, tenant=tenant, namespace=namespace)
             self.wanted[choice] = wanted
@@ -344,7 +344,7 @@ def test_random_events_leak_no_blocks_or_slots(seed: int, num_events: int):
             max_tokens, tenant = rng.randint(1, 200), rng.randint(1, 4)
             namespace = bytes([tenant]) * 32
             sequence_id = driver.add(prompt, max_tokens=max_tokens, tenant=tenant, namespace=namespace, ignore_eos=True)
-            wanted[sequence_id] = answer(prompt, max_tokens, ignore_end=True)
+            wanted[sequence_id] = expected_tokens(prompt, max_tokens, ignore_end=True)
             recent.append(sequence_id)
         elif event < 0.3 and recent:
             sequence_id = rng.choice(recent)

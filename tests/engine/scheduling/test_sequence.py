@@ -46,7 +46,7 @@ def test_stop_token_columns_grow_with_the_largest_request_and_are_reset():
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "kept"),
+    ("name", "given", "clipped"),
     [
         ("temperature", 1e-30, 0),
         ("temperature", 1e30, 100),
@@ -61,8 +61,8 @@ def test_stop_token_columns_grow_with_the_largest_request_and_are_reset():
         ("frequency_penalty", 1e30, 100),
     ],
 )
-def test_sampling_parameters_are_clipped(name: str, given: float, kept: float):
-    assert getattr(filled(sequence_of(**{name: given})).sampling, name)[1] == np.float32(kept)
+def test_sampling_parameters_are_clipped(name: str, given: float, clipped: float):
+    assert getattr(filled(sequence_of(**{name: given})).sampling, name)[1] == np.float32(clipped)
 
 
 def test_seed_is_reduced_to_64_bits_and_random_if_missing():

@@ -1,4 +1,4 @@
-"""Who bears a secret, by the header alone."""
+"""The check of the bearer token in the Authorization header."""
 
 from __future__ import annotations
 

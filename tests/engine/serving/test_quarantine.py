@@ -24,7 +24,7 @@ from engine.serving.replicas import Replicas
 from tests.engine.node.wire_client import execute
 from tests.fakes.local_rank import LocalZygote, TokenLoaders
 from tests.fakes.rank import CRASH_TOKEN
-from tests.fakes.runner import answer
+from tests.fakes.runner import expected_tokens
 from tests.fakes.task_models import FakeStore, HandClock
 from tests.fakes.virtual_loop import run_virtually
 
@@ -186,7 +186,7 @@ def test_a_poison_call_ends_at_most_two_processes_and_all_other_calls_finish(num
             assert isinstance(events[-1], Finished), events[-1]
             assert isinstance(request.task, TextGeneration)
             prompt, max_tokens = request.task.prompt_token_ids or (), request.task.sampling.max_tokens
-            assert token_ids_of(events) == answer(prompt, max_tokens, ignore_end=True)
+            assert token_ids_of(events) == expected_tokens(prompt, max_tokens, ignore_end=True)
         for _ in range(5):
             (again,) = await run_as_gateway(poison(), nodes[-1:])
             assert isinstance(again, Failed)

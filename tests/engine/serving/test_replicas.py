@@ -253,7 +253,7 @@ async def test_a_wanted_model_that_nobody_knows_is_said_to_have_failed_until_it_
 
 
 async def test_a_failure_holds_on_to_no_call_that_it_ended() -> None:
-    """One exception raised in many calls grows a traceback through all of them, prompts included."""
+    """An exception that is raised in many calls would collect a traceback of each of them, including their prompts."""
     house = House()
     house.store.errors["a"] = ModelUnavailable("no such model")
     refused = [await refusal(house) for _ in range(3)]

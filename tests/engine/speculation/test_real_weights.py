@@ -57,7 +57,7 @@ REQUESTS: list[dict[str, object]] = [
 PROMPT = [1, 403, 407, 261, 378, 432, 383, 286, 261, 403, 407, 261, 378]
 
 
-def answers(runner: Runner, model_dir: Path, drafter: Drafter | None) -> tuple[list[list[int]], int]:
+def generate_all(runner: Runner, model_dir: Path, drafter: Drafter | None) -> tuple[list[list[int]], int]:
     """Run all requests, one at a time and two at once. Return tokens and the number of accepted drafts."""
     runner.poison_kv()
     driver = Driver(runner, drafter=drafter, model_dir=model_dir, max_sequences=2)
@@ -71,8 +71,8 @@ def answers(runner: Runner, model_dir: Path, drafter: Drafter | None) -> tuple[l
 
 
 def test_tokens_equal_those_without_speculation(runner: Runner, model_dir: Path, drafter: Drafter) -> None:
-    expected, _ = answers(runner, model_dir, None)
-    found, num_accepted = answers(runner, model_dir, drafter)
+    expected, _ = generate_all(runner, model_dir, None)
+    found, num_accepted = generate_all(runner, model_dir, drafter)
     assert found == expected
     assert num_accepted > 2
 

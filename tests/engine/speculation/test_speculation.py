@@ -19,14 +19,14 @@ from engine.speculation.speculator import DraftRequest
 from tests.engine.driver import Driver
 from tests.engine.test_loop import first_prompt_that_draws, prompt_of
 from tests.fakes.drafter import Oracle
-from tests.fakes.runner import END_TOKEN, FakeRunner, answer
+from tests.fakes.runner import END_TOKEN, FakeRunner, expected_tokens
 
 
 def test_speculation_takes_fewer_steps_for_the_same_tokens() -> None:
     driver = Driver(drafter=Oracle())
     sequence_id = driver.add(prompt_of(20), max_tokens=100, ignore_eos=True)
     driver.run()
-    assert driver.tokens[sequence_id] == answer(prompt_of(20), 100, ignore_end=True)
+    assert driver.tokens[sequence_id] == expected_tokens(prompt_of(20), 100, ignore_end=True)
     assert driver.finishes[sequence_id] == "length"
     status = driver.engine.status()
     assert 0 < status.num_accepted < status.num_drafted
@@ -41,7 +41,7 @@ def test_two_sequences_and_a_full_pool_change_no_token(num_blocks: int, is_cache
     ids = [driver.add(prompt_of(30, seed), max_tokens=70, ignore_eos=True) for seed in range(2)]
     driver.run()
     for seed, sequence_id in enumerate(ids):
-        assert driver.tokens[sequence_id] == answer(prompt_of(30, seed), 70, ignore_end=True)
+        assert driver.tokens[sequence_id] == expected_tokens(prompt_of(30, seed), 70, ignore_end=True)
     assert driver.engine.status().num_accepted > 0
     assert driver.engine.blocks.num_in_use == 0
 
@@ -54,7 +54,7 @@ def test_blocks_with_accepted_drafts_are_reused_correctly() -> None:
     second = driver.add(prompt, max_tokens=20, ignore_eos=True)
     driver.run()
     assert driver.num_cached[second] == 64
-    assert driver.tokens[second] == answer(prompt, 20, ignore_end=True)
+    assert driver.tokens[second] == expected_tokens(prompt, 20, ignore_end=True)
 
 
 @pytest.mark.parametrize("after", range(1, 8))
@@ -63,7 +63,7 @@ def test_end_token_among_drafts_ends_the_sequence(after: int) -> None:
     driver = Driver(drafter=Oracle((15,)))
     sequence_id = driver.add(prompt, max_tokens=30)
     driver.run()
-    assert driver.tokens[sequence_id] == answer(prompt, 30)
+    assert driver.tokens[sequence_id] == expected_tokens(prompt, 30)
     assert driver.finishes[sequence_id] == "stop"
 
 
@@ -73,7 +73,7 @@ def test_max_tokens_holds_with_drafts() -> None:
     for max_tokens in lengths:
         sequence_id = driver.add(prompt_of(20, max_tokens), max_tokens=max_tokens, ignore_eos=True)
         driver.run()
-        assert driver.tokens[sequence_id] == answer(prompt_of(20, max_tokens), max_tokens, ignore_end=True)
+        assert driver.tokens[sequence_id] == expected_tokens(prompt_of(20, max_tokens), max_tokens, ignore_end=True)
         assert driver.finishes[sequence_id] == "length"
 
 
@@ -84,7 +84,10 @@ def test_many_rows_get_no_drafts() -> None:
         driver.step()
         assert driver.engine.status().num_drafted == 0
     driver.run()
-    assert all(driver.tokens[each] == answer(prompt_of(20, seed), 30, ignore_end=True) for seed, each in enumerate(ids))
+    assert all(
+        driver.tokens[each] == expected_tokens(prompt_of(20, seed), 30, ignore_end=True)
+        for seed, each in enumerate(ids)
+    )
 
 
 def test_draft_tokens_beyond_the_vocabulary_are_dropped() -> None:
@@ -95,7 +98,7 @@ def test_draft_tokens_beyond_the_vocabulary_are_dropped() -> None:
     driver = Driver(drafter=Stranger())
     sequence_id = driver.add(prompt_of(20), max_tokens=30, ignore_eos=True)
     driver.run()
-    assert driver.tokens[sequence_id] == answer(prompt_of(20), 30, ignore_end=True)
+    assert driver.tokens[sequence_id] == expected_tokens(prompt_of(20), 30, ignore_end=True)
 
 
 def test_logprobs_stay_aligned_with_accepted_tokens() -> None:
@@ -118,9 +121,9 @@ def test_failed_row_with_drafts_ends_its_sequence_with_the_tokens_before() -> No
     driver.runner.failing_ids.add(broken)
     driver.run()
     assert driver.finishes[broken] == "error"
-    wanted = answer(prompt_of(20, 1), 30, ignore_end=True)
+    wanted = expected_tokens(prompt_of(20, 1), 30, ignore_end=True)
     assert driver.tokens[broken] == wanted[: len(driver.tokens[broken])]
-    assert driver.tokens[sound] == answer(prompt_of(20), 30, ignore_end=True)
+    assert driver.tokens[sound] == expected_tokens(prompt_of(20), 30, ignore_end=True)
 
 
 # ── what is drawn ──

@@ -80,7 +80,7 @@ class ServeProcess:
             self._process.wait(10)
 
     def metric(self, name: str) -> float:
-        """One sample of /metrics, with its labels as they are written; 0 if it is not there."""
+        """Return one sample of /metrics by name and labels, or 0 if there is none."""
         with httpx.Client(base_url=self.url, timeout=30) as client:
             text = client.get("/metrics").text
         found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)

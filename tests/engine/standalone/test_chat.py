@@ -89,10 +89,10 @@ def test_tokenize_shows_the_prompt_that_a_conversation_becomes(client: OpenAI, s
 
 def test_without_the_key_only_health_and_metrics_answer(server: ServeProcess):
     with (
-        OpenAI(base_url=f"{server.url}/v1", api_key="another", max_retries=0) as stranger,
+        OpenAI(base_url=f"{server.url}/v1", api_key="another", max_retries=0) as unauthenticated,
         pytest.raises(AuthenticationError) as caught,
     ):
-        stranger.chat.completions.create(model=MODEL, messages=ASK)
+        unauthenticated.chat.completions.create(model=MODEL, messages=ASK)
     assert caught.value.code == "invalid_api_key"
     assert KEY not in str(caught.value)
     for path in ("/v1/models", "/tokenize"):

@@ -154,7 +154,9 @@ def test_an_echo_puts_the_prompt_before_its_answer(client: OpenAI):
 def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_as_an_answer(
     client: OpenAI, cases: list[dict[str, Any]]
 ):
-    """What a model's evaluation asks: `echo`, `logprobs` and at most one token more; no answer at all with 0."""
+    """Evaluation tools request `echo`, `logprobs` and at most one completion token. With `max_tokens` 0 there is no
+    completion.
+    """
     case = next(case for case in cases if case["prompt"])
     request = {"model": MODEL, "prompt": case["prompt_ids"], "logprobs": 2, "temperature": 0}
     made = client.completions.create(**request, max_tokens=20, extra_body={"ignore_eos": True}).choices[0]
@@ -386,9 +388,9 @@ async def test_a_rank_that_dies_ends_streams_with_an_error_and_comes_back(
         lines = response.aiter_lines()
         await anext(lines)
         os.kill(server.rank_pid(), signal.SIGKILL)
-        rest = [line async for line in lines if line]
-    assert json.loads(rest[-1].removeprefix("data: "))["error"]["type"] == "server_error"
-    assert "data: [DONE]" not in rest
+        remaining = [line async for line in lines if line]
+    assert json.loads(remaining[-1].removeprefix("data: "))["error"]["type"] == "server_error"
+    assert "data: [DONE]" not in remaining
     reply = await http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})  # waits for the new rank
     assert reply.status_code == 200
     wait_until_blocking(lambda: httpx.get(f"{server.url}/health").status_code == 200)

@@ -1,6 +1,7 @@
-"""What callers can send to break decoding, over a real server on the built-in model: each gets a 400 that names its
-field, and the limit where there is one; the process with the model lives; and an answer that was being given at the
-same time stays the same to the byte (P23)."""
+"""Hostile decoding parameters, over a real server on the built-in model. Each request is rejected with 400, naming the
+field and the limit. The model's process survives, and the output of a concurrent request stays the same to the byte
+(P23).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How the command starts, what it says when it cannot, and how it ends: real processes. Folders: `test_folders.py`."""
+"""Start, startup errors and shutdown of the command, with real processes. Model folders are tested in
+`test_folders.py`.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ def test_the_command_of_the_ready_line_gets_an_answer_and_a_second_signal_hurrie
             assert result is not None
             assert 1 < int(result[1]) <= 64  # of one request; where this test stood still, some are over
             server.terminate()
-            rest = [line for line in lines if line]
-        assert json.loads(rest[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
+            remaining = [line for line in lines if line]
+        assert json.loads(remaining[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"
         assert server.exit_code() == 0
 
 

@@ -81,8 +81,8 @@ def end_of_stream(url: str, begun: threading.Barrier, prompt: str) -> str:
         lines = response.iter_lines()
         assert "text" in next(lines)
         begun.wait(60)
-        rest = [line for line in lines if line]
-    return str(json.loads(rest[-1].removeprefix("data: "))["error"]["type"])
+        remaining = [line for line in lines if line]
+    return str(json.loads(remaining[-1].removeprefix("data: "))["error"]["type"])
 
 
 @pytest.mark.full

@@ -1,4 +1,4 @@
-"""What a call asks becomes one sequence; what the sequence says becomes text, counted once and ended once."""
+"""Text generation on a node: a call becomes one sequence, and its tokens become text, counted once and ended once."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Bench:
 
     @property
     def prompt(self) -> str:
-        """As text; control tokens show unless they are hidden."""
+        """Return the prompt as text. Control tokens are visible unless they are hidden."""
         return self.tokenizer.decode(self.replica.requests[-1].prompt.tolist())
 
     @property

@@ -184,9 +184,9 @@ def test_marks_change_no_rendering_of_the_collected_templates(test_data: Path) -
     for name, template, controls, contexts in goldens(test_data):
         for context, expected in contexts.values():
             guard = Guard(controls, (context["messages"], context.get("tools")))
-            rest = {key: value for key, value in context.items() if key not in ("messages", "tools")}
+            variables = {key: value for key, value in context.items() if key not in ("messages", "tools")}
             text = template.render(
-                guard.mark_messages(context["messages"]), tools=guard.mark(context.get("tools")), **rest
+                guard.mark_messages(context["messages"]), tools=guard.mark(context.get("tools")), **variables
             )
             assert guard.remove_marks(text) == expected, name
             assert found_in(text, controls) == found_in(expected, controls), name
@@ -209,9 +209,9 @@ def test_no_collected_template_lets_callers_write_control_tokens(test_data: Path
                 ]
                 tools = json.loads(json.dumps(context.get("tools")).replace("City name", json.dumps(content)[1:-1]))
                 guard = Guard(controls, (messages, tools))
-                rest = {key: value for key, value in context.items() if key not in ("messages", "tools")}
+                variables = {key: value for key, value in context.items() if key not in ("messages", "tools")}
                 try:
-                    text = template.render(guard.mark_messages(messages), tools=guard.mark(tools), **rest)
+                    text = template.render(guard.mark_messages(messages), tools=guard.mark(tools), **variables)
                 except TemplateRefused:
                     counted.append(None)
                 else:

@@ -25,11 +25,11 @@ def scripted(**fields) -> dict:
     return {"messages": [{"role": "user", "content": "!" + json.dumps(fields)}]}
 
 
-def events_of(answer: httpx.Response) -> list[dict]:
+def events_of(response: httpx.Response) -> list[dict]:
     """Each event, its name checked against its type."""
-    assert answer.headers["content-type"] == "text/event-stream"
-    *frames, rest = answer.text.split("\n\n")
-    assert rest == ""
+    assert response.headers["content-type"] == "text/event-stream"
+    *frames, end = response.text.split("\n\n")
+    assert end == ""
     events = []
     for frame in frames:
         name, data = frame.split("\n")

@@ -144,8 +144,8 @@ def test_stream_events_are_numbered_named_and_complete(client: httpx.Client, run
         ):  # or else the gateway was as slow as all of it
             break
     assert response.headers["content-type"] == "text/event-stream"
-    *frames, rest = response.text.split("\n\n")
-    assert rest == ""
+    *frames, end = response.text.split("\n\n")
+    assert end == ""
     names, events = zip(
         *((frame.split("\n")[0], json.loads(frame.split("\ndata: ")[1])) for frame in frames), strict=True
     )
@@ -319,9 +319,9 @@ def test_unstored_response_cannot_be_retrieved(openai: OpenAI, client: httpx.Cli
     with pytest.raises(openai_sdk.NotFoundError) as caught:
         openai.responses.retrieve(made.id)
     assert str(caught.value.code) == "7003"
-    kept = openai.responses.create(model=PARROT, input="a").id
+    response_id = openai.responses.create(model=PARROT, input="a").id
     for query in ("limit=0", "limit=101", "limit=x", "order=up"):
-        response = client.get(f"{running.account_url}/ai/v1/responses/{kept}/input_items?{query}")
+        response = client.get(f"{running.account_url}/ai/v1/responses/{response_id}/input_items?{query}")
         assert (response.status_code, response.json()["error"]["code"]) == (400, 3003)
 
 
@@ -414,8 +414,8 @@ def test_lost_stream_resumes_after_the_last_event(openai: OpenAI, is_background:
     assert "".join(texts) == TEXT
     assert events[-1].type == "response.completed"
     assert events[-1].response == openai.responses.retrieve(response_id)
-    rest = list(openai.responses.retrieve(response_id, stream=True, starting_after=4))
-    assert rest == events[5:]
+    remaining = list(openai.responses.retrieve(response_id, stream=True, starting_after=4))
+    assert remaining == events[5:]
 
 
 def test_input_token_count_equals_the_usage_of_the_response(openai: OpenAI, running: Running):

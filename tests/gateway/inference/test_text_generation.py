@@ -19,11 +19,11 @@ def script(**fields) -> str:
     return "!" + json.dumps(fields)
 
 
-def events_of(answer: httpx.Response) -> list[str]:
+def events_of(response: httpx.Response) -> list[str]:
     """The data of each event; the frame's form is checked on the way."""
-    assert answer.headers["content-type"] == "text/event-stream", answer.text
-    *frames, rest = answer.text.split("\n\n")
-    assert rest == ""
+    assert response.headers["content-type"] == "text/event-stream", response.text
+    *frames, end = response.text.split("\n\n")
+    assert end == ""
     assert all(frame.startswith("data: ") and "\n" not in frame for frame in frames)
     return [frame.removeprefix("data: ") for frame in frames]
 
@@ -116,8 +116,8 @@ def test_defaults_of_the_contract_reach_the_node(client: httpx.Client, running: 
 
 
 def test_only_an_explicit_max_tokens_must_fit_the_context(client: httpx.Client, running: Running):
-    def has_explicit_max_tokens(answer: httpx.Response) -> bool:
-        return running.site.execute_of(answer).task.sampling.has_explicit_max_tokens
+    def has_explicit_max_tokens(response: httpx.Response) -> bool:
+        return running.site.execute_of(response).task.sampling.has_explicit_max_tokens
 
     assert not has_explicit_max_tokens(run(client, running, {"prompt": "x", "max_tokens": None}))
     assert has_explicit_max_tokens(run(client, running, {"prompt": "x", "max_tokens": "3"}))

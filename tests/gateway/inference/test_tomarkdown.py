@@ -27,8 +27,8 @@ def url(running: Running, suffix: str = "") -> str:
     return f"{running.account_url}/ai/tomarkdown{suffix}"
 
 
-def code_of(answer: httpx.Response) -> tuple[int, int]:
-    return answer.status_code, answer.json()["errors"][0]["code"]
+def code_of(response: httpx.Response) -> tuple[int, int]:
+    return response.status_code, response.json()["errors"][0]["code"]
 
 
 @pytest.mark.parametrize("field", ["files", "files[]"])

@@ -37,7 +37,7 @@ def start_run(client: httpx.Client, running: Running, model: str, given: dict[st
 
 
 def sent(receiver: Receiver, request_id: str) -> dict[str, Any]:
-    (body,) = wait_until_blocking(lambda: receiver.of(request_id))
+    (body,) = wait_until_blocking(lambda: receiver.about(request_id))
     return body
 
 
@@ -89,11 +89,11 @@ def test_webhook_has_the_native_result_or_a_chat_completion(client: httpx.Client
 def test_failed_webhook_is_retried_and_redirects_are_not_followed(
     client: httpx.Client, running: Running, receiver: Receiver
 ):
-    receiver.answers = [307]
+    receiver.statuses = [307]
     request_id = start_run(client, running, PARROT, {"prompt": "x"}, webhookUrl=receiver.url)
-    first, again = wait_until_blocking(lambda: len(receiver.of(request_id)) == 2 and receiver.of(request_id))
+    first, again = wait_until_blocking(lambda: len(receiver.about(request_id)) == 2 and receiver.about(request_id))
     assert first == again
-    assert not receiver.answers
+    assert not receiver.statuses
 
 
 def test_unresponsive_webhook_target_does_not_delay_others(client: httpx.Client, running: Running, receiver: Receiver):

@@ -39,8 +39,8 @@ def client(running: Running) -> Iterator[httpx.Client]:
         yield client
 
 
-def url(running: Running, rest: str = "") -> str:
-    return f"{running.account_url}/ai/finetunes{rest}"
+def url(running: Running, path: str = "") -> str:
+    return f"{running.account_url}/ai/finetunes{path}"
 
 
 def create(running: Running, client: httpx.Client, name: str, **fields: Any) -> dict[str, Any]:
@@ -63,8 +63,8 @@ def complete(running: Running, client: httpx.Client, name: str, seed: int = 0, *
     return created
 
 
-def code_of(answer: httpx.Response) -> tuple[int, int]:
-    return answer.status_code, answer.json()["errors"][0]["code"]
+def code_of(response: httpx.Response) -> tuple[int, int]:
+    return response.status_code, response.json()["errors"][0]["code"]
 
 
 def adapter_asked(running: Running, client: httpx.Client, lora: str, model: str = HANDY, **body: Any) -> Adapter:

@@ -113,7 +113,7 @@ def error_of(response: httpx.Response) -> tuple[int, int]:
 
 
 async def test_operator_manages_every_account_and_cannot_run_models(site: SignInSite):
-    """From the redirect to the sign-out, with audit entries for both."""
+    """The whole session, from the redirect to the sign-out, with audit entries for both."""
     made = await accounts.create(site.services.database, "acme")
     browser = await site.signed_in()
     request = site.provider.authorization_requests[-1]
@@ -193,8 +193,8 @@ def with_the_public_key_as_secret(provider: OidcProvider) -> Callable[[Claims], 
 def forgeries(provider: OidcProvider) -> dict[str, Callable[[Claims], str]]:
     """Return functions that forge id tokens, by what is wrong with them."""
     now_s = int(time.time())
-    stranger = ECKey.generate_key("P-256", {"kid": "key-9"})
-    jwk = stranger.as_dict(private=False)
+    unknown_key = ECKey.generate_key("P-256", {"kid": "key-9"})
+    jwk = unknown_key.as_dict(private=False)
 
     def claims(**changed: Any) -> Callable[[Claims], str]:
         def forge(right: Claims) -> str:
@@ -212,8 +212,8 @@ def forgeries(provider: OidcProvider) -> dict[str, Callable[[Claims], str]]:
         "HS256 with the public key": with_the_public_key_as_secret(provider),
         "HS256 with a secret from the key list": lambda c: jwt.encode({"alg": "HS256"}, c, everybody),
         "signed by another key": signed_by_another_key,
-        "unknown key": lambda c: jwt.encode({"alg": "ES256", "kid": "key-9"}, c, stranger),
-        "key in the header": lambda c: jwt.encode({"alg": "ES256", "kid": "key-9", "jwk": jwk}, c, stranger),
+        "unknown key": lambda c: jwt.encode({"alg": "ES256", "kid": "key-9"}, c, unknown_key),
+        "key in the header": lambda c: jwt.encode({"alg": "ES256", "kid": "key-9", "jwk": jwk}, c, unknown_key),
         "key URL in the header": lambda c: provider.signed(c, jku="https://example.com/keys"),
         "crit": lambda c: f"{segment({'alg': 'ES256', 'kid': 'key-1', 'crit': ['x']})}.{segment(c)}.AAAA",
         "another algorithm": lambda c: f"{segment({'alg': 'RS256', 'kid': 'key-1'})}.{segment(c)}.AAAA",
@@ -291,9 +291,9 @@ async def test_redirect_is_accepted_once_and_only_in_the_browser_that_started_it
         ours.partition("?")[0],
     ):
         assert error_of(await browser_a.get(altered)) == failed, altered
-    kept = dict(browser_a.cookies)
+    cookies = dict(browser_a.cookies)
     assert (await browser_a.get(ours)).status_code == 200
-    browser_a.cookies = kept
+    browser_a.cookies = cookies
     assert error_of(await browser_a.get(ours)) == failed, "a code was accepted twice"
 
 
@@ -378,7 +378,7 @@ async def test_requests_from_other_sites_are_rejected(site: SignInSite):
 async def test_altered_cookies_are_rejected(site: SignInSite):
     browser = await site.signed_in()
     right = browser.cookies["__Host-hearth-session"]
-    stranger = await site.browser()
+    other_browser = await site.browser()
     for cookie in (
         "0" * 64 + "." + right[65:],
         right[:64] + "." + "0" * 64,
@@ -388,10 +388,10 @@ async def test_altered_cookies_are_rejected(site: SignInSite):
         "x",
         f"{right}; __Host-hearth-session={right}",
     ):
-        response = await stranger.get(f"{API}/accounts", headers={"cookie": f"__Host-hearth-session={cookie}"})
+        response = await other_browser.get(f"{API}/accounts", headers={"cookie": f"__Host-hearth-session={cookie}"})
         assert response.status_code in (400, 401), cookie
     both = {"cookie": f"__Host-hearth-session={right}", "authorization": "Bearer nothing"}
-    assert error_of(await stranger.get(f"{API}/accounts", headers=both)) == (400, 9106), (
+    assert error_of(await other_browser.get(f"{API}/accounts", headers=both)) == (400, 9106), (
         "the cookie was used despite a credential"
     )
     again = await site.signed_in()

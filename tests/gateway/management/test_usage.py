@@ -90,8 +90,8 @@ def test_calls_latencies_and_exports(running: Running, keeper: httpx.Client):
 
     wait_until_blocking(lambda: newest()["request_id"] == request_id)
     assert newest()["model"] == PARROT
-    rest = keeper.get("usage/calls", params={"before": request_id}).json()["result"]
-    assert request_id not in {call["request_id"] for call in rest}
+    earlier = keeper.get("usage/calls", params={"before": request_id}).json()["result"]
+    assert request_id not in {call["request_id"] for call in earlier}
     [row] = keeper.get("usage/latency").json()["result"]
     assert 0 < row["total_ms"]["p50"] <= row["total_ms"]["p95"] <= row["total_ms"]["p99"]
     text = keeper.get("usage/export").raise_for_status()

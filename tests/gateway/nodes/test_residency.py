@@ -42,7 +42,7 @@ def client(running: Running) -> Iterator[httpx.Client]:
 
 
 def change(running: Running, **rules: Any) -> None:
-    """What the operator says of the account, and a moment until the gateway has heard."""
+    """Change the account as the operator, and wait until the gateway has received the change."""
 
     async def write() -> None:
         database = Database.connect(running.site.database_url)
@@ -77,8 +77,8 @@ def _ids(node: Any) -> set[str]:
     return {execute.request_id for execute in node.executes}
 
 
-def code_of(answer: httpx.Response) -> tuple[int, int]:
-    return answer.status_code, answer.json()["errors"][0]["code"]
+def code_of(response: httpx.Response) -> tuple[int, int]:
+    return response.status_code, response.json()["errors"][0]["code"]
 
 
 def test_call_runs_only_on_nodes_with_a_verified_location_in_its_region(running: Running, client: httpx.Client):
@@ -152,8 +152,8 @@ def test_api_returns_and_updates_account_residency_rules(running: Running):
         body = {"name": "main", "settings": {"region": region, "retention": "zero"}}
         changed = client.put(running.account_url, json=body).json()["result"]["settings"]
         assert (changed["region"], changed["retention"]) == (region, "zero")
-        kept = client.put(running.account_url, json={"name": "main"}).json()["result"]["settings"]
-        assert (kept["region"], kept["retention"]) == (region, "zero")
+        settings = client.put(running.account_url, json={"name": "main"}).json()["result"]["settings"]
+        assert (settings["region"], settings["retention"]) == (region, "zero")
         for bad in ({"region": "DE"}, {"region": {"countries": ["de"]}}, {"retention": "never"}, {"retention": None}):
             response = client.put(running.account_url, json={"name": "main", "settings": bad})
             assert code_of(response) == (400, 1004), bad
@@ -200,7 +200,7 @@ def test_zero_retention_call_stores_no_content(running: Running, client: httpx.C
         queued = client.post(run + "?queueRequest=true", json={"requests": [{"prompt": MARKER}]})
         assert code_of(queued) == (400, 5006)
         assert "this account has zero data retention" in queued.text
-        for status in (200, 409):  # the key is spent, since the answer was not kept
+        for status in (200, 409):  # the key is spent, since the answer was not settings
             keyed = client.post(run, json={"prompt": MARKER}, headers={"idempotency-key": MARKER})
             assert keyed.status_code == status, keyed.text
     finally:

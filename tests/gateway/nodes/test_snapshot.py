@@ -21,11 +21,11 @@ class Presence:
 
     def __init__(self) -> None:
         self.payloads: dict[str, bytes] = {}
-        self.is_away = False
+        self.is_unavailable = False
 
     async def present(self, kind: str) -> dict[str, bytes]:
         assert kind == "nodes"
-        if self.is_away:
+        if self.is_unavailable:
             raise StoreUnavailable("away")
         return dict(self.payloads)
 
@@ -99,7 +99,7 @@ async def test_connected_node_remains_known_while_presence_is_empty_or_unavailab
     await wait_until(lambda: nodes.num_reachable == 1)
     presence.payloads.clear()
     await nodes.refresh()
-    presence.is_away = True
+    presence.is_unavailable = True
     with pytest.raises(StoreUnavailable):
         await nodes.refresh()
     assert len(nodes.candidates(CARD[PARROT])) == 1

@@ -70,9 +70,9 @@ async def test_last_use_is_stored_and_deferred_while_the_database_is_unavailable
     assert await last_use() is None
     await verifier.verify(created.secret)
     used_at = clock.now()
-    switchable.is_away = True
+    switchable.is_unavailable = True
     await verifier.note_uses()
-    switchable.is_away = False
+    switchable.is_unavailable = False
     assert await last_use() is None
     await verifier.note_uses()
     assert await last_use() == used_at
@@ -301,7 +301,7 @@ async def test_change_of_one_token_keeps_other_tokens_cached(
     await verifier.verify(other.secret)
     await api_tokens.revoke(database, account_id, other.token.api_token_id)
     await verifier.poll()
-    switchable.is_away = True
+    switchable.is_unavailable = True
     assert isinstance(await verifier.verify(created.secret), Principal)
     with pytest.raises(StoreUnavailable):  # no older result is used after a change
         await verifier.verify(other.secret)
@@ -311,7 +311,7 @@ async def test_recently_confirmed_tokens_work_during_a_database_outage_and_unkno
     verifier: TokenVerifier, created: api_tokens.CreatedToken, switchable: SwitchableDatabase, clock: HandClock
 ) -> None:
     await verifier.verify(created.secret)
-    switchable.is_away = True
+    switchable.is_unavailable = True
     await verifier.poll()
     with pytest.raises(StoreUnavailable):
         await verifier.verify(mint("user")[0])
@@ -322,7 +322,7 @@ async def test_recently_confirmed_tokens_work_during_a_database_outage_and_unkno
     clock.pass_time(1)
     with pytest.raises(StoreUnavailable):
         await verifier.verify(created.secret)
-    switchable.is_away = False
+    switchable.is_unavailable = False
     assert isinstance(await verifier.verify(created.secret), Principal)
 
 
@@ -330,7 +330,7 @@ async def test_outage_before_the_next_poll_does_not_reject_known_tokens(
     verifier: TokenVerifier, created: api_tokens.CreatedToken, switchable: SwitchableDatabase, clock: HandClock
 ) -> None:
     await verifier.verify(created.secret)
-    switchable.is_away = True
+    switchable.is_unavailable = True
     clock.pass_time(FRESH_S + 1)
     assert isinstance(await verifier.verify(created.secret), Principal)
 
@@ -348,7 +348,7 @@ async def test_token_revoked_before_an_outage_is_rejected_during_it(
     await api_tokens.revoke(database, account_id, created.token.api_token_id)
     await verifier.poll()
     assert isinstance(await verifier.verify(created.secret), Refused)
-    switchable.is_away = True
+    switchable.is_unavailable = True
     await verifier.poll()
     clock.pass_time(FRESH_S + 1)
     assert isinstance(await verifier.verify(created.secret), Refused)
@@ -383,13 +383,13 @@ async def test_results_from_before_the_first_poll_survive_an_outage_unless_somet
         if has_changed:
             await api_tokens.revoke(database, account_id, created.token.api_token_id)
         await verifier.poll()
-        switchable.is_away = True
+        switchable.is_unavailable = True
         if has_changed:
             with pytest.raises(StoreUnavailable):
                 await verifier.verify(created.secret)
         else:
             assert isinstance(await verifier.verify(created.secret), Principal)
-        switchable.is_away = False
+        switchable.is_unavailable = False
 
 
 async def test_late_read_does_not_remove_an_older_result(
@@ -415,7 +415,7 @@ async def test_late_read_does_not_remove_an_older_result(
     await verifier.poll()
     may_go_on.set()
     await reading
-    switchable.is_away = True
+    switchable.is_unavailable = True
     assert isinstance(await verifier.verify(created.secret), Principal)
 
 
@@ -574,12 +574,12 @@ def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
         @rule()
         def poll(self) -> None:
             self.run(self.verifier.poll())
-            if not self.database.is_away:
+            if not self.database.is_unavailable:
                 self.is_revoked = dict.fromkeys(self.is_revoked, True)
 
-        @rule(is_away=st.booleans())
-        def switch(self, is_away: bool) -> None:
-            self.database.is_away = is_away
+        @rule(is_unavailable=st.booleans())
+        def switch(self, is_unavailable: bool) -> None:
+            self.database.is_unavailable = is_unavailable
 
         @rule(seconds=st.sampled_from([1, 10, 29, 31, 600, 901]), is_jump=st.booleans())
         def time_passes(self, seconds: int, is_jump: bool) -> None:
@@ -594,7 +594,7 @@ def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
             try:
                 verdict = self.run(self.verifier.verify(secret))
             except StoreUnavailable:
-                assert self.database.is_away, "undecided only in an outage"
+                assert self.database.is_unavailable, "undecided only in an outage"
                 return
             if is_expired:
                 assert isinstance(verdict, Refused)
@@ -604,9 +604,9 @@ def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
                 assert isinstance(verdict, Refused), "let in after a poll had seen it revoked"
             else:
                 age_s = self.clock.monotonic_s() - self.confirmed_s.get(secret, -STALE_S)
-                limit_s = STALE_S if self.database.is_away or self.verifier._is_database_unavailable else FRESH_S
+                limit_s = STALE_S if self.database.is_unavailable or self.verifier._is_database_unavailable else FRESH_S
                 assert isinstance(verdict, Refused) or age_s < limit_s
-            if isinstance(verdict, Principal) and not self.database.is_away and secret not in self.is_revoked:
+            if isinstance(verdict, Principal) and not self.database.is_unavailable and secret not in self.is_revoked:
                 self.confirmed_s[secret] = self.clock.monotonic_s()
 
         @rule()
@@ -614,7 +614,7 @@ def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
             try:
                 assert self.run(self.verifier.verify(mint("user")[0])) == Refused("unknown")
             except StoreUnavailable:
-                assert self.database.is_away
+                assert self.database.is_unavailable
 
         @invariant()
         def remembers_no_text(self) -> None:

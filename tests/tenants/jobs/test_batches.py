@@ -41,14 +41,14 @@ async def queue(database: Database, account_id: str, *, chunks: int = 1, of: int
     return batch.batch_id
 
 
-def answered(leased: LeasedChunk, numbers: Sequence[int] | None = None) -> list[Completion]:
+def completions_of(leased: LeasedChunk, numbers: Sequence[int] | None = None) -> list[Completion]:
     """Return results for all open requests of a chunk, or for `numbers`."""
     first = leased.key[1]
     wanted = range(first, first + leased.num_requests) if numbers is None else numbers
     return [
-        Completion(n, b"answer", 1, 2, (entry(f"{leased.key[0]}-{n}", account_id=leased.account_id),))
+        Completion(n, b"complete", 1, 2, (entry(f"{leased.key[0]}-{n}", account_id=leased.account_id),))
         for n in wanted
-        if n not in leased.answered
+        if n not in leased.finished
     ]
 
 
@@ -71,11 +71,11 @@ async def test_batch_is_finished_when_its_last_request_has_a_result(database: Da
     for is_last in (False, True):
         leased = await take(database)
         assert (leased.key[0], leased.account_id, leased.is_account_blocked) == (batch_id, account_id, False)
-        assert not await batches.store_results(database, "w1", {leased.key: answered(leased)}, NOW, **TIMES)
+        assert not await batches.store_results(database, "w1", {leased.key: completions_of(leased)}, NOW, **TIMES)
         state = await batches.find(database, account_id, batch_id, NOW)
         assert state is not None
         assert (state.is_started, state.is_finished) == (True, is_last)
-    assert await batches.read_results(database, account_id, batch_id, 0, 10) == [b"answer"] * 4
+    assert await batches.read_results(database, account_id, batch_id, 0, 10) == [b"complete"] * 4
     assert await batches.tokens_of(database, account_id, batch_id) == (4, 8)
     assert await batches.read_results(database, "f" * 32, batch_id, 0, 10) == []
     assert await batches.tokens_of(database, "f" * 32, batch_id) == (0, 0)
@@ -86,14 +86,16 @@ async def test_batch_is_finished_when_its_last_request_has_a_result(database: Da
 async def test_expired_lease_is_taken_over_without_finished_requests(database: Database, account_id: str):
     await queue(database, account_id)
     leased = await take(database)
-    await batches.store_results(database, "w1", {leased.key: answered(leased, [0])}, NOW, **TIMES)
+    await batches.store_results(database, "w1", {leased.key: completions_of(leased, [0])}, NOW, **TIMES)
     assert await batches.take(database, "w2", later(LEASE_S - 1), LEASE_S) is None
     again = await take(database, "w2", later(LEASE_S))
-    assert (again.key, again.answered, again.num_losses) == (leased.key, {0}, 1)
-    late = await batches.store_results(database, "w1", {leased.key: answered(leased, [1])}, later(LEASE_S), **TIMES)
+    assert (again.key, again.finished, again.num_losses) == (leased.key, {0}, 1)
+    late = await batches.store_results(
+        database, "w1", {leased.key: completions_of(leased, [1])}, later(LEASE_S), **TIMES
+    )
     assert late == {leased.key}
     assert await count(database, usage_entries) == 1
-    assert not await batches.store_results(database, "w2", {again.key: answered(again)}, later(LEASE_S), **TIMES)
+    assert not await batches.store_results(database, "w2", {again.key: completions_of(again)}, later(LEASE_S), **TIMES)
     assert await count(database, usage_entries) == 2
 
 
@@ -101,7 +103,7 @@ async def test_repeated_results_change_nothing(database: Database, account_id: s
     batch_id = await queue(database, account_id)
     leased = await take(database)
     for _ in range(2):
-        await batches.store_results(database, "w1", {leased.key: answered(leased, [0])}, NOW, **TIMES)
+        await batches.store_results(database, "w1", {leased.key: completions_of(leased, [0])}, NOW, **TIMES)
     state = await batches.find(database, account_id, batch_id, NOW)
     assert state is not None
     assert not state.is_finished
@@ -179,7 +181,7 @@ async def test_chunk_of_a_blocked_or_deleted_account_is_marked(database: Databas
 async def test_expired_batches_are_deleted_and_others_stay(database: Database, account_id: str):
     over = await queue(database, account_id)
     leased = await take(database)
-    await batches.store_results(database, "w1", {leased.key: answered(leased)}, NOW, **TIMES)
+    await batches.store_results(database, "w1", {leased.key: completions_of(leased)}, NOW, **TIMES)
     stays = await queue(database, account_id)
     assert await batches.find(database, account_id, over, later(99)) is not None
     assert await batches.find(database, account_id, over, later(100)) is None
@@ -190,7 +192,7 @@ async def test_expired_batches_are_deleted_and_others_stay(database: Database, a
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.full) for seed in range(1, 8))])
 async def test_killed_workers_leave_one_result_and_one_entry_per_request(database: Database, seed: int):
-    """Seeded: chunks are leased, answered in parts that may be repeated, abandoned and taken over, until all are
+    """Seeded: chunks are leased, completed in parts that may be repeated, abandoned and taken over, until all are
     finished.
     """
     choose = random.Random(seed)
@@ -199,14 +201,14 @@ async def test_killed_workers_leave_one_result_and_one_entry_per_request(databas
     ids = [await queue(database, choose.choice(tenants), chunks=choose.randint(1, 4), of=3) for _ in range(4)]
     now, held = NOW, []
     for _ in range(120):
-        act = choose.choice(["take", "answer", "answer", "die", "wait"])
+        act = choose.choice(["take", "complete", "complete", "die", "wait"])
         if act == "take":
             owner = next(owners)
             found = await batches.take(database, owner, now, LEASE_S)
             held += [] if found is None else [(owner, found)]
-        elif act == "answer" and held:
+        elif act == "complete" and held:
             owner, leased = choose.choice(held)
-            some = [one for one in answered(leased) if choose.random() < 0.5]
+            some = [completion for completion in completions_of(leased) if choose.random() < 0.5]
             for _ in range(choose.choice([1, 1, 2])):
                 await batches.store_results(database, owner, {leased.key: some}, now, **TIMES)
         elif act == "die" and held:
@@ -217,7 +219,7 @@ async def test_killed_workers_leave_one_result_and_one_entry_per_request(databas
         now += timedelta(seconds=LEASE_S)
         last = next(owners)
         while (found := await batches.take(database, last, now, LEASE_S)) is not None:
-            await batches.store_results(database, last, {found.key: answered(found)}, now, **TIMES)
+            await batches.store_results(database, last, {found.key: completions_of(found)}, now, **TIMES)
     for batch_id in ids:
         async with database.connection() as connection:
             query = select(batches_table).where(batches_table.c.batch_id == batch_id)

@@ -110,7 +110,7 @@ async def test_counts_are_raised_to_the_ledger_s_values(database: Database) -> N
     clock.wait(3600)
     counts.used.clear()
     await allowance.true_up(counts)
-    assert counts.used == {}, "only who calls is looked after"
+    assert counts.used == {}, "usage is read only for accounts with calls"
 
 
 async def test_each_passed_threshold_alerts_once(database: Database) -> None:

@@ -326,7 +326,7 @@ async def test_waiting_slot_is_held_until_output_and_call_slot_until_the_end(gat
     assert redis.zcard("quota:c:account:a") == 3
     redis.flushall()
     assert isinstance(await reserve(one, one.plan("a", text), "4"), Reservation), (
-        "who has output waits no more after a flush"
+        "a call with output does not wait after a flush"
     )
     assert redis.zrange("quota:w:account:a", 0, -1) == [b"1", b"4"]
     one.settle(first)

@@ -78,11 +78,11 @@ async def test_entries_of_concurrent_calls_are_written_in_batches(
 async def test_recording_continues_without_loss_while_the_database_is_unavailable(
     ledger: UsageLedger, switchable: SwitchableDatabase, database: Database
 ) -> None:
-    switchable.is_away = True
+    switchable.is_unavailable = True
     for number in range(20):
         await ledger.record(entry(f"r{number:02}"))
     assert await _ids(database) == []
-    switchable.is_away = False
+    switchable.is_unavailable = False
 
     async def all_there() -> bool:
         return len(await _ids(database)) == 20
@@ -91,11 +91,11 @@ async def test_recording_continues_without_loss_while_the_database_is_unavailabl
 
 
 async def test_entries_of_a_previous_process_are_moved(switchable: SwitchableDatabase, tmp_path: Path) -> None:
-    switchable.is_away = True
+    switchable.is_unavailable = True
     former = UsageLedger(Spool(tmp_path / "spool"), switchable)
     await former.record(entry("r1"))
     await former.close()
-    switchable.is_away = False
+    switchable.is_unavailable = False
     later = UsageLedger(Spool(tmp_path / "spool"), switchable)
     await later.flush()
     await later.close()
@@ -110,7 +110,7 @@ async def test_close_moves_remaining_entries(switchable: SwitchableDatabase, tmp
 
 
 async def test_replayed_spool_gives_one_row_per_entry(switchable: SwitchableDatabase, tmp_path: Path) -> None:
-    """As after repeated crashes between the commit and the acknowledgement, with the position unknown."""
+    """The spool is replayed with an unknown position, as after repeated crashes between commit and acknowledgement."""
     for _ in range(3):
         async with switchable.transaction() as connection:
             await connection.execute(delete(usage_spools))
@@ -132,7 +132,7 @@ async def test_full_spool_writes_to_the_database_or_fails(switchable: Switchable
     await ledger.record(entry("r1"))
     assert await _ids(switchable) == ["r1"]
     assert not ledger.has_room
-    switchable.is_away = True
+    switchable.is_unavailable = True
     with pytest.raises(StoreUnavailable):
         await ledger.record(entry("r2"))
     await ledger.close(deadline_s=0.1)
@@ -171,12 +171,12 @@ async def test_invalid_entry_is_set_aside_and_others_are_written(
     await ledger.flush()
     await ledger.close()
     assert await _ids(switchable) == ["r1", "r2"]
-    kept = (tmp_path / "spool" / "refused.hex").read_text().split()
-    assert sorted(bytes.fromhex(line) for line in kept) == sorted([b"not an entry", usage.encode(too_big)])
+    lines = (tmp_path / "spool" / "refused.hex").read_text().split()
+    assert sorted(bytes.fromhex(line) for line in lines) == sorted([b"not an entry", usage.encode(too_big)])
 
 
 async def test_older_copy_of_the_database_gets_the_entries_again(sqlite_url: str, tmp_path: Path) -> None:
-    """As after a failover to a replica that lagged: entries that the replica does not have are moved again."""
+    """After a failover to a replica that lagged, entries that the replica does not have are moved again."""
     file = Path(sqlite_url.removeprefix("sqlite://"))
     database = Database.connect(sqlite_url)
     ledger = UsageLedger(Spool(tmp_path / "spool", segment_bytes=4096, keep_s=600), database)
