@@ -6,6 +6,7 @@ Takes index arrays and returns token ids. Knows neither sequences nor scheduling
 from __future__ import annotations
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -32,6 +33,8 @@ from engine.models.packed_weights import has_packed, keep_packed, memory_bytes
 from engine.models.registry import read_config
 from engine.sampler import sample, sample_on_device
 from engine.sampling.logprobs import compute_prompt_logprobs
+
+logger = logging.getLogger(__name__)
 
 _LIBRARY_BYTES = 256 << 20  # approximate size of cuBLAS and NCCL
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -244,7 +247,7 @@ def _choose_dtype(
     kernels: Kernels,
     device: torch.device,
 ) -> torch.dtype:
-    """Resolve dtype "auto".
+    """Resolve dtype "auto" to the fastest type that keeps the checkpoint's accuracy, and log the reason.
 
     bfloat16 if weights can stay packed or on a GPU, float32 for float32 checkpoints, otherwise the faster of the two.
     """
@@ -254,9 +257,12 @@ def _choose_dtype(
         raise ValueError(f"dtype must be auto, float32 or bfloat16 (got {wanted!r})")
     empty = Decoder(config, torch.float32, torch.device("meta"), shard)
     if has_packed(empty, checkpoint, kernels, torch.bfloat16):
-        return torch.bfloat16
-    if checkpoint.dtype == torch.float32:
-        return torch.float32
-    if device != CPU:
-        return torch.bfloat16
-    return fastest_dtype(empty.linear_shapes())
+        dtype, reason = torch.bfloat16, "quantized weights stay packed"
+    elif checkpoint.dtype == torch.float32:
+        dtype, reason = torch.float32, "the checkpoint is float32"
+    elif device != CPU:
+        dtype, reason = torch.bfloat16, "fastest on a GPU"
+    else:
+        dtype, reason = fastest_dtype(kernels.linear, empty.linear_shapes()), "fastest in a trial on this CPU"
+    logger.info("dtype chosen", extra={"dtype": str(dtype).removeprefix("torch."), "reason": reason})
+    return dtype

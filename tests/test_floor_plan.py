@@ -46,6 +46,7 @@ MAY_IMPORT = {
         "gateway.settings",
         "engine.node.settings",
         "engine.kernels.native.library",
+        "engine.kernels.native.stored_choices",
         "engine.protocol",
         "service_identity",
         "catalog",

@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from catalog.builtin import builtin_models
-from catalog.card import CardFacts, ModelCard, parse_model_id
+from catalog.card import BASE_MODEL, CardFacts, ModelCard, parse_model_id
 from catalog.errors import InvalidModelId
 from catalog.manifest import Recipe as PublishedRecipe
 from catalog.model_folder import ModelFolder, inspect_folder
@@ -177,7 +177,7 @@ def _make_variant(
 def _variant_facts(base: ModelCard, request: Request, variant: _Variant) -> CardFacts:
     """Return the base's facts with the variant's name and description, and the report as properties."""
     values = {name: getattr(base, name) for name in CardFacts.__struct_fields__}
-    properties = {"base_model": base.name} | {name: str(value) for name, value in variant.report.items()}
+    properties = {BASE_MODEL: base.name} | {name: str(value) for name, value in variant.report.items()}
     changes = {
         "name": request.name_of(base.name),
         "description": f"{base.description} ({request.number_format})",
@@ -209,7 +209,7 @@ def _check_name_is_free(registry: Registry, base: ModelCard, request: Request) -
     if found is None:
         return
     is_alias, properties = found.alias_of is not None, found.card.properties
-    is_same = (properties.get("base_model"), properties.get("format")) == (base.name, request.number_format)
+    is_same = (properties.get(BASE_MODEL), properties.get("format")) == (base.name, request.number_format)
     if is_alias or not is_same:
         owner = f"an alias of {found.card.name}" if is_alias else "another model"
         raise QuantizeError(f"--name: {name} is already {owner}", is_usage=True)

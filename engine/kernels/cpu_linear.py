@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn import functional
@@ -66,14 +66,18 @@ def has_prepacked_linear(dtype: torch.dtype) -> bool:
     return result.shape == expected.shape and bool(torch.allclose(result.float(), expected, atol=tolerance, rtol=0.02))
 
 
-def fastest_dtype(shapes: Sequence[tuple[int, int]], budget_s: float = 0.08) -> torch.dtype:
-    """Return the faster of float32 and bfloat16 for matrices of these (out, in) shapes."""
+def fastest_dtype(
+    bind: Callable[[torch.Tensor, torch.Tensor | None], Operator],
+    shapes: Sequence[tuple[int, int]],
+    budget_s: float = 0.08,
+) -> torch.dtype:
+    """Return the faster of float32 and bfloat16 for products by `bind` with matrices of these (out, in) shapes."""
     largest = max(shapes, key=lambda shape: shape[0] * shape[1])
     num_out, num_in = min(largest[0], 2048), min(largest[1], 2048)
     seconds = {}
     for dtype in (torch.bfloat16, torch.float32):
         x = torch.ones(_PROBE_ROWS, num_in, dtype=dtype)  # [16, C]
-        seconds[dtype] = seconds_per_call(bind_linear(torch.ones(num_out, num_in, dtype=dtype), None), x, budget_s / 2)
+        seconds[dtype] = seconds_per_call(bind(torch.ones(num_out, num_in, dtype=dtype), None), x, budget_s / 2)
     is_float32_better = seconds[torch.float32] < _FLOAT32_MARGIN * seconds[torch.bfloat16]
     return torch.float32 if is_float32_better else torch.bfloat16
 

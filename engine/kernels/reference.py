@@ -68,6 +68,17 @@ class Kernels:
 
         return forward
 
+    def packed_table(self, matrix: QuantizedTensor, dtype: torch.dtype) -> tuple[Operator, Operator]:
+        """Return both uses of an embedding [V, C] that stays packed.
+
+        The first operator looks up int64 token ids [T] as float32 [T, C]; the second is its `packed_linear`.
+        """
+
+        def look_up(token_ids: torch.Tensor) -> torch.Tensor:
+            return matrix.reordered(token_ids).dequantize(torch.float32)
+
+        return look_up, self.packed_linear(matrix, None, dtype)
+
     def linear_per_head(self, weight: torch.Tensor) -> Operator:
         """weight [H, in, out]. Return x [T, H × in] -> [T, H × out], each head through its own matrix."""
         num_heads, num_in, num_out = weight.shape

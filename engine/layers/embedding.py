@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from engine.arrays import ceil_div
+from engine.checkpoints.quantized import PackedForm, PackedSlot
 from engine.checkpoints.shard_slice import Destination, Span, destination_for
 from engine.kernels.interface import Operator
 from engine.kernels.reference import Kernels
@@ -22,7 +23,11 @@ def vocabulary_span(shard: Shard, vocab_size: int) -> tuple[Span, int]:
 
 
 class Embedding:
-    """One row of `weight` [V, C], or of this rank's shard of it, per token id."""
+    """One row of `weight` [V, C], or of this rank's shard of it, per token id.
+
+    After `keep_packed`, which a tied head allows, the weight stays packed as stored, and `tied_head` has to be called
+    before `forward`.
+    """
 
     def __init__(
         self, vocab_size: int, width: int, dtype: torch.dtype, device: torch.device, shard: Shard = WHOLE
@@ -34,10 +39,25 @@ class Embedding:
         if not shard.is_whole:
             self.weight[self._span[1] - self._span[0] :] = 0
             self.forward = self._look_up  # type: ignore[method-assign]
+        self.shape = (num_rows, width)
+        self.names: tuple[str, ...] = ()  # checkpoint name of the weight, set by `destinations`
+        self._slot: PackedSlot | None = None
 
     def destinations(self, name: str) -> Iterator[tuple[str, Destination]]:
         first, last = self._span
-        yield f"{name}.weight", destination_for(self.weight[: last - first], self._cut)
+        self.names = (f"{name}.weight",)
+        if self._slot is None:
+            yield f"{name}.weight", destination_for(self.weight[: last - first], self._cut)
+
+    def own_form(self, form: PackedForm) -> PackedForm | None:
+        """Return the packed form of the weight, or None for a shard, which looks rows up in an expanded weight."""
+        return form if self._shard.is_whole else None
+
+    def keep_packed(self) -> dict[str, PackedSlot]:
+        """Keep the weight packed; return its slot by name."""
+        self._slot = PackedSlot(self.shape)
+        self.weight = self.weight.new_empty(0)
+        return {self.names[0]: self._slot}
 
     def _look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Look up ids in a shard: each rank looks up the ids of its shard and contributes zeros for all others."""
@@ -52,7 +72,12 @@ class Embedding:
 
     def tied_head(self, kernels: Kernels) -> Operator:
         """x [K, C] -> logits [K, V]. The embedding keeps its weight."""
-        return kernels.linear(self.weight, None)
+        if self._slot is None:
+            return kernels.linear(self.weight, None)
+        look_up, head = kernels.packed_table(self._slot.matrix, self.weight.dtype)
+        self.forward = look_up  # type: ignore[assignment,method-assign]
+        self._slot = None
+        return head
 
 
 class Head(Linear):

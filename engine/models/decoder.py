@@ -117,9 +117,14 @@ class Decoder:
 
     @property
     def linears(self) -> list[Linear]:
-        """Return the matrices that may stay packed: all except the experts'."""
+        """Return all linear maps except the experts' and a tied head."""
         head = [] if self._untied_head is None else [self._untied_head]
         return [linear for layer in self._layers for linear in layer.linears] + head
+
+    @property
+    def packable(self) -> list[Linear | Embedding]:
+        """Return the matrices that may stay packed: linear maps, and an embedding that is also the head."""
+        return [*self.linears, *([self._embedding] if self._untied_head is None else [])]
 
     def bind(self, kernels: Kernels, num_positions: int) -> None:
         """Pass the loaded weights to the device's operators, and create the position tables."""

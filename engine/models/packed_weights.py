@@ -13,6 +13,7 @@ import torch
 from engine.checkpoints.quantized import PackedForm, PackedSlot, common_form
 from engine.checkpoints.weights import Checkpoint
 from engine.kernels.reference import Kernels
+from engine.layers.embedding import Embedding
 from engine.layers.linear import Linear
 from engine.models.decoder import Decoder
 
@@ -28,8 +29,8 @@ def has_packed(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: 
 def keep_packed(model: Decoder, checkpoint: Checkpoint, kernels: Kernels) -> dict[str, PackedSlot]:
     """Mark the matrices that stay packed; return their slots by name in the checkpoint. Raises WeightsError."""
     slots: dict[str, PackedSlot] = {}
-    for linear in _packable(model, checkpoint, kernels, model.dtype):
-        slots.update(linear.keep_packed())
+    for matrix in _packable(model, checkpoint, kernels, model.dtype):
+        slots.update(matrix.keep_packed())
     return slots
 
 
@@ -38,7 +39,7 @@ def memory_bytes(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype
 
     Raises WeightsError.
     """
-    packed = {name for linear in _packable(model, checkpoint, kernels, dtype) for name in linear.names}
+    packed = {name for matrix in _packable(model, checkpoint, kernels, dtype) for name in matrix.names}
     total = 0
     for name, destination in model.destinations(checkpoint).items():
         source = checkpoint.find(name) if name in packed else None
@@ -49,16 +50,18 @@ def memory_bytes(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype
     return total
 
 
-def _packable(model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype) -> Iterator[Linear]:
-    model.destinations(checkpoint)  # sets the names of the linear layers for this checkpoint
-    for linear in model.linears:
-        form = _common_form(linear, checkpoint)
-        if form is not None and kernels.supports_packed(form, linear.shape, dtype):
-            yield linear
+def _packable(
+    model: Decoder, checkpoint: Checkpoint, kernels: Kernels, dtype: torch.dtype
+) -> Iterator[Linear | Embedding]:
+    model.destinations(checkpoint)  # sets the names of the matrices for this checkpoint
+    for matrix in model.packable:
+        form = _common_form(matrix, checkpoint)
+        if form is not None and kernels.supports_packed(form, matrix.shape, dtype):
+            yield matrix
 
 
-def _common_form(linear: Linear, checkpoint: Checkpoint) -> PackedForm | None:
-    forms = [checkpoint.packed_form(name) for name in linear.names]
+def _common_form(matrix: Linear | Embedding, checkpoint: Checkpoint) -> PackedForm | None:
+    forms = [checkpoint.packed_form(name) for name in matrix.names]
     found = [form for form in forms if form is not None]
     form = common_form(found) if found and len(found) == len(forms) else None
-    return None if form is None else linear.own_form(form)
+    return None if form is None else matrix.own_form(form)

@@ -96,7 +96,7 @@ def test_auto_dtype_keeps_float32_and_chooses_the_faster_type_for_16_bit_checkpo
     assert runner_of(folder, dtype="auto").dtype == torch.float32
     half = stored_as(folder, tmp_path, torch.bfloat16)
     for fast in (torch.float32, torch.bfloat16):
-        monkeypatch.setattr("engine.runner.fastest_dtype", lambda shapes, fast=fast: fast)
+        monkeypatch.setattr("engine.runner.fastest_dtype", lambda bind, shapes, fast=fast: fast)
         assert runner_of(half, dtype="auto").dtype == fast
 
 

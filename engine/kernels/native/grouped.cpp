@@ -434,5 +434,28 @@ void hearth_grouped_pack(const uint8_t* levels, uint8_t* packed, int64_t bits, i
     }
 }
 
+// The rows `ids` of the weight -> out [num_ids, K].
+void hearth_grouped_rows(const GroupedCall* call, const int64_t* ids, float* out, int64_t num_ids) {
+    const int64_t quads = call->bits == 8 ? 1 : 2, span = quads * QUAD;  // inputs in a row of a panel
+    const int64_t num_inputs = (call->num_in + call->block - 1) / call->block * call->block;
+    for (int64_t i = 0; i < num_ids; ++i, out += call->num_in) {
+        const int64_t panel = ids[i] / WIDTH, place = ids[i] % WIDTH, lane = place % LANES;
+        const uint8_t* levels = call->levels + panel * num_inputs * WIDTH / quads + place * QUAD;
+        for (int64_t g = 0, k = 0; g < call->num_groups; ++g) {
+            const int64_t group = (panel * call->num_groups + g) * WIDTH + place - lane;
+            float scales[LANES], offsets[LANES] = {};
+            put(load_halves(call->scales + group), scales);
+            if (call->offsets) put(load_halves(call->offsets + group), offsets);
+            const float scale = scales[lane] * call->unit, offset = offsets[lane] * call->unit;
+            const int64_t end = std::min(k + call->blocks_per_group * call->block, call->num_in);
+            for (; k < end; ++k) {
+                const uint8_t byte = levels[k / span * WIDTH * QUAD + k % QUAD];
+                const int level = quads == 1 ? int8_t(byte) : int(byte >> (k % span / QUAD * 4) & 15) - 8;
+                out[k] = float(level) * scale + offset;
+            }
+        }
+    }
+}
+
 void hearth_grouped_linear(const GroupedCall* call) { linear(*call); }
 }

@@ -13,7 +13,6 @@ import torch
 
 from engine.arrays import ceil_div
 from engine.checkpoints.quantized import PackedForm, QuantizedTensor
-from engine.kernels.interface import Operator
 from engine.kernels.native.library import GroupedCall
 
 _MAX_BLOCK = 32  # inputs that are rounded with one scale, at most
@@ -22,7 +21,7 @@ _MAX_SCALE_EXPONENT = 14  # of the largest float16 scale
 
 
 def supports_grouped(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-    """Return True if `bind_grouped` supports such a matrix [out, in] with inputs of `dtype`.
+    """Return True if `GroupedMatrix` supports such a matrix [out, in] with inputs of `dtype`.
 
     Only bfloat16 inputs are rounded further: float32 stands for exact results.
     """
@@ -32,33 +31,45 @@ def supports_grouped(form: PackedForm, shape: tuple[int, int], dtype: torch.dtyp
     return form.group_size == num_in or form.group_size % _UNITS[form.bits] == 0
 
 
-def bind_grouped(library: ctypes.CDLL, matrix: QuantizedTensor, bias: torch.Tensor | None) -> Operator:
-    """Return x [T, in] -> x @ weight.T + bias in bfloat16."""
-    (num_out, num_in), bits = matrix.shape, matrix.bits
-    block = _block_size(matrix.group_size, bits, num_in)
-    num_inputs = ceil_div(num_in, block) * block
-    width = library.hearth_grouped_width()  # outputs of a panel
-    levels = torch.empty(ceil_div(num_out, width) * width * num_inputs * bits // 8, dtype=torch.uint8)
-    rows, middle = matrix.packed.contiguous(), 1 << (bits - 1)
-    library.hearth_grouped_pack(rows.data_ptr(), levels.data_ptr(), bits, middle, num_out, num_in, num_inputs)
-    unit, scales, offsets = _in_float16(matrix.scales, matrix.centered_offsets(), width)
-    exact_bias = None if bias is None else bias.float().contiguous()
-    call = GroupedCall(
-        levels=levels.data_ptr(), scales=scales.data_ptr(), offsets=None if offsets is None else offsets.data_ptr(),
-        bias=None if exact_bias is None else exact_bias.data_ptr(), num_out=num_out, num_in=num_in, bits=bits,
-        block=block, num_groups=matrix.scales.shape[1], blocks_per_group=ceil_div(matrix.group_size, block), unit=unit,
-    )  # fmt: skip
-    reference, function = ctypes.byref(call), library.hearth_grouped_linear
+class GroupedMatrix:
+    """A matrix [out, in] in the layout of the kernel."""
 
-    def forward(x: torch.Tensor, _owners: object = (levels, scales, offsets, exact_bias)) -> torch.Tensor:
+    def __init__(self, library: ctypes.CDLL, matrix: QuantizedTensor, bias: torch.Tensor | None) -> None:
+        (num_out, num_in), bits = matrix.shape, matrix.bits
+        block = _block_size(matrix.group_size, bits, num_in)
+        num_inputs = ceil_div(num_in, block) * block
+        width = library.hearth_grouped_width()  # outputs of a panel
+        levels = torch.empty(ceil_div(num_out, width) * width * num_inputs * bits // 8, dtype=torch.uint8)
+        rows, middle = matrix.packed.contiguous(), 1 << (bits - 1)
+        library.hearth_grouped_pack(rows.data_ptr(), levels.data_ptr(), bits, middle, num_out, num_in, num_inputs)
+        unit, scales, offsets = _in_float16(matrix.scales, matrix.centered_offsets(), width)
+        exact_bias = None if bias is None else bias.float().contiguous()
+        self._owners = levels, scales, offsets, exact_bias  # own the memory at the addresses below
+        self._shape = matrix.shape
+        self._call = GroupedCall(
+            levels=levels.data_ptr(), scales=scales.data_ptr(), offsets=None if offsets is None else offsets.data_ptr(),
+            bias=None if exact_bias is None else exact_bias.data_ptr(), num_out=num_out, num_in=num_in, bits=bits,
+            block=block, num_groups=matrix.scales.shape[1], blocks_per_group=ceil_div(matrix.group_size, block),
+            unit=unit,
+        )  # fmt: skip
+        self._reference = ctypes.byref(self._call)
+        self._multiply, self._look_up = library.hearth_grouped_linear, library.hearth_grouped_rows
+
+    def multiply(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, in] -> x @ weight.T + bias in bfloat16."""
         x = x.contiguous()
-        num_rows = x.shape[0]
-        out = torch.empty(num_rows, num_out, dtype=torch.bfloat16)
+        num_rows, call = x.shape[0], self._call
+        out = torch.empty(num_rows, self._shape[0], dtype=torch.bfloat16)
         call.x, call.out, call.num_tokens = x.data_ptr(), out.data_ptr(), num_rows
-        function(reference)
+        self._multiply(self._reference)
         return out
 
-    return forward
+    def look_up(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """int64 [T] -> the rows of the weight, float32 [T, in]."""
+        token_ids = token_ids.contiguous()
+        out = torch.empty(len(token_ids), self._shape[1])
+        self._look_up(self._reference, token_ids.data_ptr(), out.data_ptr(), len(token_ids))
+        return out
 
 
 def _block_size(group_size: int, bits: int, num_in: int) -> int:

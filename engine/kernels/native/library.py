@@ -108,6 +108,7 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "grouped_width": (c_int64, ()),
     "grouped_pack": (None, (c_void_p, c_void_p, *(c_int64,) * 5)),
     "grouped_linear": (None, (POINTER(GroupedCall),)),
+    "grouped_rows": (None, (POINTER(GroupedCall), c_void_p, c_void_p, c_int64)),
     "read_finite": (c_int64, (c_int, c_void_p, c_int64, c_int64, c_int64, c_uint64)),
     "draw_allowed": (None, (*(c_void_p,) * 7, *(c_int64,) * 4, c_uint64, c_float)),
     "accumulate_bf16": (None, (c_void_p, c_void_p, c_float, c_int64)),

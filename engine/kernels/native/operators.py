@@ -7,7 +7,7 @@ and operands of other types, use torch. Available only if `library.py` finds a c
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +31,8 @@ from engine.kernels.interface import (
     Rotate,
 )
 from engine.kernels.native.adapters import NativeLowRank
-from engine.kernels.native.grouped import bind_grouped, supports_grouped
+from engine.kernels.native.choice import choose_native, size_class, trial_matrix
+from engine.kernels.native.grouped import GroupedMatrix, supports_grouped
 from engine.kernels.native.library import AttentionCall, find_library, load
 from engine.kernels.native.packed import bind_by_output, supports_by_output
 from engine.kernels.reference import Kernels
@@ -58,16 +59,21 @@ class NativeKernels(CpuKernels):
         self._library = library
         self.has_linear = bool(library.hearth_has_linear())
         self.has_packed = bool(library.hearth_has_packed())
+        self._choices: dict[tuple[str, str], bool] = {}
         # The rotary tables of the latest rotation and their addresses: all layers of a step share them.
         self._tables: RotaryTables = ()
         self._table_addresses: tuple[int, ...] = ()
         self._half = 0
 
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
-        num_out, num_in = weight.shape
-        library = self._library
-        if weight.dtype != torch.bfloat16 or num_in % 2 or not self.has_linear:
+        num_in = weight.shape[1]
+        if weight.dtype != torch.bfloat16 or num_in % 2 or not self._is_linear_better(weight.shape):
             return super().linear(weight, bias)
+        return self._linear(weight, bias)
+
+    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
+        """Return the compiled product of bfloat16 numbers."""
+        library, (num_out, num_in) = self._library, weight.shape
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         panels = torch.empty(library.hearth_packed_size(num_out, num_in), dtype=torch.bfloat16)
         library.hearth_pack(weight.data_ptr(), weight.stride(0), panels.data_ptr(), num_out, num_in)
@@ -85,14 +91,38 @@ class NativeKernels(CpuKernels):
         return forward
 
     def supports_packed(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-        return supports_grouped(form, shape, dtype) or super().supports_packed(form, shape, dtype)
+        is_native = supports_grouped(form, shape, dtype) and self._is_grouped_better(form.bits, shape)
+        return is_native or super().supports_packed(form, shape, dtype)
 
     def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
         if self.has_packed and supports_by_output(matrix.form, matrix.shape, dtype):
             return bind_by_output(self._library, matrix, bias)
-        if supports_grouped(matrix.form, matrix.shape, dtype):
-            return bind_grouped(self._library, matrix, bias)
+        if supports_grouped(matrix.form, matrix.shape, dtype) and self._is_grouped_better(matrix.bits, matrix.shape):
+            return GroupedMatrix(self._library, matrix, bias).multiply
         return super().packed_linear(matrix, bias, dtype)
+
+    def _is_linear_better(self, shape: tuple[int, ...]) -> bool:
+        """Return True if the compiled bfloat16 product exists and torch's is not clearly faster."""
+        return self.has_linear and self._is_chosen("bfloat16", (shape[0], shape[1]), lambda w: self._linear(w, None))
+
+    def _is_grouped_better(self, bits: int, shape: tuple[int, int]) -> bool:
+        def bind(weight: torch.Tensor) -> Operator:
+            return GroupedMatrix(self._library, trial_matrix((weight.shape[0], weight.shape[1]), bits), None).multiply
+
+        return self._is_chosen(f"{bits}-bit", shape, bind)
+
+    def _is_chosen(self, kind: str, shape: tuple[int, int], bind: Callable[[torch.Tensor], Operator]) -> bool:
+        """Return the result of `choose_native`, which is the same for all matrices of a kind and class of size."""
+        key = (kind, size_class(shape))
+        if key not in self._choices:
+            self._choices[key] = choose_native(kind, shape, bind)
+        return self._choices[key]
+
+    def packed_table(self, matrix: QuantizedTensor, dtype: torch.dtype) -> tuple[Operator, Operator]:
+        if supports_grouped(matrix.form, matrix.shape, dtype):
+            grouped = GroupedMatrix(self._library, matrix, None)
+            return grouped.look_up, grouped.multiply
+        return super().packed_table(matrix, dtype)
 
     def rms_norm(self, weight: torch.Tensor, eps: float, dtype: torch.dtype) -> Operator:
         if dtype not in _SUFFIXES:

@@ -314,4 +314,7 @@ def test_missing_or_wrong_prepacked_operator_is_not_used(monkeypatch) -> None:
 
 
 def test_fastest_dtype_is_measured_quickly() -> None:
-    assert cpu_linear.fastest_dtype([(64, 32), (512, 256)], budget_s=0.02) in (torch.float32, torch.bfloat16)
+    assert cpu_linear.fastest_dtype(cpu_linear.bind_linear, [(64, 32), (512, 256)], budget_s=0.02) in (
+        torch.float32,
+        torch.bfloat16,
+    )

@@ -307,3 +307,15 @@ def test_slow_operator_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_packed, "_MAX_SLOWDOWN", 0)
     assert not cpu_packed.has_int4_linear()
     cpu_packed.has_int4_linear.cache_clear()
+
+
+@pytest.mark.parametrize("kernels", ["reference", "native"])
+@pytest.mark.parametrize(("bits", "kind"), [(4, "offsets"), (8, "symmetric"), (4, "zeros")])
+def test_packed_embedding_returns_the_rows_of_the_expanded_one(bits: int, kind: str, kernels: str) -> None:
+    matrix = grouped(bits, kind, 70, 96, 32)
+    chosen = Kernels() if kernels == "reference" else native_kernels()
+    look_up, head = chosen.packed_table(matrix, torch.bfloat16)
+    ids = torch.tensor([0, 69, 5, 33, 5])
+    torch.testing.assert_close(look_up(ids), matrix.dequantize(torch.float32)[ids], atol=2e-3, rtol=1e-3)
+    x = torch.randn(3, 96, generator=torch.Generator().manual_seed(8)).bfloat16()
+    assert torch.equal(head(x), chosen.packed_linear(matrix, None, torch.bfloat16)(x))
