@@ -90,7 +90,7 @@ def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_
         ([MODEL, "--format", "int8", "--output", "/"], "--output: / exists"),
     ],
 )
-def test_every_refusal_is_one_line_that_names_the_field_and_leaves_nothing(
+def test_every_rejection_is_one_line_naming_the_field_and_stores_nothing(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     text = [] if "--text" in arguments else ["--text", str(tmp_path / "text.txt")]
@@ -151,7 +151,7 @@ def test_comparison_that_takes_too_long_ends_after_one_window_and_one_round(
 
 
 @pytest.mark.full
-def test_one_that_is_interrupted_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_interrupted_quantization_stores_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cli.main", "model", "quantize", MODEL, "--format", "int4"]
     with subprocess.Popen(
         [*command, "--text", str(tmp_path / "text.txt")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -25,7 +25,7 @@ def simplify(question: str) -> str:
     return re.sub(r"[ .?!:)]+$", "", question.lower())
 
 
-def test_no_question_has_two_answers() -> None:
+def test_every_question_has_one_response() -> None:
     """Whatever the kind, marks and capitals: one question, one answer."""
     source = Source("talk")
     known = {simplify(question): response for question, response in SHOWCASE}

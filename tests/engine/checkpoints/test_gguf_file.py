@@ -244,7 +244,7 @@ _HALVES = {"Q4_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_rows_are_what_transformers_makes_of_them(kind: str, tmp_path: Path, monkeypatch: Any) -> None:
+def test_rows_equal_the_values_of_transformers(kind: str, tmp_path: Path, monkeypatch: Any) -> None:
     from transformers.integrations.gguf.dequant import dequantize
 
     monkeypatch.setattr(gguf_weights, "PIECE_ELEMENTS", 1500)
@@ -268,7 +268,7 @@ def test_rows_are_what_transformers_makes_of_them(kind: str, tmp_path: Path, mon
     torch.testing.assert_close(destination, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_q4_k_is_what_the_format_defines(tmp_path: Path) -> None:
+def test_q4_k_block_equals_the_format_definition(tmp_path: Path) -> None:
     """Compare with a block written by hand: eight groups of 32, with six-bit scales and minima spread over twelve
     bytes.
     """

@@ -72,7 +72,7 @@ def test_biases_of_nothing_that_gptq_tools_write_are_let_pass_and_real_ones_are_
             weights.load(save(tmp_path, tensors | {"x.bias": bias}, GPTQ), room)
 
 
-def test_inputs_in_an_order_that_is_not_told_are_refused(tmp_path: Path) -> None:
+def test_unspecified_input_order_is_rejected(tmp_path: Path) -> None:
     tensors = gptq_tensors("x", random_levels(OUT, IN, 32, is_shuffled=True), has_order=False)
     with pytest.raises(WeightsError, match=r"x\.g_idx is missing, but desc_act"):
         read(save(tmp_path, tensors, GPTQ | {"desc_act": True}), "x.weight", (OUT, IN), torch.float32)

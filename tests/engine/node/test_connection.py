@@ -74,7 +74,7 @@ async def test_a_call_gets_its_events_in_order(served: Served, client: WireClien
     assert len(served.calls) == 0
 
 
-async def test_all_that_one_step_says_leaves_in_one_write(served: Served, client: WireClient) -> None:
+async def test_events_of_one_step_are_sent_in_one_write(served: Served, client: WireClient) -> None:
     runs = [await served.run_of(client, call_id) for call_id in (1, 2, 3)]
     for run in runs:
         run.say(Started(1), Token("x"))
@@ -84,7 +84,7 @@ async def test_all_that_one_step_says_leaves_in_one_write(served: Served, client
     assert client.num_reads - before == 1
 
 
-async def test_ping_is_answered(client: WireClient) -> None:
+async def test_ping_gets_a_pong(client: WireClient) -> None:
     client.send(wire.Ping())
     assert await client.receive() == wire.Pong()
 
@@ -185,7 +185,7 @@ async def test_a_call_id_may_be_used_again_after_its_end(served: Served, client:
         assert await client.all_events(1) == [Finished("stop")]
 
 
-async def test_cancel_ends_a_call_with_what_it_used(served: Served, client: WireClient) -> None:
+async def test_cancelled_call_ends_with_its_usage(served: Served, client: WireClient) -> None:
     run = await served.run_of(client, 1)
     client.send(wire.Cancel(1))
     (failed,) = await client.all_events(1)
@@ -246,7 +246,7 @@ async def test_a_gateway_that_reads_nothing_for_long_is_dropped(
     await client.close()
 
 
-async def test_closing_the_door_sends_what_was_said(served: Served, client: WireClient) -> None:
+async def test_closing_the_server_sends_pending_events(served: Served, client: WireClient) -> None:
     (await served.run_of(client, 1)).say(Token("last words"), Finished("stop"))
     await served.server.close()
     assert await client.all_events(1) == [Token("last words"), Finished("stop")]

@@ -93,7 +93,7 @@ async def first_token(client: WireClient, call_id: int) -> None:
             return
 
 
-async def test_greedy_answers_are_the_references(world: World, client: WireClient, test_data: Path) -> None:
+async def test_greedy_output_equals_the_reference(world: World, client: WireClient, test_data: Path) -> None:
     cases = json.loads((test_data / "models/stories260K/reference.json").read_text())["cases"]
     client.send(
         *[world.call(index, case["prompt"], max_tokens=64, ignore_eos=True) for index, case in enumerate(cases)]
@@ -177,7 +177,7 @@ async def test_stop_strings_end_the_sequence_itself(world: World, node: NodeProc
         (TextGeneration(prompt_token_ids=(-1,)), "invalid_input"),
     ],
 )
-async def test_input_that_cannot_be_served_is_refused_and_the_rest_goes_on(
+async def test_unservable_input_is_rejected_and_other_calls_continue(
     world: World, client: WireClient, task: TextGeneration, reason: str
 ) -> None:
     client.send(world.call(1), execute(2, task, model=STORIES, revision=world.revision), world.call(3))
@@ -188,7 +188,7 @@ async def test_input_that_cannot_be_served_is_refused_and_the_rest_goes_on(
     assert text_of(heard[1]) == text_of(heard[3]) != ""
 
 
-async def test_a_model_that_nobody_has_is_refused(world: World, client: WireClient) -> None:
+async def test_unknown_model_is_rejected(world: World, client: WireClient) -> None:
     client.send(execute(1, model="@cf/test/unknown", revision="0" * 64), execute(2, model="../..", revision="x"))
     for events in (await client.by_call(1, 2)).values():
         (failed,) = events
@@ -217,7 +217,7 @@ async def test_hostile_batch_mates_change_nothing(world: World, node: NodeProces
     assert node.rank_pids() == ranks, "nothing that a call says ends the rank"
 
 
-async def test_garbage_on_one_connection_leaves_the_others_alone(
+async def test_garbage_on_one_connection_does_not_affect_others(
     world: World, node: NodeProcess, client: WireClient
 ) -> None:
     client.send(world.call(1, max_tokens=64))
@@ -270,7 +270,7 @@ async def test_a_rank_that_hangs_is_killed_and_its_calls_can_be_repeated(
     assert "it did not respond" in node.log
 
 
-async def test_a_model_is_loaded_on_demand_while_another_one_answers(
+async def test_model_is_loaded_on_demand_while_another_serves_calls(
     world: World, node: NodeProcess, client: WireClient
 ) -> None:
     name = "@cf/hearth/minilm"
@@ -292,7 +292,7 @@ async def test_a_model_is_loaded_on_demand_while_another_one_answers(
     assert {replica.model: replica.state for replica in (await node.status()).replicas}[name] == "ready"
 
 
-async def test_a_node_that_was_stopped_drops_what_nobody_waits_for(world: World, node: NodeProcess) -> None:
+async def test_stopped_node_drops_abandoned_calls(world: World, node: NodeProcess) -> None:
     client = await node.connect()
     client.send(world.call(1, **LONG))
     await first_token(client, 1)
@@ -302,7 +302,7 @@ async def test_a_node_that_was_stopped_drops_what_nobody_waits_for(world: World,
     await wait_until(lambda: all_free(node))
 
 
-async def test_the_node_is_present_with_what_it_holds(world: World, node: NodeProcess) -> None:
+async def test_node_publishes_its_loaded_models(world: World, node: NodeProcess) -> None:
     ephemeral = Ephemeral.connect(world.redis_url, timeout_s=PATIENCE_S)
 
     async def seen() -> NodeStatus | None:

@@ -41,7 +41,7 @@ async def beating(url: str) -> AsyncIterator[Beating]:
     await node.ephemeral.close()
 
 
-async def test_what_a_node_says_of_itself_is_seen_as_it_said_it(redis_url: str) -> None:
+async def test_published_status_is_read_unchanged(redis_url: str) -> None:
     async with beating(redis_url) as node:
         assert await wait_until(node.seen) == node.status
 
@@ -72,7 +72,7 @@ async def test_a_node_that_dies_is_gone_after_its_expiry(redis_url: str, monkeyp
     await observer.ephemeral.close()
 
 
-async def test_a_node_that_leaves_is_gone_at_once(redis_url: str) -> None:
+async def test_leaving_node_disappears_at_once(redis_url: str) -> None:
     async with beating(redis_url) as node:
         await wait_until(node.seen)
     observer = Beating(redis_url)

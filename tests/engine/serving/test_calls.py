@@ -42,7 +42,7 @@ class House:
         return end
 
 
-async def test_nothing_is_said_after_the_end() -> None:
+async def test_no_event_follows_the_end() -> None:
     house = House()
     run = await house.run()
     run.say(Started(1), Finished("stop"), Token("late"), Failed("internal"))
@@ -118,7 +118,7 @@ async def test_a_bug_in_a_task_fails_its_call_and_no_other(caplog: pytest.LogCap
     assert house.ends == [Finished("stop")]
 
 
-async def test_a_failed_start_leaves_the_model_free() -> None:
+async def test_failed_start_releases_the_model() -> None:
     house = House()
     (await house.run()).say(Finished("stop"))
     house.loaders.models["a"].error = Refused("context_too_long", "too long")

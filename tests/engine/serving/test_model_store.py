@@ -111,7 +111,7 @@ async def test_a_file_damaged_at_its_source_is_never_served(place: Place, damage
     assert read_all(await place.open(other))["1_Pooling/model.safetensors"] == b"other weights"
 
 
-async def test_what_is_not_there_is_unavailable(place: Place) -> None:
+async def test_missing_model_is_unavailable(place: Place) -> None:
     manifest = await place.publish()
     for name, revision in (
         (NAME, "0" * 64),
@@ -143,7 +143,7 @@ async def test_without_an_object_store_only_built_in_models_are_had(place: Place
         await alone.open(NAME, manifest.revision)
 
 
-async def test_the_least_recently_used_model_leaves_and_one_in_use_stays(tmp_path: Path) -> None:
+async def test_least_recently_used_model_is_evicted_but_never_one_in_use(tmp_path: Path) -> None:
     place = Place(tmp_path, max_bytes=25_000)
     manifests = [await place.publish(f"@cf/test/m{index}", bytes([index]) * 10_000) for index in range(4)]
     held = await place.open(manifests[0])
@@ -193,7 +193,7 @@ async def test_a_file_system_that_is_nearly_full_counts_as_full(place: Place, mo
         await place.open(manifest)
 
 
-async def test_a_disk_that_fills_up_meanwhile_is_said_so_and_leaves_nothing(
+async def test_disk_full_during_download_is_reported_and_leaves_no_file(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = await place.publish()

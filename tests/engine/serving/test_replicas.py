@@ -176,7 +176,7 @@ async def test_a_crash_while_it_is_still_loading_is_not_lost() -> None:
         (KeyError("a bug"), "internal"),
     ],
 )
-async def test_what_keeps_a_model_from_loading_is_said_and_tried_again_later(error: Exception, reason: str) -> None:
+async def test_load_failure_is_reported_and_retried_later(error: Exception, reason: str) -> None:
     house = House()
     house.store.errors["a"] = error
     assert (await refusal(house)).failure.reason == reason
@@ -187,7 +187,7 @@ async def test_what_keeps_a_model_from_loading_is_said_and_tried_again_later(err
     assert house.state("a") == "ready"
 
 
-async def test_a_model_that_cannot_be_loaded_holds_neither_files_nor_a_place() -> None:
+async def test_failed_load_releases_files_and_replica_slot() -> None:
     house = House(max_replicas=1)
     house.loaders.error = ModelLoadError("unknown architecture")
     assert "unknown architecture" in (await refusal(house)).failure.message
@@ -230,7 +230,7 @@ async def test_wanted_models_are_made_hot_in_order_and_again(monkeypatch: pytest
     keeping.cancel()
 
 
-async def test_a_wanted_model_that_nobody_knows_is_said_to_have_failed_until_it_is_there(
+async def test_unknown_wanted_model_is_reported_as_failed_until_it_is_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "RETRY_FAILED_S", 0.01)
@@ -252,7 +252,7 @@ async def test_a_wanted_model_that_nobody_knows_is_said_to_have_failed_until_it_
     keeping.cancel()
 
 
-async def test_a_failure_holds_on_to_no_call_that_it_ended() -> None:
+async def test_failure_keeps_no_reference_to_ended_calls() -> None:
     """An exception that is raised in many calls would collect a traceback of each of them, including their prompts."""
     house = House()
     house.store.errors["a"] = ModelUnavailable("no such model")
@@ -274,7 +274,7 @@ async def test_a_long_call_counts_as_use_until_its_end() -> None:
     assert (house.state("a"), house.state("b")) == ("ready", "absent")
 
 
-async def test_closing_ends_what_is_hot_and_what_is_loading() -> None:
+async def test_close_unloads_ready_and_loading_models() -> None:
     house = House()
     await house.use("a")
     house.loaders.gate.clear()
@@ -287,7 +287,7 @@ async def test_closing_ends_what_is_hot_and_what_is_loading() -> None:
         await waiting
 
 
-async def test_a_node_that_leaves_loads_on_only_what_a_call_waits_for() -> None:
+async def test_draining_node_continues_only_loads_that_a_call_waits_for() -> None:
     house = House(max_replicas=3, wanted=("a",))
     house.loaders.gate.clear()
     keeping = asyncio.create_task(house.replicas.keep_ready())
@@ -304,7 +304,7 @@ async def test_a_node_that_leaves_loads_on_only_what_a_call_waits_for() -> None:
     assert (house.state("a"), house.state("b")) == ("ready", "ready")
 
 
-async def test_every_change_of_state_is_told() -> None:
+async def test_every_state_change_is_reported() -> None:
     house = House()
     await house.use("a")
     assert house.num_changes == 2

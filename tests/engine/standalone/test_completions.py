@@ -123,7 +123,7 @@ def test_several_prompts_with_several_choices_come_in_order(client: OpenAI):
     assert streamed == [choice.text for choice in many.choices]
 
 
-def test_one_seed_gives_each_choice_an_answer_of_its_own_and_the_same_ones_again(client: OpenAI):
+def test_one_seed_gives_different_and_reproducible_choices(client: OpenAI):
     def draw() -> list[str]:
         found = client.completions.create(model=MODEL, prompt="One day", n=4, seed=7, temperature=1.2)
         return [choice.text for choice in found.choices]
@@ -144,16 +144,14 @@ def test_the_best_of_several_are_the_likeliest(client: OpenAI):
     assert best.usage == every.usage
 
 
-def test_an_echo_puts_the_prompt_before_its_answer(client: OpenAI):
+def test_echo_puts_the_prompt_before_the_completion(client: OpenAI):
     plain = client.completions.create(model=MODEL, prompt="Tim had a").choices[0].text
     assert client.completions.create(model=MODEL, prompt="Tim had a", echo=True).choices[0].text == "Tim had a" + plain
     chunks = client.completions.create(model=MODEL, prompt="Tim had a", echo=True, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == "Tim had a" + plain
 
 
-def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_as_an_answer(
-    client: OpenAI, cases: list[dict[str, Any]]
-):
+def test_prompt_logprobs_equal_completion_logprobs_of_the_same_text(client: OpenAI, cases: list[dict[str, Any]]):
     """Evaluation tools request `echo`, `logprobs` and at most one completion token. With `max_tokens` 0 there is no
     completion.
     """
@@ -178,7 +176,7 @@ def test_a_text_has_the_log_probabilities_as_a_prompt_that_it_had_as_an_answer(
         assert all(choice.text.startswith(token, offset) for offset, token in seen)
 
 
-def test_an_echo_s_log_probabilities_are_the_same_streamed_and_of_each_of_many_answers(client: OpenAI):
+def test_echo_logprobs_are_equal_in_streams_and_in_every_choice(client: OpenAI):
     request = {"model": MODEL, "prompt": ["One day a", "Tom"], "logprobs": 1, "echo": True, "max_tokens": 4, "seed": 1}
     whole = client.completions.create(**request, n=2, temperature=1)
     texts, logprobs, offsets = ({index: [] for index in range(4)} for _ in range(3))
@@ -253,7 +251,7 @@ def test_our_own_load_generator_measures_it(server: ServeProcess, capsys: pytest
     assert 0 < found["ttft_ms"]["p50"] <= found["e2e_ms"]["max"]
 
 
-async def test_a_client_that_leaves_frees_its_blocks_at_once(http: httpx.AsyncClient, server: ServeProcess):
+async def test_disconnected_client_frees_its_blocks_at_once(http: httpx.AsyncClient, server: ServeProcess):
     held = f'hearth_replica_blocks{{model="{MODEL}",state="in_use"}}'
     await wait_until(lambda: server.metric(held) == 0)
     body = {"prompt": ["Once", "Upon"] * 8, "max_tokens": 480, "ignore_eos": True, "stream": True}
@@ -367,7 +365,7 @@ def test_models_routes_and_names(client: OpenAI, server: ServeProcess, folder: P
     assert httpx.get(f"{server.url}/version").json()["version"]
 
 
-def test_metrics_count_what_was_served(client: OpenAI, server: ServeProcess):
+def test_metrics_count_served_requests(client: OpenAI, server: ServeProcess):
     before = server.metric(f'hearth_completion_tokens_total{{model="{MODEL}"}}')
     client.completions.create(model=MODEL, prompt="a", max_tokens=7, extra_body={"ignore_eos": True})
     assert server.metric(f'hearth_completion_tokens_total{{model="{MODEL}"}}') == before + 7

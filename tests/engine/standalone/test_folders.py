@@ -53,7 +53,7 @@ async def serving(
     assert code == 0
 
 
-async def test_generation_defaults_that_cannot_be_are_told(zygote: Zygote, stories: Path):
+async def test_invalid_generation_defaults_are_reported(zygote: Zygote, stories: Path):
     (stories / "generation_config.json").write_text('{"temperature": "warm"}')
     with pytest.raises(FolderUnusable, match=r"generation_config\.json: Type mismatch of '/temperature'"):
         server_of(zygote, stories)
@@ -87,7 +87,7 @@ def of_damaged_tokenizer(folder: Path) -> None:
         (of_damaged_tokenizer, "tokenizer"),
     ],
 )
-async def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(
+async def test_load_failure_ends_the_server_with_the_reason(
     zygote: Zygote,
     capsys: pytest.CaptureFixture[str],
     stories: Path,
@@ -117,7 +117,7 @@ async def test_a_context_that_the_memory_does_not_hold_is_refused(zygote: Zygote
     assert "--max-model-len=2048: --kv-memory holds" in capsys.readouterr().err
 
 
-async def test_stopped_while_it_loads_it_leaves_in_order(
+async def test_server_stopped_while_loading_exits_cleanly(
     zygote: Zygote, capsys: pytest.CaptureFixture[str], stories: Path
 ):
     server = server_of(zygote, stories)
@@ -144,7 +144,7 @@ async def test_embeddings_are_served_from_their_own_folder(zygote: Zygote, capsy
         assert "not for text-generation" in refused.json()["error"]["message"]
 
 
-async def test_a_lone_gguf_file_answers_as_the_folder_it_was_made_from(
+async def test_single_gguf_file_gives_the_output_of_its_source_folder(
     zygote: Zygote, capsys: pytest.CaptureFixture[str], tmp_path: Path, test_data: Path
 ):
     source = test_data / "models/stories260K"

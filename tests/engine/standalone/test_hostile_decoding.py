@@ -134,7 +134,7 @@ async def text_of_mate(http: httpx.AsyncClient) -> str:
     return str(response.json()["choices"][0]["message"]["content"])
 
 
-async def test_what_cannot_be_is_refused_by_its_field_and_mates_say_what_they_say_alone(server: ServeProcess) -> None:
+async def test_hostile_request_is_rejected_by_field_and_concurrent_output_is_unchanged(server: ServeProcess) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         alone = await text_of_mate(http)
         for first in range(0, len(HOSTILE), 12):

@@ -76,14 +76,14 @@ def test_sizes_are_read_as_people_write_them(folder: Path, text: str, size_bytes
         ("--log-level", "loud"),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_by_its_flag(folder: Path, flag: str, value: str):
+def test_invalid_value_is_rejected_by_its_flag(folder: Path, flag: str, value: str):
     with pytest.raises(SettingError, match=flag) as caught:
         read_flags([str(folder), f"{flag}={value}"])
     assert "\n" not in str(caught.value)
     assert "two words" not in str(caught.value)
 
 
-def test_flags_that_nobody_knows_and_a_folder_that_is_missing_are_refused(folder: Path, tmp_path: Path):
+def test_unknown_flags_and_missing_folder_are_rejected(folder: Path, tmp_path: Path):
     with pytest.raises(SettingError, match="--kv-memroy"):
         read_flags([str(folder), "--kv-memroy", "1GiB"])
     with pytest.raises(SettingError, match="--max-model-le"):

@@ -48,7 +48,7 @@ def answers_of(server: ServeProcess) -> list[list[Any]]:
 
 
 @pytest.mark.full
-def test_a_rank_killed_under_load_ends_its_group_and_the_next_call_is_answered_as_before(tmp_path: Path) -> None:
+def test_killed_rank_ends_its_group_and_the_next_call_gets_the_same_output(tmp_path: Path) -> None:
     settings = (str(SPARK), "--dtype", "float32", "--max-model-len", "2048")
     with serving(tmp_path, *settings) as server:
         expected = answers_of(server)
@@ -86,7 +86,9 @@ def end_of_stream(url: str, begun: threading.Barrier, prompt: str) -> str:
 
 
 @pytest.mark.full
-def test_more_ranks_than_gpus_is_told_and_what_hides_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_gpus_is_reported_with_the_variable_that_hides_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     server = ServeProcess(tmp_path, str(SPARK), "--device", "cuda", "--tensor-parallel", "2").start()
     try:

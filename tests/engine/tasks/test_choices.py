@@ -48,7 +48,7 @@ async def test_pieces_say_whose_they_are_and_usage_counts_the_prompt_once(bench:
     assert bench.heard[-1] == Finished("length", Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=4))
 
 
-async def test_a_choice_s_failure_ends_all_with_what_was_used(bench: Bench) -> None:
+async def test_failure_of_one_choice_ends_all_choices_with_their_usage(bench: Bench) -> None:
     await bench.start(prompt="Once upon a time", num_choices=3)
     bench.replica.say(432, at=0)
     bench.replica.say(383, at=1)
@@ -69,7 +69,7 @@ async def test_cancelling_ends_every_choice(bench: Bench) -> None:
     assert len(bench.replica.aborted) == 2
 
 
-async def test_numbers_of_choices_and_biases_that_cannot_be_are_refused(bench: Bench) -> None:
+async def test_invalid_numbers_of_choices_and_biases_are_rejected(bench: Bench) -> None:
     assert "n " in str(await refused(bench, num_choices=0))
     assert "n " in str(await refused(bench, num_choices=129))
     wrong = await refused(bench, sampling=Sampling(logit_bias=((512, 1.0),)))

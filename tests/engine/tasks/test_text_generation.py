@@ -96,7 +96,7 @@ async def test_sequence_ids_are_never_used_twice(bench: Bench) -> None:
     assert len({request.sequence_id for request in bench.replica.requests}) == 3
 
 
-async def test_each_step_is_one_event_and_the_end_says_what_was_used(bench: Bench) -> None:
+async def test_each_step_is_one_event_and_the_end_reports_usage(bench: Bench) -> None:
     await bench.start(prompt="Once upon a time")
     num_tokens = bench.say_text("there was", finish="length")
     assert bench.heard[0] == Started(5, 0)
@@ -117,7 +117,7 @@ async def test_the_cached_part_of_the_prompt_is_reported_first_and_last(bench: B
     assert bench.heard[-1].usage.cached_tokens == 4
 
 
-async def test_nothing_is_said_before_the_first_output(bench: Bench) -> None:
+async def test_no_event_precedes_the_first_output(bench: Bench) -> None:
     await bench.start()
     assert bench.heard == []
 
@@ -132,7 +132,7 @@ async def test_an_end_token_is_counted_and_not_shown(bench: Bench) -> None:
     assert bench.heard[-1].usage.completion_tokens == len(bench.tokenizer.encode(" upon"))
 
 
-async def test_an_answer_that_ends_at_once_still_starts_and_finishes(bench: Bench) -> None:
+async def test_empty_output_still_starts_and_finishes(bench: Bench) -> None:
     await bench.start()
     bench.replica.say(2, finish="stop")
     assert [type(event) for event in bench.heard] == [Started, Finished]
@@ -180,7 +180,7 @@ async def test_a_stop_that_names_a_control_token_is_given_to_the_engine(bench: B
     assert bench.replica.requests[0].stop_token_ids == (2,)
 
 
-async def test_cancelling_aborts_the_sequence_and_says_what_was_used(bench: Bench) -> None:
+async def test_cancel_aborts_the_sequence_and_reports_usage(bench: Bench) -> None:
     run = await bench.start(prompt="Once upon a time")
     bench.replica.say(432)
     usage = run.cancel()
@@ -238,7 +238,7 @@ async def test_a_token_that_is_a_part_of_a_character_comes_with_its_bytes(bench:
     assert {entry.token_bytes[1] for entry in logprobs} == {b","}
 
 
-async def test_the_answer_is_capped_to_the_context_that_is_left(bench: Bench) -> None:
+async def test_max_tokens_is_limited_to_the_remaining_context(bench: Bench) -> None:
     await bench.start(prompt="Once upon a time", sampling=Sampling(max_tokens=1000))
     assert bench.replica.requests[0].sampling.max_tokens == 64 - 5
 
@@ -263,14 +263,12 @@ async def test_a_prompt_longer_than_the_context_is_refused(bench: Bench, words: 
     assert "64" in failure.message
 
 
-async def test_a_prompt_that_fills_the_context_is_refused_since_no_answer_fits(stories: Path) -> None:
+async def test_prompt_that_fills_the_context_is_rejected(stories: Path) -> None:
     bench = Bench(stories, max_model_len=5)
     assert (await refused(bench, prompt="Once upon a time")).failure.reason == "context_too_long"
 
 
-async def test_a_call_has_its_end_even_if_its_answer_cannot_be_told(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_call_ends_even_if_its_events_cannot_be_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     await bench.start(prompt="Once upon a time")
     bench.replica.say(432)
     monkeypatch.setattr(Detokenizer, "push", lambda *_: 1 / 0)
@@ -368,9 +366,7 @@ async def test_a_template_that_refuses_is_the_callers_error(stories: Path, tmp_p
     assert "roles must alternate" in failure.message
 
 
-async def test_the_space_between_prompt_and_answer_is_kept_only_where_there_is_a_text_before(
-    bench: Bench, chat_bench: Bench
-) -> None:
+async def test_space_before_completion_is_kept_only_after_text(bench: Bench, chat_bench: Bench) -> None:
     """SentencePiece begins every word with a space, also the first of an answer that stands alone."""
     word = bench.tokenizer.encode("was")[1]
     await bench.start(prompt="There")

@@ -113,7 +113,7 @@ async def test_control_tokens_in_tools_and_arguments_are_plain_text() -> None:
     assert bench.prompt.count(evil) == 5
 
 
-async def test_a_call_is_told_in_pieces_and_every_token_is_counted() -> None:
+async def test_tool_call_is_streamed_in_pieces_and_every_token_is_counted() -> None:
     bench = Bench()
     await bench.start()
     num_tokens = bench.say(f"Sure.\n{CALL}", finish="stop")
@@ -148,7 +148,7 @@ async def test_without_parallel_calls_the_sequence_ends_with_the_first() -> None
     assert bench.replica.aborted == [bench.replica.requests[-1].sequence_id]
 
 
-async def test_an_answer_without_calls_is_text() -> None:
+async def test_output_without_tool_calls_is_text() -> None:
     bench = Bench()
     await bench.start()
     bench.say("It is { noon. ", finish="stop")
@@ -240,7 +240,7 @@ async def test_incomplete_json_and_incomplete_calls_finish_with_length() -> None
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-async def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(is_held: bool) -> None:
+async def test_truncated_tool_call_is_reported_as_far_as_it_was_generated(is_held: bool) -> None:
     bench = Bench() if is_held else Bench("start")
     await bench.start()
     assert (bench.replica.requests[-1].constraint is not None) == is_held
@@ -286,7 +286,7 @@ async def test_a_closed_format_ends_without_a_token() -> None:
 
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 @pytest.mark.parametrize("tools", [(), (NOW,)])
-async def test_nothing_stops_an_answer_in_json_before_its_end(kind: Any, tools: tuple[Tool, ...]) -> None:
+async def test_stop_strings_do_not_end_json_output(kind: Any, tools: tuple[Tool, ...]) -> None:
     bench = Bench()
     stops = Sampling(stop=(": ", "}", "<|im_end|>"), stop_token_ids=(7,))
     await bench.start(tools=tools, constraint=Constraint(kind, "{}"), sampling=stops)
