@@ -121,7 +121,9 @@ def quantize(
     number_format: Annotated[str, typer.Option("--format", help="int8 or int4.", show_default=False)],
     group_size: Annotated[int | None, typer.Option(help="int4: inputs per scale. Default: 32.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Model id of the variant. Default: MODEL-FORMAT.")] = None,
-    text: Annotated[Path | None, typer.Option(help="Text for the comparison. Default: a built-in English text.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Text for the comparison. Default: a built-in English text.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Also copy the variant's files to this folder.")] = None,
     staging: Annotated[Path | None, typer.Option(help="Folder for temporary files.")] = None,
     threads: Annotated[int | None, typer.Option(help="Threads. Default: one per core.", show_default=False)] = None,
@@ -134,7 +136,16 @@ def quantize(
         from variants.quantize import quantize as quantize_model
     except ImportError as error:
         raise CommandFailed(f"this needs the engine: pip install 'hearth[engine]' ({error.name} is missing)") from None
-    request = Request(model, number_format, group_size, name, text, staging, output, os.cpu_count() or 1 if threads is None else threads)
+    request = Request(
+        model,
+        number_format,
+        group_size,
+        name,
+        text,
+        staging,
+        output,
+        os.cpu_count() or 1 if threads is None else threads,
+    )
     try:
         with failures(), work_progress(json) as on_progress:
             card, report = quantize_model(request, partial(stores, data), partial(_publish_folder, json), on_progress)

@@ -79,7 +79,7 @@ class Pair:
         num_tokens, end_s = 0, time.monotonic() + _PART_TIMEOUT_S
         windows = windows_of(token_ids, min(_MAX_WINDOW, self._base.max_model_len))
         num_all = sum(len(window) - 1 for window in windows)
-        # In random order, because the time may end before the last window: the windows before it are spread over the text.
+        # Random order: if the time ends early, the windows before that are spread over the text.
         for index in np.random.default_rng(0).permutation(len(windows)):
             if num_tokens and time.monotonic() > end_s:
                 break
