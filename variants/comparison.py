@@ -25,12 +25,12 @@ from engine.scheduling.sequence import SequenceRequest
 from engine.text.tokenizer import Tokenizer
 
 _BLOCK_SIZE = 16
-_MAX_WINDOW = 256
-_NUM_WINDOWS = 16
+_MAX_WINDOW = 128
+_NUM_WINDOWS = 32
 _MIN_TOKENS = 64
 _KV_BYTES = 128 * 1024 * 1024
-_SPEED_IN, _SPEED_OUT, _SPEED_ROUNDS = 16, 16, 3
-_PART_TIMEOUT_S = 25.0  # of each part: quality and speed
+_SPEED_IN, _SPEED_OUT, _SPEED_ROUNDS = 8, 8, 3
+_PART_TIMEOUT_S = 20.0  # of each part: quality and speed
 
 OnProgress = Callable[[str, int, int, str], None]
 """Reports a step's name, the work done, the total work, and the unit of both: `bytes`, `tokens` or `runs`."""
@@ -94,7 +94,7 @@ class Pair:
             losses = (-base[rows, targets], -variant[rows, targets])
             totals += [float(each.double().sum()) for each in (*losses, same, divergence)]
             num_tokens += len(targets)
-        on_progress("comparing", num_all, num_all, "tokens")
+        on_progress("comparing", num_tokens, num_tokens, "tokens")
         base_loss, variant_loss, agreement, divergence_mean = (totals / num_tokens).tolist()
         perplexities = (math.exp(min(base_loss, 700)), math.exp(min(variant_loss, 700)))
         return Quality(num_tokens, *perplexities, agreement, divergence_mean)
@@ -114,7 +114,7 @@ class Pair:
                     speed = tokens_per_s(runner, config, num_streams, _SPEED_IN, _SPEED_OUT)
                     speeds[index] = max(speeds[index], speed)
                     num_runs += 1
-        on_progress("measuring speed", num_all, num_all, "runs")
+        on_progress("measuring speed", num_runs, num_runs, "runs")
         return Speed(*best[1], *best[16])
 
 

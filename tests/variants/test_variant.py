@@ -184,7 +184,7 @@ def test_nan_in_weights_is_rejected(tmp_path: Path) -> None:
 
 def test_windows_are_spread_over_the_text_and_a_short_text_is_rejected() -> None:
     windows = windows_of(np.arange(100_000), 256)
-    assert (len(windows), windows[0][0], windows[-1][-1]) == (16, 0, 99_999)
+    assert (len(windows), windows[0][0], windows[-1][-1]) == (32, 0, 99_999)
     assert [len(window) for window in windows_of(np.arange(100), 256)] == [100]
     with pytest.raises(TextTooShort, match=r"the text has \d tokens; at least 64"):
         read_tokens(SPARK, "Good day!")
