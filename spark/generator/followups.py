@@ -60,16 +60,16 @@ def _first(source: Source) -> list[Message]:
 def _ask_other(source: Source) -> Dialogue:
     """The same relation, asked of another thing or of two."""
     facts, answer, wordings = RELATIONS["capital" if source.random() < 0.3 else source.choice(_RELATIONS)]
-    asked = source.sample(list(facts), 3 if source.random() < 0.25 else 2)
-    question = fill(source.choice(wordings[:-1]), asked[0], facts[asked[0]])
-    messages = [user(dress(source, question, may_lower=True)), assistant(fill(answer, asked[0], facts[asked[0]]))]
-    for other in asked[1:-1]:
+    subjects = source.sample(list(facts), 3 if source.random() < 0.25 else 2)
+    question = fill(source.choice(wordings[:-1]), subjects[0], facts[subjects[0]])
+    messages = [user(dress(source, question, may_lower=True)), assistant(fill(answer, subjects[0], facts[subjects[0]]))]
+    for other in subjects[1:-1]:
         then = fill(source.choice(_OTHER[:-1]), other, facts[other])
         messages += [user(then), assistant(fill(answer, other, facts[other]))]
-    last = source.pick_phrasing(_OTHER).format(x=asked[-1])
+    last = source.pick_phrasing(_OTHER).format(x=subjects[-1])
     if source.random() < 0.2:
         last = last.lower().rstrip("?.")
-    return _finish(source, messages, last, fill(answer, asked[-1], facts[asked[-1]]))
+    return _finish(source, messages, last, fill(answer, subjects[-1], facts[subjects[-1]]))
 
 
 def _finish(source: Source, messages: list[Message], question: str, answer: str) -> Dialogue:

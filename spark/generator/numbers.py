@@ -130,7 +130,7 @@ def _draw_pair(source: Source) -> tuple[int, int]:
 
 
 def make_comparison(source: Source) -> Dialogue:
-    """Which of two is larger or smaller; or yes and no."""
+    """Compare two numbers: name the larger or smaller one, or answer yes or no."""
     first, second = _draw_pair(source)
     if source.random() < 0.5:
         sought = source.choice(list(_WHICH))

@@ -176,7 +176,7 @@ def make_item(source: Source) -> Dialogue:
 
 
 def make_count(source: Source) -> Dialogue:
-    """How many items: numbered, then said."""
+    """Count the items of a list: number each, then state the count."""
     words = _draw_list(source, 2, 9)
     question = source.pick_phrasing(_COUNT).format(t=", ".join(words))
     return ask("text_count", source, _open(source, question), f"{number_items(words)}. There are {len(words)}.")
