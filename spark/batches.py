@@ -51,7 +51,7 @@ class Batch:
     targets: Tensor  # N, the next token there, UNCOUNTED where it does not count
     looks: Tensor
     """[K, 7]: row, task (TOOL or MEMORY) and position of a token that copies earlier text; first position and end of the
-    attention target (the tool's schema or the statement); first position and end of all candidates for the target."""
+    attention target (the tool's schema or the statement); first position and end of all candidates."""
     num_tokens: int
     num_counted: int
 

@@ -1,7 +1,7 @@
 """Questions about the facts of `fact_table.py`, each relation in many wordings and with one answer.
 
 The wording is drawn apart from the fact, so a held-out prompt is a fact that was seen in another wording. Every fact is
-asked about equally often.
+drawn about equally often.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
@@ -37,7 +37,7 @@ def _wordings(cores: tuple[str, ...], direct: tuple[str, ...], clauses: tuple[st
 
 Relation = tuple[dict[str, str], str, tuple[str, ...]]
 
-# relation -> (facts, answer, wordings; the last wording is held out of training); {x} the asked, {y} the known
+# relation -> (facts, answer, wordings; the last wording is held out of training); {x} the subject, {y} the known value
 _CAPITAL_OF: dict[str, str] = {}
 for _country, _city in table.CAPITALS.items():
     _CAPITAL_OF.setdefault(_city, _country)

@@ -11,7 +11,7 @@ from spark.generator.lists import make_list
 from spark.generator.sums import make_sum
 from spark.generator.wording import dress
 
-# the last wording of each list is held out of training; {x} what is asked now
+# the last wording of each list is held out of training; {x} the subject of the question
 _OTHER = (
     "And {x}?", "What about {x}?", "And what about {x}?", "How about {x}?", "And for {x}?", "And of {x}?", "Now {x}.", "Now for {x}.", "And now {x}?", "The same for {x}.", "Same question for {x}.", "And how about {x}?", "Okay, and {x}?", "{x}?", "Thanks. And {x}?",
     "What is it for {x}?", "Do the same for {x}.", "Next: {x}.", "Then what about {x}?", "I also need {x}.", "Also {x}, please.", "And the same for {x}?", "Tell me for {x} too.", "Great. And what about {x}?", "Could you do the same for {x}?", "And the same question for {x}?",
@@ -58,7 +58,7 @@ def _first(source: Source) -> list[Message]:
 
 
 def _ask_other(source: Source) -> Dialogue:
-    """The same relation, asked of another thing or of two."""
+    """A question about the same relation of one or two other things."""
     facts, answer, wordings = RELATIONS["capital" if source.random() < 0.3 else source.choice(_RELATIONS)]
     subjects = source.sample(list(facts), 3 if source.random() < 0.25 else 2)
     question = fill(source.choice(wordings[:-1]), subjects[0], facts[subjects[0]])

@@ -199,7 +199,7 @@ def _ask_for_untold(source: Source, stated: list[Filled]) -> Dialogue:
 
 
 def _ask_about_people(source: Source) -> Dialogue:
-    """Two or three persons or things with a value each; one is asked for by its name or by its value."""
+    """Two or three persons or things with a value each; the question names one of them or its value."""
     facts = draw_facts(source, source.choice(RELATIONS), source.choices((1, 2, 3), (2, 6, 3))[0])
     target = source.choice(facts)
     text = " ".join(fact.text for fact in facts)

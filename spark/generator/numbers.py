@@ -213,7 +213,7 @@ def make_double(source: Source) -> Dialogue:
 
 def make_number_story(source: Source) -> Dialogue:
     """A story with two numbers; the answer is the work and the number of things."""
-    story = source.pick_phrasing(tuple(told for told, _ in _STORIES))
+    story = source.pick_phrasing(tuple(story_text for story_text, _ in _STORIES))
     sign = dict(_STORIES)[story]
     limit = source.choice((10, 20, 50))
     first, second = source.randrange(2, limit), source.randrange(2, limit)

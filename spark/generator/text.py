@@ -54,9 +54,9 @@ def make_induction(source: Source) -> Dialogue:
     listed = ", ".join(f"{key} is {value}" for key, value in zip(keys, values, strict=True))
     chosen = source.sample(range(len(keys)), min(len(keys), 4))
     if draw < 0.8:
-        asked = ", ".join(keys[i] for i in chosen)
+        wanted_keys = ", ".join(keys[i] for i in chosen)
         answer = ", ".join(f"{keys[i]} is {values[i]}" for i in chosen)
-        return ask("induction", source, f"Say what {asked} is: {listed}", answer, can_join=False)
+        return ask("induction", source, f"Say what {wanted_keys} is: {listed}", answer, can_join=False)
     start = source.randrange(len(pool) - 2)
     text = " ".join(pool)
     return ask("induction", source, f"Go on after {pool[start]}: {text}", " ".join(pool[start + 1 :]), can_join=False)
