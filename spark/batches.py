@@ -50,8 +50,8 @@ class Batch:
     counted: Tensor  # N, indices in the flat B*T whose next token counts, padded with ones that do not
     targets: Tensor  # N, the next token there, UNCOUNTED where it does not count
     looks: Tensor
-    """[K, 7]: row, task (TOOL or MEMORY) and position of a token that copies earlier text; first position and end of the
-    attention target (the tool's schema or the statement); first position and end of all candidates."""
+    """[K, 7]: row, task (TOOL or MEMORY) and position of a token that copies earlier text; first position and end
+    of the attention target (the tool's schema or the statement); first position and end of all candidates."""
     num_tokens: int
     num_counted: int
 
