@@ -27,6 +27,7 @@ CAPABILITIES = frozenset(
     {"function_calling", "json_mode", "logit_bias", "lora", "multiple_choices", "reasoning", "vision"}
 )
 
+BASE_MODEL = "base_model"  # property of a quantized variant: the id of the model that it was made from
 DRAFT = "draft:"  # prefix of a draft model's id in `speculation`
 
 NativeShape = Literal["legacy", "chat_completion"]

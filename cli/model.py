@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from functools import partial
 from json import dumps
 from pathlib import Path
@@ -14,6 +15,7 @@ from cli.model_replicas import load, ps, replica_rows, unload
 from cli.output import CommandFailed, JsonOption, print_record, print_rows, size_text
 from cli.stores import failures, stores
 from cli.target import DataOption, Target
+from cli.work_progress import work_progress
 
 if TYPE_CHECKING:
     from catalog.card import CardFacts, ModelCard, Prices
@@ -119,10 +121,12 @@ def quantize(
     number_format: Annotated[str, typer.Option("--format", help="int8 or int4.", show_default=False)],
     group_size: Annotated[int | None, typer.Option(help="int4: inputs per scale. Default: 32.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Model id of the variant. Default: MODEL-FORMAT.")] = None,
-    text: Annotated[Path | None, typer.Option(help="Text for the comparison. Default: from HEARTH_TEST_DATA.")] = None,
+    text: Annotated[
+        Path | None, typer.Option(help="Text for the comparison. Default: a built-in English text.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Also copy the variant's files to this folder.")] = None,
     staging: Annotated[Path | None, typer.Option(help="Folder for temporary files.")] = None,
-    threads: Annotated[int, typer.Option(help="Engine threads during the comparison.")] = 1,
+    threads: Annotated[int | None, typer.Option(help="Threads. Default: one per core.", show_default=False)] = None,
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -132,12 +136,19 @@ def quantize(
         from variants.quantize import quantize as quantize_model
     except ImportError as error:
         raise CommandFailed(f"this needs the engine: pip install 'hearth[engine]' ({error.name} is missing)") from None
-    request = Request(model, number_format, group_size, name, text, staging, output, threads)
+    request = Request(
+        model,
+        number_format,
+        group_size,
+        name,
+        text,
+        staging,
+        output,
+        os.cpu_count() or 1 if threads is None else threads,
+    )
     try:
-        with failures():
-            card, report = quantize_model(
-                request, partial(stores, data), partial(_publish_folder, json), lambda line: typer.echo(line, err=True)
-            )
+        with failures(), work_progress(json) as on_progress:
+            card, report = quantize_model(request, partial(stores, data), partial(_publish_folder, json), on_progress)
     except QuantizeError as error:
         raise CommandFailed(str(error), exit_code=2 if error.is_usage else 1) from None
     print_record(_row(card) | report, is_json=json)

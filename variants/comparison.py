@@ -1,12 +1,14 @@
 """Compare a variant with its base model on text, and compare their decoding speed.
 
-Both models run in this process on the same windows of text.
+Both models run in this process on the same windows of text. Each of the two parts stops at a time limit, after at least
+one window or round, so that a slow model gets a report from less text instead of none.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +29,15 @@ _MAX_WINDOW = 256
 _NUM_WINDOWS = 16
 _MIN_TOKENS = 64
 _KV_BYTES = 128 * 1024 * 1024
-_SPEED_IN, _SPEED_OUT, _SPEED_ROUNDS = 16, 32, 3
+_SPEED_IN, _SPEED_OUT, _SPEED_ROUNDS = 16, 16, 3
+_PART_TIMEOUT_S = 25.0  # of each part: quality and speed
+
+OnProgress = Callable[[str, int, int, str], None]
+"""Reports a step's name, the work done, the total work, and the unit of both: `bytes`, `tokens` or `runs`."""
+
+
+def _ignore(_step: str, _done: int, _total: int, _unit: str) -> None:
+    """Report no progress."""
 
 
 class TextTooShort(Exception):
@@ -63,11 +73,18 @@ class Pair:
         self._configs = [_config(folder, num_threads) for folder in (base_dir, variant_dir)]
         self._base, self._variant = (Runner(config) for config in self._configs)
 
-    def compare(self, token_ids: NDArray[np.int64]) -> Quality:
+    def compare(self, token_ids: NDArray[np.int64], on_progress: OnProgress = _ignore) -> Quality:
         """Compare on tokens from `read_tokens`."""
         totals = np.zeros(4)  # loss of both, agreement, divergence
-        num_tokens = 0
-        for window in windows_of(token_ids, min(_MAX_WINDOW, self._base.max_model_len)):
+        num_tokens, end_s = 0, time.monotonic() + _PART_TIMEOUT_S
+        windows = windows_of(token_ids, min(_MAX_WINDOW, self._base.max_model_len))
+        num_all = sum(len(window) - 1 for window in windows)
+        # Random order: if the time ends early, the windows before that are spread over the text.
+        for index in np.random.default_rng(0).permutation(len(windows)):
+            if num_tokens and time.monotonic() > end_s:
+                break
+            on_progress("comparing", num_tokens, num_all, "tokens")
+            window = windows[index]
             inputs, targets = _inputs(window), torch.from_numpy(window[1:].copy())
             base = self._base.forward(inputs)[:-1].log_softmax(-1)  # float32 [t, V]
             variant = self._variant.forward(inputs)[:-1].log_softmax(-1)
@@ -77,19 +94,28 @@ class Pair:
             losses = (-base[rows, targets], -variant[rows, targets])
             totals += [float(each.double().sum()) for each in (*losses, same, divergence)]
             num_tokens += len(targets)
+        on_progress("comparing", num_all, num_all, "tokens")
         base_loss, variant_loss, agreement, divergence_mean = (totals / num_tokens).tolist()
         perplexities = (math.exp(min(base_loss, 700)), math.exp(min(variant_loss, 700)))
         return Quality(num_tokens, *perplexities, agreement, divergence_mean)
 
-    def race(self) -> Speed:
+    def race(self, on_progress: OnProgress = _ignore) -> Speed:
         """Measure both models alternately, and return the best of a few rounds."""
         runners = tuple(zip((self._base, self._variant), self._configs, strict=True))
-        one, sixteen = ([0.0, 0.0] for _ in range(2))
-        for _ in range(_SPEED_ROUNDS):
+        best = {1: [0.0, 0.0], 16: [0.0, 0.0]}  # tokens per second of base and variant, by number of streams
+        num_runs, num_all, start_s = 0, 4 * _SPEED_ROUNDS, time.monotonic()
+        for round_ in range(_SPEED_ROUNDS):
+            round_s = (time.monotonic() - start_s) / max(round_, 1)
+            if round_ and (round_ + 1) * round_s > _PART_TIMEOUT_S:
+                break
             for index, (runner, config) in enumerate(runners):
-                one[index] = max(one[index], tokens_per_s(runner, config, 1, _SPEED_IN, _SPEED_OUT))
-                sixteen[index] = max(sixteen[index], tokens_per_s(runner, config, 16, _SPEED_IN, _SPEED_OUT))
-        return Speed(*one, *sixteen)
+                for num_streams, speeds in best.items():
+                    on_progress("measuring speed", num_runs, num_all, "runs")
+                    speed = tokens_per_s(runner, config, num_streams, _SPEED_IN, _SPEED_OUT)
+                    speeds[index] = max(speeds[index], speed)
+                    num_runs += 1
+        on_progress("measuring speed", num_all, num_all, "runs")
+        return Speed(*best[1], *best[16])
 
 
 def read_tokens(base_dir: Path, text: str) -> NDArray[np.int64]:

@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from catalog.builtin import builtin_models
-from catalog.card import CardFacts, ModelCard, parse_model_id
+from catalog.card import BASE_MODEL, CardFacts, ModelCard, parse_model_id
 from catalog.errors import InvalidModelId
 from catalog.manifest import Recipe as PublishedRecipe
 from catalog.model_folder import ModelFolder, inspect_folder
@@ -32,16 +32,15 @@ from engine.text.files import TokenizerUnusable
 from storage.database import Database
 from storage.objects import Objects
 from telemetry.clock import SYSTEM_CLOCK
-from variants.comparison import Pair, Quality, Speed, TextTooShort, read_tokens
+from variants.comparison import OnProgress, Pair, Quality, Speed, TextTooShort, read_tokens
 from variants.recipe import METHOD, Recipe, RecipeError, make_recipe
 from variants.staging import staging_folder
 from variants.variant import Plan, Written, plan_variant, write_variant
 
-_SAMPLE_TEXT = "text/tinyshakespeare.txt"  # in HEARTH_TEST_DATA
+_OWN_TEXT = Path(__file__).with_name("comparison_text.txt")  # plain English, for a request without a text
 _MAX_TEXT_BYTES = 4 * 1024 * 1024
 _CACHE_BYTES = 1 << 50  # unlimited: the cache is a temporary folder
 
-OnProgress = Callable[[str], None]
 Connect = Callable[[], AbstractAsyncContextManager[tuple[Database, Objects]]]
 Publish = Callable[[Database, Objects, ModelFolder, CardFacts, PublishedRecipe], Awaitable[ModelCard]]
 
@@ -56,7 +55,10 @@ class QuantizeError(Exception):
 
 @dataclass(frozen=True)
 class Request:
-    """Options of `hearth model quantize`. `name` defaults to MODEL-FORMAT; `output` is a folder for a copy."""
+    """Options of `hearth model quantize`. `name` defaults to MODEL-FORMAT; `output` is a folder for a copy.
+
+    `text` is the file to compare on, by default one of the project's own.
+    """
 
     model: str
     number_format: str
@@ -166,10 +168,11 @@ def _make_variant(
     with _engine_errors(base.name):
         torch.set_num_threads(request.num_threads)
         plan, token_ids = plan_variant(base_folder, recipe), read_tokens(base_folder, text)
-        written = write_variant(base_folder, plan, folder, _every_tenth("rounding", on_progress))
-        on_progress("comparing with the base")
+        written = write_variant(
+            base_folder, plan, folder, lambda done, total: on_progress("quantizing", done, total, "bytes")
+        )
         pair = Pair(base_folder, folder, request.num_threads)
-        report = _report(plan, written, pair.compare(token_ids), pair.race())
+        report = _report(plan, written, pair.compare(token_ids, on_progress), pair.race(on_progress))
     published = PublishedRecipe(base=base.revision, format=recipe.format, group_size=recipe.group_size, method=METHOD)
     return _Variant(folder, published, report)
 
@@ -177,7 +180,7 @@ def _make_variant(
 def _variant_facts(base: ModelCard, request: Request, variant: _Variant) -> CardFacts:
     """Return the base's facts with the variant's name and description, and the report as properties."""
     values = {name: getattr(base, name) for name in CardFacts.__struct_fields__}
-    properties = {"base_model": base.name} | {name: str(value) for name, value in variant.report.items()}
+    properties = {BASE_MODEL: base.name} | {name: str(value) for name, value in variant.report.items()}
     changes = {
         "name": request.name_of(base.name),
         "description": f"{base.description} ({request.number_format})",
@@ -209,18 +212,14 @@ def _check_name_is_free(registry: Registry, base: ModelCard, request: Request) -
     if found is None:
         return
     is_alias, properties = found.alias_of is not None, found.card.properties
-    is_same = (properties.get("base_model"), properties.get("format")) == (base.name, request.number_format)
+    is_same = (properties.get(BASE_MODEL), properties.get("format")) == (base.name, request.number_format)
     if is_alias or not is_same:
         owner = f"an alias of {found.card.name}" if is_alias else "another model"
         raise QuantizeError(f"--name: {name} is already {owner}", is_usage=True)
 
 
 def _read_text(path: Path | None) -> str:
-    if path is None:
-        data = os.environ.get("HEARTH_TEST_DATA")
-        if not data:
-            raise QuantizeError("give --text FILE for the comparison, or set HEARTH_TEST_DATA", is_usage=True)
-        path = Path(data) / _SAMPLE_TEXT
+    path = path or _OWN_TEXT
     try:
         with path.open("rb") as file:
             return file.read(_MAX_TEXT_BYTES).decode("utf-8", "ignore")
@@ -257,17 +256,3 @@ def _report(plan: Plan, written: Written, quality: Quality, speed: Speed) -> dic
         "speed_ratio_16": round(speed.variant_sixteen / speed.base_sixteen, 2),
         "size_ratio": round(written.variant_bytes / written.base_bytes, 3),
     }
-
-
-def _every_tenth(verb: str, on_progress: OnProgress) -> Callable[[int, int], None]:
-    """Return a callback that reports every tenth of the work."""
-    reported = -1
-
-    def report(done: int, total: int) -> None:
-        nonlocal reported
-        tenth = 10 * done // max(total, 1)
-        if tenth > reported:
-            reported = tenth
-            on_progress(f"{verb}: {done} of {total} tensors")
-
-    return report

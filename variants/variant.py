@@ -31,7 +31,7 @@ from variants.rounding import round_by_group, round_by_output
 _LEFT_BEHIND = (".safetensors", ".safetensors.index.json")
 _PIECE_ELEMENTS = 1 << 22  # elements of a matrix that are quantized at a time
 
-OnMatrix = Callable[[int, int], None]
+OnBytes = Callable[[int, int], None]  # bytes of the base's weights that were read, and their total
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def plan_variant(model_dir: Path, recipe: Recipe) -> Plan:
     return Plan(recipe, copied, rounded, kept, head if head in rounded else None, embedding, sources)
 
 
-def write_variant(model_dir: Path, plan: Plan, folder: Path, on_matrix: OnMatrix = lambda _done, _all: None) -> Written:
+def write_variant(model_dir: Path, plan: Plan, folder: Path, on_bytes: OnBytes = lambda _done, _total: None) -> Written:
     """Fill the empty folder `folder`. The variant's weights are in memory until they are written.
 
     Raises OSError, WeightsError, and RecipeError if there is not enough space.
@@ -107,13 +107,15 @@ def write_variant(model_dir: Path, plan: Plan, folder: Path, on_matrix: OnMatrix
     tensors: dict[str, torch.Tensor] = {}
     names = (*plan.copied, *plan.rounded)
     with Files() as files:
-        for done, name in enumerate(names):
-            on_matrix(done, len(names))
+        sizes = [sum(part.size_bytes for part in plan.source_of(name).parts) for name in names]
+        for index, name in enumerate(names):
+            on_bytes(sum(sizes[:index]), sum(sizes))
             source = plan.source_of(name)
             if name in plan.rounded:
                 tensors |= _quantize(name, _read(source, files, torch.float32), plan.recipe.group_size)
             else:
                 tensors[name] = _read(source, files, _dtype_of(source))
+    on_bytes(sum(sizes), sum(sizes))
     _copy_files(model_dir, folder, plan)
     try:
         save_file(tensors, folder / "model.safetensors", {"format": "pt"})

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from catalog import finetunes
 from catalog.base_model import BaseModel, read_base
-from catalog.card import ModelCard
+from catalog.card import BASE_MODEL, ModelCard
 from catalog.finetunes import Finetune, Limits
 from catalog.listed_finetunes import find_listed
 from catalog.registry import Registry
@@ -59,12 +59,16 @@ class Finetunes:
         return self._objects
 
     async def adapter(self, account_id: str, reference: str, card: ModelCard) -> Adapter:
-        """Return the adapter for the `lora` of a call to a model. Raises Refusal, StoreUnavailable."""
+        """Return the adapter for the `lora` of a call to a model. Raises Refusal, StoreUnavailable.
+
+        An adapter fits its base model and the base's quantized variants, which have the same layers.
+        """
         finetune = await self._find(account_id, reference) or find_listed(reference)
         if finetune is None:
             raise Refusal(Reason.FINETUNE_UNKNOWN)
         resolved = self._registry.find(finetune.model)
-        if (resolved.card.name if resolved is not None else finetune.model) != card.name:
+        base = resolved.card.name if resolved is not None else finetune.model
+        if base not in (card.name, card.properties.get(BASE_MODEL)):
             raise Refusal(Reason.INPUT_INVALID, f"'/lora' is a finetune of {finetune.model}")
         if finetune.revision is None:
             raise Refusal(Reason.FINETUNE_INCOMPLETE, ", ".join(finetune.missing_files))

@@ -102,7 +102,7 @@ def chat(
     return run
 
 
-def test_one_question_is_answered_and_the_command_exits(chat: Callable[..., Any], gateway: Gateway) -> None:
+def test_single_question_gets_a_response_and_the_command_exits(chat: Callable[..., Any], gateway: Gateway) -> None:
     assert chat(MODEL, "Hi", "--system", "Be kind.", "--max-tokens", "7") == (0, f"{TEXT}\n", "")
     (request,) = gateway.requests
     assert request["path"] == f"/client/v4/accounts/{'ab' * 16}/ai/v1/chat/completions"

@@ -52,7 +52,9 @@ def test_fine_tune_is_published_listed_and_removed(capsys: pytest.CaptureFixture
     assert capsys.readouterr().out == "no fine-tunes\n"
 
 
-def test_what_cannot_be_served_is_named_and_leaves_nothing(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+def test_unservable_finetune_is_rejected_by_name_and_stores_nothing(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
     arguments = ("publish", str(folder), "--name", "style", "--model")
     assert "there is no model @cf/acme/none" in failed(capsys, *arguments, "@cf/acme/none")
     assert "does not support fine-tunes" in failed(capsys, *arguments, "@cf/hearth/minilm")

@@ -90,7 +90,7 @@ def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_
         ([MODEL, "--format", "int8", "--output", "/"], "--output: / exists"),
     ],
 )
-def test_every_refusal_is_one_line_that_names_the_field_and_leaves_nothing(
+def test_every_rejection_is_one_line_naming_the_field_and_stores_nothing(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     text = [] if "--text" in arguments else ["--text", str(tmp_path / "text.txt")]
@@ -125,19 +125,39 @@ def test_a_polite_end_is_taken_like_ctrl_c(tmp_path: Path) -> None:
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-def test_without_a_text_it_says_how_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["model", "quantize", MODEL, "--format", "int8"]) == 2
-    assert "give --text FILE" in capsys.readouterr().err
+def test_without_a_text_the_models_are_compared_on_the_built_in_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["model", "quantize", MODEL, "--format", "int8", "--json"]) == 0
+    captured = capsys.readouterr()
+    report = json.loads(captured.out)
+    assert report["compared_tokens"] > 1000
+    assert report["top1_agreement"] > 0.9
+    states = [json.loads(line) for line in captured.err.splitlines() if line.startswith('{"step"')]
+    assert {state["step"]: state["unit"] for state in states} == {
+        "quantizing": "bytes", "comparing": "tokens", "measuring speed": "runs",
+    }  # fmt: skip
+    for last in {state["step"]: state for state in states}.values():
+        assert last["done"] == last["total"]
+        assert last["per_s"] > 0
+        assert last["remaining_s"] == 0
+
+
+def test_comparison_that_takes_too_long_ends_after_one_window_and_one_round(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "_PART_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(comparison, "_SPEED_ROUNDS", 1000)
+    assert run(["model", "quantize", MODEL, "--format", "int8", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["compared_tokens"] == 255
 
 
 @pytest.mark.full
-def test_one_that_is_interrupted_leaves_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_interrupted_quantization_stores_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cli.main", "model", "quantize", MODEL, "--format", "int4"]
     with subprocess.Popen(
         [*command, "--text", str(tmp_path / "text.txt")], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stderr is not None
-        while "rounding" not in process.stderr.readline():
+        while "quantizing" not in process.stderr.readline():
             assert process.poll() is None
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)

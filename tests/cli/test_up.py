@@ -183,7 +183,7 @@ def test_commands_in_the_docs_work_unchanged(running: Up, page: str, tmp_path: P
     assert not {'"success":false', '"type":"error"', '"error":{'} & set(responses), done.stdout
 
 
-def test_platform_answers(running: Up):
+def test_platform_serves_requests(running: Up):
     response = running.ask("Hello!")
     assert response.status_code == 200
     assert response.json()["success"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -32,6 +34,38 @@ def browser() -> Iterator[Browser]:
     browser.close()
 
 
+def fill(platform: Platform, browser: Browser) -> None:
+    """Type the account id, the token and the model."""
+    fields = {"account": platform.account_id, "token": platform.api_token, "model": platform.chat_model}
+    for name, text in fields.items():
+        field = f"document.getElementById('{name}')"
+        browser.value(f"{field}.value = {json.dumps(text)}")
+        browser.value(f"{field}.dispatchEvent(new Event('input', {{bubbles: true}}))")
+
+
+def test_first_call_of_the_page_works_as_shown_and_shows_no_secret(platform: Platform, browser: Browser):
+    browser.open(f"{platform.base_url.removesuffix('/client/v4')}/docs")
+    browser.wait_for("document.querySelectorAll('details.operation').length")
+    fill(platform, browser)
+    curl, python = (
+        browser.value(f"document.getElementById('first-{name}').textContent") for name in ("curl", "python")
+    )
+    assert platform.api_token not in browser.value("document.body.textContent")
+    environ = {**os.environ, "TOKEN": platform.api_token}
+    command = curl.replace("export TOKEN=...   # your API token\n", "")
+    for program in (["sh", "-euc", command], [sys.executable, "-c", python]):
+        done = subprocess.run(program, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip()
+        assert '"success":false' not in done.stdout
+    browser.value("document.getElementById('first-send').click()")
+    answer = browser.wait_for(
+        "document.getElementById('first-answer').textContent", lambda text: text[:1] in ("2", "4", "5")
+    )
+    assert answer.startswith("200")
+    assert '"success":true' in answer
+
+
 def test_docs_page_works_without_internet_access(platform: Platform, browser: Browser):
     origin = platform.base_url.removesuffix("/client/v4")
     document = httpx.get(f"{origin}/openapi.json").json()
@@ -40,9 +74,7 @@ def test_docs_page_works_without_internet_access(platform: Platform, browser: Br
     assert browser.wait_for(count) == sum(len(methods) for methods in document["paths"].values())
     assert document["info"]["version"] in browser.value("document.getElementById('about').textContent")
 
-    fields = {"account": platform.account_id, "token": platform.api_token}
-    for name, text in fields.items():
-        browser.value(f"document.getElementById('{name}').value = {json.dumps(text)}")
+    fill(platform, browser)
     browser.value(f"{CHAT}.open = true")
     body = {"model": platform.chat_model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
     browser.wait_for(f"{CHAT}.querySelector('textarea') !== null")

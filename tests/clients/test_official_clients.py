@@ -21,7 +21,7 @@ def test_cloudflare_client_runs_a_chat_model(platform: Platform, cloudflare: Clo
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
 
 
-def test_cloudflare_client_streams_the_same_answer(platform: Platform, cloudflare: Cloudflare):
+def test_cloudflare_client_streams_the_same_response(platform: Platform, cloudflare: Cloudflare):
     whole = cloudflare.ai.run(platform.chat_model, account_id=platform.account_id, messages=GREETING, temperature=0)
     with cloudflare.ai.with_streaming_response.run(
         platform.chat_model, account_id=platform.account_id, messages=GREETING, temperature=0, stream=True

@@ -20,7 +20,7 @@ class DefaultPlatform(Platform):
 
 
 @pytest.mark.skipif(find_folder(STARTER) is None, reason="the starter model is not installed (STARTER=0)")
-def test_starter_model_is_the_chat_model_and_answers(tmp_path: Path) -> None:
+def test_starter_model_is_the_chat_model_and_responds(tmp_path: Path) -> None:
     platform = DefaultPlatform(tmp_path / "data", nodes=1).start()
     try:
         assert platform.chat_model == STARTER

@@ -63,8 +63,14 @@ CARDS_TOML = {
         schema = "text_generation_legacy"
         context_window = 2048
         """,
+    "@cf/test/pocket-int8": """
+        schema = "text_generation_legacy"
+        capabilities = ["lora"]
+        context_window = 2048
+        properties = { base_model = "@cf/test/handy", format = "int8" }
+        """,
 }
-PARROT, CHATTY, VECTORS, HANDY, MANIFOLD, OVER, NOWHERE = CARDS_TOML
+PARROT, CHATTY, VECTORS, HANDY, MANIFOLD, OVER, NOWHERE, POCKET = CARDS_TOML
 ALIAS = "@cf/meta/llama-3.1-8b-instruct"
 
 

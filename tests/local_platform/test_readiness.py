@@ -41,7 +41,7 @@ async def server() -> AsyncIterator[tuple[list[bytes], tuple[str, int]]]:
         (b"HTTP/1.1\r\n\r\n", False),
     ],
 )
-async def test_gateway_is_ready_only_if_it_answers_200(
+async def test_gateway_is_ready_only_if_it_returns_200(
     response: bytes, is_ready: bool, server: tuple[list[bytes], tuple[str, int]]
 ):
     responses, address = server

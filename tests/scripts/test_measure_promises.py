@@ -41,7 +41,7 @@ def test_promise_whose_tests_record_nothing_gets_no_figure():
     assert summarize(PROMISE, RECORDED[1:2], PASSED) is None
 
 
-def test_passed_test_cases_are_counted_if_the_promise_says_what_they_are():
+def test_passed_test_cases_are_counted_if_the_promise_names_them():
     line = summarize(PROMISE | {"counted": "cases: 0 lost"}, RECORDED[1:2], PASSED)
     assert line is not None
     assert line["figure"] == "5 cases: 0 lost"

@@ -371,7 +371,7 @@ def test_unbound_token_is_accepted_once(key_files: KeyFiles):
     assert node.verify_once(gateway.sign("node/n2"), {"gateway"}) is None, "for another node"
 
 
-def test_unreadable_ring_stays_in_force_for_15_minutes(key_files: KeyFiles):
+def test_unreadable_ring_remains_valid_for_15_minutes(key_files: KeyFiles):
     gateway, node = key_files.identity("gateway/g"), key_files.identity("node/n1")
     content = key_files.ring.read_bytes()
     for damage in (b"{", b"[]"):

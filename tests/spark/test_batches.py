@@ -40,7 +40,7 @@ def test_a_step_counts_next_tokens_within_its_dialogues(tokenizer: Tokenizer) ->
     assert batches[0].ids.shape[1] == SHORT_ROW
 
 
-def test_a_look_goes_from_the_token_before_a_name_to_the_schema_of_that_name(tokenizer: Tokenizer) -> None:
+def test_attention_target_of_a_name_is_its_schema(tokenizer: Tokenizer) -> None:
     """Attention targets are found again in a row that several dialogues share."""
     found = 0
     for batches in islice(make_steps(tokenizer, 3, "answers", 2048, 704), 3):
@@ -56,7 +56,7 @@ def test_a_look_goes_from_the_token_before_a_name_to_the_schema_of_that_name(tok
     assert found > 20
 
 
-def test_a_look_goes_from_the_token_before_a_repeated_value_to_the_statement_that_told_it(tokenizer: Tokenizer) -> None:
+def test_attention_target_of_a_repeated_value_is_its_latest_statement(tokenizer: Tokenizer) -> None:
     """The latest statement is the target. The other statements are the range of which the share is computed."""
     result = ("My cat is called Mimi.", "Tom lives in Rome.", "My cat is called Momo.")
     response = recall("Your cat is called Momo.", "Momo", result[2], result)

@@ -70,7 +70,7 @@ def test_every_kind_keeps_a_wording_for_evaluation(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_dialogue_ends_with_an_answer(kind: str) -> None:
+def test_dialogue_ends_with_a_response(kind: str) -> None:
     """The last message is the assistant's and says something."""
     for dialogue in generate_evaluation(kind, 20):
         assert dialogue.messages[-1]["role"] == "assistant"

@@ -50,7 +50,7 @@ def test_arguments_fit_the_schema_that_is_shown() -> None:
     assert calls > 2500
 
 
-def test_arguments_are_said_in_the_question() -> None:
+def test_arguments_appear_in_the_question() -> None:
     """A string or a number is copied as it stands; only a boolean is inferred."""
     for dialogue in draw_dialogues(make_tool_call, 2000):
         for before, message in zip(dialogue.messages, dialogue.messages[1:], strict=False):
@@ -82,7 +82,7 @@ def test_new_wordings_are_single_calls() -> None:
         assert json.dumps(dialogue.tools)
 
 
-def test_what_is_remembered_was_said_last() -> None:
+def test_recalled_value_was_stated_last() -> None:
     """Every answer of the last turn is in the conversation, or nobody told it."""
     unknown = 0
     for dialogue in draw_dialogues(make_memory, 2000):
@@ -99,7 +99,7 @@ def test_an_article_fits_its_noun() -> None:
     assert fix_articles("A old man has a red apple and a owl") == "An old man has a red apple and an owl"
 
 
-def test_reading_answers_with_the_given_text() -> None:
+def test_reading_response_uses_the_given_text() -> None:
     """Subject and value of the answer are both in the prompt; new wordings never ask for what is not there."""
     for dialogue in draw_dialogues(make_reading, 1000):
         if dialogue.answer != UNSAID:

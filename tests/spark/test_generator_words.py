@@ -116,7 +116,7 @@ def test_lists_are_sorted_reversed_and_counted(kind: Kind) -> None:
             assert response.endswith(f"There are {len(words)}.")
 
 
-def test_an_item_is_the_one_asked_for() -> None:
+def test_item_is_the_requested_one() -> None:
     """First, last and n-th."""
     for question, response, _ in draw(text.make_item):
         words = read_list(question, POOL)
@@ -217,7 +217,7 @@ def test_a_story_counts_its_things() -> None:
         check_steps(response)
 
 
-def test_neutral_is_said_only_where_the_question_leaves_room() -> None:
+def test_neutral_is_used_only_if_the_question_allows_it() -> None:
     """A question that names two labels gets one of the two; open ones get all three."""
     seen = set()
     for question, response, _ in draw(labels.make_sentiment, 3000):

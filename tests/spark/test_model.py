@@ -40,7 +40,7 @@ def test_packed_dialogues_do_not_see_each_other() -> None:
     assert torch.allclose(packed[0, 7:], alone[0], atol=1e-5)
 
 
-def test_a_batch_answers_as_each_prompt_does_alone() -> None:
+def test_batch_gives_the_output_of_each_prompt_alone() -> None:
     """Left padding and the KV cache change nothing."""
     torch.manual_seed(0)
     model = Spark(TINY)
@@ -122,7 +122,7 @@ def test_committed_weights_are_small_and_the_card_names_their_digest() -> None:
 @pytest.mark.parametrize(
     ("name", "least"), [("greetings", 0.95), ("facts", 0.9), ("memory", 0.75), ("copying", 0.9), ("tool name", 0.85)]
 )
-def test_committed_weights_keep_what_the_card_says(
+def test_committed_weights_meet_the_card(
     committed: tuple[Spark, Tokenizer], name: str, least: float, is_new_phrasing: bool
 ) -> None:
     """A sample of the prompts of both sorts, so with some slack; the card has the whole table."""
@@ -134,7 +134,7 @@ def test_committed_weights_keep_what_the_card_says(
 
 @needs_weights
 @pytest.mark.parametrize("system", ["", "You are a friendly assistant", "You are a helpful assistant."])
-def test_the_first_prompts_of_a_new_user_are_answered(committed: tuple[Spark, Tokenizer], system: str) -> None:
+def test_readme_questions_are_answered(committed: tuple[Spark, Tokenizer], system: str) -> None:
     """The questions in the README are answered, also with a plain system prompt before them."""
     before = [{"role": "system", "content": system}] if system else []
     model, tokenizer = committed

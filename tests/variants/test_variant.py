@@ -17,7 +17,10 @@ from safetensors.torch import load_file, save_file
 from engine.checkpoints import weights
 from engine.kernels.native.operators import find_native_kernels
 from engine.kernels.reference import Kernels
+from engine.report import RUNNING
+from engine.runner import Runner
 from tests.engine import one_thread  # noqa: F401
+from tests.engine.adapters.made import random_matrices, save_adapter
 from tests.engine.checkpoints.made import GPTQ, gptq_tensors
 from tests.engine.checkpoints.test_stored_models import Model, in_levels
 from tests.engine.made_checkpoints import Pusher, runner_of, save_random
@@ -75,6 +78,28 @@ def test_same_recipe_gives_the_same_bytes_and_little_quality_is_lost(recipe: Rec
     close = 0.02 if native is not None and native.has_packed else 0.04
     expected = pytest.approx(quality.base_perplexity, rel=close if recipe == INT8 else 0.3)
     assert quality.variant_perplexity == expected
+
+
+@pytest.mark.parametrize("recipe", [INT8, INT4], ids=lambda recipe: recipe.format)
+def test_adapter_changes_a_variant_as_it_changes_the_base(recipe: Recipe, tmp_path: Path) -> None:
+    make_variant(SPARK, tmp_path / "variant", recipe)
+    base, variant = (runner_of(folder, dtype="bfloat16") for folder in (SPARK, tmp_path / "variant"))
+    assert base.adapters.sites == variant.adapters.sites
+    adapter = save_adapter(tmp_path / "adapter", random_matrices(base.adapters.sites, size=0.1))
+    changes = []
+    for runner in (base, variant):
+        plain = next_logits(runner, 0)
+        assert runner.adapters.load(adapter).result(20).code == RUNNING
+        changes.append(next_logits(runner, runner.adapters.acquire(adapter.digest)) - plain)
+    assert changes[0].abs().max() > 1.0, "the adapter changes nothing"
+    assert torch.corrcoef(torch.stack(changes))[0, 1] > (0.98 if recipe == INT8 else 0.8)
+
+
+def next_logits(runner: Runner, adapter_handle: int) -> torch.Tensor:
+    """Return the logits after a prompt, with an adapter if the handle is not 0."""
+    pusher = Pusher(runner, sequence_id=1 + adapter_handle)
+    pusher.table.adapter[0], pusher.table.has_adapters = adapter_handle, adapter_handle > 0
+    return pusher.push(list(range(10, 34)))
 
 
 def test_other_tensors_are_copied_unchanged_and_a_tied_head_is_separated(tmp_path: Path) -> None:

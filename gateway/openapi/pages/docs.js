@@ -10,6 +10,13 @@ function make(name, text, className) {
   return element;
 }
 
+// Quotes text for a shell.
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+const chosenModel = () => byId("model").value.trim();
+
+const accountUrl = () => `${location.origin}/client/v4/accounts/${encodeURIComponent(byId("account").value.trim() || "ACCOUNT_ID")}`;
+
 function resolved(schema, all) {
   return schema && schema.$ref ? all.components.schemas[schema.$ref.split("/").pop()] : schema || {};
 }
@@ -71,7 +78,7 @@ function exampleOf(schema, all, name) {
   }
   if (kind === "integer" || kind === "number") return name === "max_tokens" ? 64 : schema.minimum || 1;
   if (kind === "boolean") return false;
-  return name === "model" ? "@cf/hearth/spark" : "Hello";
+  return name === "model" ? chosenModel() : "Hello";
 }
 
 function tryIt(method, path, operation, all) {
@@ -115,7 +122,6 @@ function tryIt(method, path, operation, all) {
   const show = make("button", "As a command");
   show.type = "button";
   show.addEventListener("click", () => {
-    const quoted = (value) => `'${value.replaceAll("'", "'\\''")}'`;
     const parts = [`curl -X ${method.toUpperCase()} ${quoted(target())}`];
     if ((operation.security || []).length) parts.push('-H "Authorization: Bearer $API_TOKEN"');
     for (const [name, value] of given()) parts.push(`-H ${quoted(`${name}: ${value}`)}`);
@@ -169,7 +175,44 @@ function operationOf(method, path, operation, all) {
   return box;
 }
 
+const FIRST_MESSAGES = [{ role: "user", content: "What is the capital of France?" }];
+
+const firstUrl = () => `${accountUrl()}/ai/run/${encodeURI(chosenModel()).replaceAll("?", "%3F").replaceAll("#", "%23")}`;
+
+function showFirstCall() {
+  byId("first-curl").textContent = [
+    "export TOKEN=...   # your API token",
+    `curl ${quoted(firstUrl())} \\`,
+    '  -H "Authorization: Bearer $TOKEN" \\',
+    `  -d ${quoted(JSON.stringify({ messages: FIRST_MESSAGES }))}`,
+  ].join("\n");
+  byId("first-python").textContent = [
+    "import os",
+    "from openai import OpenAI",
+    "",
+    `client = OpenAI(base_url=${JSON.stringify(`${accountUrl()}/ai/v1`)}, api_key=os.environ["TOKEN"])`,
+    `completion = client.chat.completions.create(model=${JSON.stringify(chosenModel())}, messages=${JSON.stringify(FIRST_MESSAGES)})`,
+    "print(completion.choices[0].message.content)",
+  ].join("\n");
+}
+
+async function sendFirstCall() {
+  const answer = byId("first-answer");
+  answer.hidden = false;
+  answer.textContent = "…";
+  const headers = { authorization: `Bearer ${byId("token").value.trim()}`, "content-type": "application/json" };
+  try {
+    const response = await fetch(firstUrl(), { method: "POST", headers, body: JSON.stringify({ messages: FIRST_MESSAGES }) });
+    answer.textContent = `${response.status} ${response.statusText}\n\n${await response.text()}`;
+  } catch (error) {
+    answer.textContent = String(error);
+  }
+}
+
 async function main() {
+  showFirstCall();
+  byId("credentials").addEventListener("input", showFirstCall);
+  byId("first-send").addEventListener("click", sendFirstCall);
   const all = await (await fetch("/openapi.json")).json();
   byId("about").textContent = `Version ${all.info.version}. ${all.info.description}`;
   byId("credentials").addEventListener("submit", (event) => event.preventDefault());

@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF header describes gives the ids that the published vocabularies' own tests expect."""
+"""Tokenizers from GGUF headers: the ids equal those in the published tests of the vocabularies."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_strings_of_a_published_vocabulary_give_its_expected_ids(
         assert tokenizer.decode(token_ids[len(leading) :]).removeprefix(" ") == each.removeprefix(" ")
 
 
-def test_a_kind_that_is_not_known_is_refused_with_what_would_help(test_data: Path, tmp_path: Path) -> None:
+def test_unknown_tokenizer_kind_is_rejected_with_a_remedy(test_data: Path, tmp_path: Path) -> None:
     shutil.copy(test_data / "tokenizers" / "gguf_vocab" / "ggml-vocab-bert-bge.gguf", tmp_path / "model.gguf")
     with pytest.raises(TokenizerUnusable, match=r"tokenizer\.ggml\.model='bert' is not supported .*tokenizer\.json"):
         Tokenizer(tmp_path)
@@ -57,7 +57,7 @@ def vocabulary(file: GgufFile) -> Vocabulary:
     return Vocabulary.from_str(json.dumps(definition))
 
 
-def test_pairs_merge_by_score_and_never_into_what_is_not_plain() -> None:
+def test_pairs_merge_by_score_and_only_into_plain_tokens() -> None:
     tokens = vocabulary(made(**PAIRS)).encode("ab abca</s><tool>A<unk").tokens
     assert tokens[:6] == ["▁ab", "▁ab", "c", "a", "</s>", "<tool>"]
     assert "<0x41>" in tokens
@@ -81,7 +81,7 @@ def test_gemma_merges_in_the_order_of_its_vocabulary_and_others_by_score(archite
     assert vocabulary(file).encode("abc").tokens == tokens
 
 
-def test_special_tokens_the_template_and_what_stands_before_a_text_come_along() -> None:
+def test_special_tokens_template_and_text_prefix_are_read() -> None:
     _, config = gguf_tokenizer(made(**PAIRS, ggml__bos_token_id=1, ggml__eos_token_id=2, chat_template="{{ x }}"))
     assert config == {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True, "chat_template": "{{ x }}"}
     _, config = gguf_tokenizer(made(**PAIRS, ggml__add_bos_token=False))

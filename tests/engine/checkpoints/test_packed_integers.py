@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and compressed-tensors: what is loaded is what each format's definition says, to the bit."""
+"""GPTQ, AWQ and compressed-tensors: loaded values equal the definition of each format exactly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OUT, IN = 40, 96
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several pieces a matrix, none of which is alone in holding all groups."""
+    """Read each matrix in several pieces, none of which contains all groups."""
     monkeypatch.setattr(packed_integers, "PIECE_ELEMENTS", 1300)
 
 
@@ -72,7 +72,7 @@ def test_biases_of_nothing_that_gptq_tools_write_are_let_pass_and_real_ones_are_
             weights.load(save(tmp_path, tensors | {"x.bias": bias}, GPTQ), room)
 
 
-def test_inputs_in_an_order_that_is_not_told_are_refused(tmp_path: Path) -> None:
+def test_unspecified_input_order_is_rejected(tmp_path: Path) -> None:
     tensors = gptq_tensors("x", random_levels(OUT, IN, 32, is_shuffled=True), has_order=False)
     with pytest.raises(WeightsError, match=r"x\.g_idx is missing, but desc_act"):
         read(save(tmp_path, tensors, GPTQ | {"desc_act": True}), "x.weight", (OUT, IN), torch.float32)
@@ -152,7 +152,7 @@ def test_what_is_packed_can_be_had_packed_and_stands_for_the_same_numbers(tmp_pa
         assert packed.packed.numel() * 8 == made.levels.size * (packed.bits if made.levels.shape[1] % 2 == 0 else 8)
 
 
-# ── what is not sound ──
+# ── invalid files ──
 
 
 def without(tensors: dict[str, Any], name: str) -> dict[str, Any]:

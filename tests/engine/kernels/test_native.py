@@ -163,7 +163,7 @@ def test_rotation_equals_its_reference_and_does_not_change_values(
 
 
 @DTYPES
-def test_nan_stays_in_its_row(dtype: torch.dtype, native: NativeKernels) -> None:
+def test_nan_affects_only_its_row(dtype: torch.dtype, native: NativeKernels) -> None:
     for value in (float("nan"), float("inf"), float("-inf")):
         x = random(3, 96, dtype=dtype)
         x[1, 5] = value

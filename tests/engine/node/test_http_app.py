@@ -1,4 +1,5 @@
-"""People with curl get the wire's messages as lines, with a service token; anyone may ask how the node is."""
+"""The node's HTTP endpoint: events as JSON lines with a service token; health, readiness, status and metrics
+without."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tests.waiting import wait_until
 
 
 def bearer() -> dict[str, str]:
-    """Headers with a fresh token; each can be used once."""
+    """Return headers with a new token. A token can be used once."""
     return {"authorization": f"Bearer {service_keys().identity('gateway/gateway').sign('node/n1')}"}
 
 
@@ -66,7 +67,7 @@ async def http(app: AppUnderTest, short_tmp_path: Path) -> AsyncIterator[httpx.A
         yield client
 
 
-async def test_events_come_as_lines_while_they_are_said(app: AppUnderTest, http: httpx.AsyncClient) -> None:
+async def test_events_are_streamed_as_lines(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     async with http.stream("POST", "/execute", json=ASK, headers=bearer()) as response:
         assert response.headers["content-type"] == "application/x-ndjson"
         await wait_until(app.runs)
@@ -79,7 +80,7 @@ async def test_events_come_as_lines_while_they_are_said(app: AppUnderTest, http:
         assert [line async for line in lines] == []
 
 
-async def test_two_calls_share_no_namespace_unless_they_name_one(app: AppUnderTest, http: httpx.AsyncClient) -> None:
+async def test_calls_share_a_namespace_only_if_they_name_it(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     for named in ({}, {}, {"namespace": "ab" * 32}):
         before = len(app.runs())
         async with http.stream("POST", "/execute", json={**ASK, **named}, headers=bearer()) as response:
@@ -91,7 +92,7 @@ async def test_two_calls_share_no_namespace_unless_they_name_one(app: AppUnderTe
     assert namespaces[2] == bytes.fromhex("ab" * 32)
 
 
-async def test_a_client_that_leaves_cancels_its_call(app: AppUnderTest, http: httpx.AsyncClient) -> None:
+async def test_disconnected_client_cancels_its_call(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     async with http.stream("POST", "/execute", json=ASK, headers=bearer()):
         await wait_until(app.runs)
     await wait_until(lambda: app.runs()[0].is_cancelled)
@@ -124,16 +125,14 @@ async def test_request_without_token_is_rejected(
         b'{"task":' * 5000,
     ],
 )
-async def test_a_body_that_is_no_execute_is_refused_with_400(
-    app: AppUnderTest, http: httpx.AsyncClient, body: bytes
-) -> None:
+async def test_malformed_body_is_rejected_with_400(app: AppUnderTest, http: httpx.AsyncClient, body: bytes) -> None:
     response = await http.post("/execute", content=body, headers=bearer())
     assert response.status_code == 400
     assert response.json()["error"]
     assert app.loaders.num_loads == 0
 
 
-async def test_a_model_that_nobody_knows_is_refused_with_404(app: AppUnderTest, http: httpx.AsyncClient) -> None:
+async def test_unknown_model_is_rejected_with_404(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     async def unknown(_name: str) -> str:
         raise ModelUnavailable("x is not published")
 
@@ -141,7 +140,7 @@ async def test_a_model_that_nobody_knows_is_refused_with_404(app: AppUnderTest, 
     assert (await http.post("/execute", json=ASK, headers=bearer())).status_code == 404
 
 
-async def test_a_body_over_the_limit_is_refused_with_413(
+async def test_body_over_the_limit_is_rejected_with_413(
     app: AppUnderTest, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.node.http_app.MAX_BODY_BYTES", 1000)
@@ -149,14 +148,14 @@ async def test_a_body_over_the_limit_is_refused_with_413(
     assert response.status_code == 413
 
 
-async def test_readiness_and_health_are_told_apart(app: AppUnderTest, http: httpx.AsyncClient) -> None:
+async def test_readiness_and_health_are_separate(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     assert (await http.get("/healthz")).status_code == 200
     assert (await http.get("/readyz")).status_code == 503
     app.is_ready = True
     assert (await http.get("/readyz")).status_code == 200
 
 
-async def test_status_and_metrics_say_what_is_loaded(app: AppUnderTest, http: httpx.AsyncClient) -> None:
+async def test_status_and_metrics_list_loaded_models(app: AppUnderTest, http: httpx.AsyncClient) -> None:
     app.replicas.release(await app.replicas.acquire("a", "r"))
     assert (await http.get("/status")).json()["replicas"][0]["state"] == "ready"
     text = (await http.get("/metrics")).text
@@ -196,5 +195,5 @@ async def test_model_in_use_is_unloaded_only_on_request_to_wait(app: AppUnderTes
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("GET", "/execute"), ("POST", "/status")])
-async def test_other_routes_are_not_there(http: httpx.AsyncClient, method: str, path: str) -> None:
+async def test_other_routes_return_404(http: httpx.AsyncClient, method: str, path: str) -> None:
     assert (await http.request(method, path)).status_code == 404

@@ -94,7 +94,7 @@ async def test_quantized_model_is_sharded_after_dequantization(compare: Compare,
 @pytest.mark.parametrize(
     ("number_format", "num_packed"), [pytest.param("int4", [18, 19], marks=pytest.mark.full), ("int8", [24, 25])]
 )
-async def test_a_variant_stays_packed_on_each_rank(
+async def test_variant_remains_packed_on_each_rank(
     compare: Compare, number_format: str, num_packed: list[int], tmp_path: Path
 ) -> None:
     """All matrices except the head stay packed. Logits are equal up to bfloat16 and the rounding of each rank's

@@ -1,4 +1,4 @@
-"""Models become hot once however many wait, come back after a crash, and leave when idle; nobody waits for ever."""
+"""Replicas: loaded once however many calls wait, restarted after a crash, unloaded when idle; no wait is endless."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class House:
         self.num_changes += 1
 
     async def use(self, model: str) -> ModelReplica:
-        """Acquire and release."""
+        """Acquire and release a replica."""
         replica = await self.replicas.acquire(model, "r", "text-generation")
         self.replicas.release(replica)
         return replica
@@ -77,7 +77,7 @@ async def test_a_call_that_stops_waiting_does_not_stop_the_loading() -> None:
     assert (await staying).num_calls == 0
 
 
-async def test_the_least_recently_used_idle_model_makes_place() -> None:
+async def test_least_recently_used_idle_model_is_evicted() -> None:
     house = House(max_replicas=2)
     for model in ("a", "b", "a", "c"):
         house.clock.now_s += 1
@@ -87,7 +87,7 @@ async def test_the_least_recently_used_idle_model_makes_place() -> None:
     assert len(house.store.held) == 2
 
 
-async def test_a_model_in_use_never_makes_place() -> None:
+async def test_model_in_use_is_never_evicted() -> None:
     house = House(max_replicas=1)
     held = await house.replicas.acquire("a", "r")
     refused = await refusal(house, "b")
@@ -98,13 +98,13 @@ async def test_a_model_in_use_never_makes_place() -> None:
     assert house.state("a") == "absent"
 
 
-async def test_two_that_want_the_last_place_do_not_both_lose() -> None:
+async def test_one_of_two_loads_gets_the_last_replica_slot() -> None:
     house = House(max_replicas=1)
     outcomes = await asyncio.gather(house.use("a"), house.use("b"), return_exceptions=True)
     assert sum(isinstance(outcome, ModelReplica) for outcome in outcomes) >= 1
 
 
-async def test_a_crashed_model_comes_back_by_itself() -> None:
+async def test_crashed_model_is_loaded_again() -> None:
     house = House()
     await house.use("a")
     first = house.loaders.models["a"]
@@ -123,7 +123,7 @@ async def test_a_call_that_comes_after_a_crash_waits_for_the_model() -> None:
     assert (await house.use("a")).task_model is house.loaders.models["a"]
 
 
-async def test_a_call_that_comes_between_a_death_and_its_news_waits_for_the_model() -> None:
+async def test_call_between_a_crash_and_its_report_waits_for_the_model() -> None:
     house = House()
     await house.use("a")
     dead = house.loaders.models["a"]
@@ -134,7 +134,7 @@ async def test_a_call_that_comes_between_a_death_and_its_news_waits_for_the_mode
     assert (await waiting).task_model is not dead
 
 
-async def test_a_model_that_keeps_crashing_is_refused_until_its_crashes_age(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeatedly_crashing_model_is_rejected_until_its_crashes_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_RESTART_S", 0.0)
     house = House()
     for _ in range(module.MAX_CRASHES):
@@ -176,7 +176,7 @@ async def test_a_crash_while_it_is_still_loading_is_not_lost() -> None:
         (KeyError("a bug"), "internal"),
     ],
 )
-async def test_what_keeps_a_model_from_loading_is_said_and_tried_again_later(error: Exception, reason: str) -> None:
+async def test_load_failure_is_reported_and_retried_later(error: Exception, reason: str) -> None:
     house = House()
     house.store.errors["a"] = error
     assert (await refusal(house)).failure.reason == reason
@@ -187,7 +187,7 @@ async def test_what_keeps_a_model_from_loading_is_said_and_tried_again_later(err
     assert house.state("a") == "ready"
 
 
-async def test_a_model_that_cannot_be_loaded_holds_neither_files_nor_a_place() -> None:
+async def test_failed_load_releases_files_and_replica_slot() -> None:
     house = House(max_replicas=1)
     house.loaders.error = ModelLoadError("unknown architecture")
     assert "unknown architecture" in (await refusal(house)).failure.message
@@ -212,7 +212,7 @@ async def test_failures_are_remembered_in_bounded_number() -> None:
     assert len(house.replicas.statuses()) <= module.MAX_FAILED
 
 
-async def test_wanted_models_are_made_hot_in_order_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wanted_models_are_loaded_in_order_and_reloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_FAILED_S", 0.01)
     house = House(wanted=("a", "b"))
     house.store.errors["a"] = StoreUnavailable("down")
@@ -230,7 +230,7 @@ async def test_wanted_models_are_made_hot_in_order_and_again(monkeypatch: pytest
     keeping.cancel()
 
 
-async def test_a_wanted_model_that_nobody_knows_is_said_to_have_failed_until_it_is_there(
+async def test_unknown_wanted_model_is_reported_as_failed_until_it_is_published(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "RETRY_FAILED_S", 0.01)
@@ -252,7 +252,7 @@ async def test_a_wanted_model_that_nobody_knows_is_said_to_have_failed_until_it_
     keeping.cancel()
 
 
-async def test_a_failure_holds_on_to_no_call_that_it_ended() -> None:
+async def test_failure_keeps_no_reference_to_ended_calls() -> None:
     """An exception that is raised in many calls would collect a traceback of each of them, including their prompts."""
     house = House()
     house.store.errors["a"] = ModelUnavailable("no such model")
@@ -274,7 +274,7 @@ async def test_a_long_call_counts_as_use_until_its_end() -> None:
     assert (house.state("a"), house.state("b")) == ("ready", "absent")
 
 
-async def test_closing_ends_what_is_hot_and_what_is_loading() -> None:
+async def test_close_unloads_ready_and_loading_models() -> None:
     house = House()
     await house.use("a")
     house.loaders.gate.clear()
@@ -287,7 +287,7 @@ async def test_closing_ends_what_is_hot_and_what_is_loading() -> None:
         await waiting
 
 
-async def test_a_node_that_leaves_loads_on_only_what_a_call_waits_for() -> None:
+async def test_draining_node_continues_only_loads_that_a_call_waits_for() -> None:
     house = House(max_replicas=3, wanted=("a",))
     house.loaders.gate.clear()
     keeping = asyncio.create_task(house.replicas.keep_ready())
@@ -304,7 +304,7 @@ async def test_a_node_that_leaves_loads_on_only_what_a_call_waits_for() -> None:
     assert (house.state("a"), house.state("b")) == ("ready", "ready")
 
 
-async def test_every_change_of_state_is_told() -> None:
+async def test_every_state_change_is_reported() -> None:
     house = House()
     await house.use("a")
     assert house.num_changes == 2

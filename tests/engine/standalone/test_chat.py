@@ -1,4 +1,4 @@
-"""Chat over a real server on the built-in model, with a key and room for one answer; then it drains and leaves."""
+"""Chat completions over a real server on the built-in model, with a key and one sequence at a time; then shutdown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def together(server: ServeProcess) -> AsyncIterator[AsyncOpenAI]:
 
 
 def test_the_model_s_own_defaults_and_the_flags_hold(client: OpenAI, server: ServeProcess):
-    """spark's generation_config.json samples nothing, so two answers are one."""
+    """spark's generation_config.json selects greedy decoding, so two responses are equal."""
     responses = [client.chat.completions.create(model=MODEL, messages=ASK) for _ in range(2)]
     assert "Paris" in (responses[0].choices[0].message.content or "")
     assert responses[0].choices[0].message == responses[1].choices[0].message
@@ -87,7 +87,7 @@ def test_tokenize_shows_the_prompt_that_a_conversation_becomes(client: OpenAI, s
     assert found["count"] == len(found["tokens"]) == response.usage.prompt_tokens
 
 
-def test_without_the_key_only_health_and_metrics_answer(server: ServeProcess):
+def test_without_key_only_health_and_metrics_are_served(server: ServeProcess):
     with (
         OpenAI(base_url=f"{server.url}/v1", api_key="another", max_retries=0) as unauthenticated,
         pytest.raises(AuthenticationError) as caught,
@@ -102,7 +102,7 @@ def test_without_the_key_only_health_and_metrics_answer(server: ServeProcess):
     assert KEY not in server.printed + server.stderr
 
 
-def test_what_would_change_the_answer_and_cannot_be_done_is_refused(client: OpenAI):
+def test_unsupported_parameter_that_would_change_the_output_is_rejected(client: OpenAI):
     for name, value in {"echo": True, "add_generation_prompt": False, "continue_final_message": True}.items():
         with pytest.raises(BadRequestError, match=name):
             client.chat.completions.create(model=MODEL, messages=ASK, extra_body={name: value})
@@ -161,10 +161,8 @@ async def test_a_full_server_says_when_to_come_back(together: AsyncOpenAI):
     await wait_until(is_free)
 
 
-async def test_at_the_end_an_answer_in_flight_is_finished_and_no_other_begun(
-    together: AsyncOpenAI, server: ServeProcess
-):
-    """The last test of this server: SIGTERM lets the stream go on to its end, and the exit code is 0."""
+async def test_shutdown_finishes_running_responses_and_starts_none(together: AsyncOpenAI, server: ServeProcess):
+    """The last test of this server: after SIGTERM the stream continues to its end, and the exit code is 0."""
     stream = await together.chat.completions.create(
         model=MODEL, messages=ASK, stream=True, max_tokens=450, extra_body={"ignore_eos": True}
     )

@@ -1,4 +1,5 @@
-"""Folders and files, good and bad, under the server of the command, in this process: one warm parent forks for all."""
+"""Valid and invalid model folders and files under the standalone server, in this process. One zygote serves all
+tests."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def server_of(zygote: Zygote, model_dir: Path | None, *flags: str) -> Standalone
 async def serving(
     zygote: Zygote, capsys: pytest.CaptureFixture[str], model_dir: Path | None
 ) -> AsyncIterator[tuple[str, str]]:
-    """The server's address, and the line that said it was ready; drained at the end."""
+    """Run a server and yield its address and its ready line; drain it at the end."""
     server = server_of(zygote, model_dir)
     running = asyncio.create_task(server.run())
     said: list[str] = []
@@ -53,7 +54,7 @@ async def serving(
     assert code == 0
 
 
-async def test_generation_defaults_that_cannot_be_are_told(zygote: Zygote, stories: Path):
+async def test_invalid_generation_defaults_are_reported(zygote: Zygote, stories: Path):
     (stories / "generation_config.json").write_text('{"temperature": "warm"}')
     with pytest.raises(FolderUnusable, match=r"generation_config\.json: Type mismatch of '/temperature'"):
         server_of(zygote, stories)
@@ -87,7 +88,7 @@ def of_damaged_tokenizer(folder: Path) -> None:
         (of_damaged_tokenizer, "tokenizer"),
     ],
 )
-async def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(
+async def test_load_failure_ends_the_server_with_the_reason(
     zygote: Zygote,
     capsys: pytest.CaptureFixture[str],
     stories: Path,
@@ -102,7 +103,7 @@ async def test_a_model_that_cannot_be_loaded_ends_the_server_with_its_reason(
     assert "Traceback" not in result
 
 
-async def test_more_context_than_the_model_has_is_refused(
+async def test_max_model_len_above_the_models_context_is_rejected(
     zygote: Zygote, capsys: pytest.CaptureFixture[str], stories: Path
 ):
     assert await server_of(zygote, stories, "--max-model-len", "4096").run() == 1
@@ -111,13 +112,15 @@ async def test_more_context_than_the_model_has_is_refused(
     assert "512" in result
 
 
-async def test_a_context_that_the_memory_does_not_hold_is_refused(zygote: Zygote, capsys: pytest.CaptureFixture[str]):
+async def test_max_model_len_that_does_not_fit_the_kv_memory_is_rejected(
+    zygote: Zygote, capsys: pytest.CaptureFixture[str]
+):
     flags = ["--max-model-len", "2048", "--kv-memory", "1MiB"]
     assert await server_of(zygote, find_folder("@cf/hearth/spark"), *flags).run() == 1
     assert "--max-model-len=2048: --kv-memory holds" in capsys.readouterr().err
 
 
-async def test_stopped_while_it_loads_it_leaves_in_order(
+async def test_server_stopped_while_loading_exits_cleanly(
     zygote: Zygote, capsys: pytest.CaptureFixture[str], stories: Path
 ):
     server = server_of(zygote, stories)
@@ -144,12 +147,12 @@ async def test_embeddings_are_served_from_their_own_folder(zygote: Zygote, capsy
         assert "not for text-generation" in refused.json()["error"]["message"]
 
 
-async def test_a_lone_gguf_file_answers_as_the_folder_it_was_made_from(
+async def test_single_gguf_file_gives_the_output_of_its_source_folder(
     zygote: Zygote, capsys: pytest.CaptureFixture[str], tmp_path: Path, test_data: Path
 ):
     source = test_data / "models/stories260K"
     pieces = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
-    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(pieces) - 259)]  # unknown, control, bytes, plain
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(pieces) - 259)]  # token types: unknown, control, bytes, normal
     vocabulary = {
         "ggml.model": "llama",
         "ggml.tokens": sorted(pieces, key=pieces.__getitem__),

@@ -19,7 +19,7 @@ from tests.waiting import wait_until_blocking
 
 
 def run(tmp_path: Path, *arguments: str) -> tuple[int, str]:
-    """Exit code and what was told, of a server that cannot start."""
+    """Return the exit code and the standard error of a server that cannot start."""
     server = ServeProcess(tmp_path, *arguments).start()
     try:
         return server.exit_code(), server.stderr
@@ -27,12 +27,12 @@ def run(tmp_path: Path, *arguments: str) -> tuple[int, str]:
         server.stop()
 
 
-def test_a_folder_that_is_not_there_is_told_at_once(tmp_path: Path):
+def test_missing_folder_is_reported_at_once(tmp_path: Path):
     code, result = run(tmp_path, "/nowhere/at-all")
     assert (code, result) == (2, "hearth engine: MODEL_DIR: /nowhere/at-all does not exist\n")
 
 
-def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path: Path, stories: Path):
+def test_occupied_port_is_reported_before_loading(tmp_path: Path, stories: Path):
     with socket.create_server(("127.0.0.1", 0)) as blocker:
         code, result = run(tmp_path, str(stories), "--port", str(blocker.getsockname()[1]))
     assert code == 2
@@ -40,7 +40,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(tmp_path: Path, 
     assert "loading" not in result
 
 
-def test_the_command_of_the_ready_line_gets_an_answer_and_a_second_signal_hurries(tmp_path: Path, stories: Path):
+def test_printed_curl_command_works_and_a_second_signal_ends_running_requests(tmp_path: Path, stories: Path):
     with serving(tmp_path, stories, "--drain-timeout", "600") as server:
         command = server.printed.partition(": curl")[2]
         reply = subprocess.run(f"curl -s {command}", shell=True, capture_output=True, check=True, text=True).stdout
@@ -52,7 +52,7 @@ def test_the_command_of_the_ready_line_gets_an_answer_and_a_second_signal_hurrie
             server.terminate()
             result = wait_until_blocking(lambda: re.search(r"stopping: (\d+) calls", server.stderr))
             assert result is not None
-            assert 1 < int(result[1]) <= 64  # of one request; where this test stood still, some are over
+            assert 1 < int(result[1]) <= 64  # sequences of one request; on a slow machine some have already finished
             server.terminate()
             remaining = [line for line in lines if line]
         assert json.loads(remaining[-1].removeprefix("data: "))["error"]["code"] == "shutting_down"

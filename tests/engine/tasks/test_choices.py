@@ -1,4 +1,4 @@
-"""Several answers to one prompt: one call, each piece by its number, the prompt counted once, one end."""
+"""Several choices for one prompt: one call, pieces numbered by choice, prompt tokens counted once, one end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ async def test_each_choice_is_a_sequence_with_the_same_prompt_and_its_own_seed(b
     first, *others = bench.replica.requests
     assert first.sampling.seed == 5
     assert [each.sampling.seed for each in others] == [6, 7]
-    assert all(each.namespace == first.namespace for each in others)  # so that they share the prompt's blocks
+    assert all(each.namespace == first.namespace for each in others)  # choices share the prompt's blocks
     assert all(each.prompt.tolist() == first.prompt.tolist() for each in others)
     assert len({each.sequence_id for each in bench.replica.requests}) == 3
 
 
-async def test_pieces_say_whose_they_are_and_usage_counts_the_prompt_once(bench: Bench) -> None:
+async def test_pieces_have_their_choice_and_usage_counts_the_prompt_once(bench: Bench) -> None:
     await bench.start(prompt="Once upon a time", num_choices=2)
     bench.replica.say(432, at=0, num_cached=2)
     bench.replica.say(383, at=1, num_cached=4)
@@ -48,7 +48,7 @@ async def test_pieces_say_whose_they_are_and_usage_counts_the_prompt_once(bench:
     assert bench.heard[-1] == Finished("length", Usage(prompt_tokens=5, cached_tokens=2, completion_tokens=4))
 
 
-async def test_a_choice_s_failure_ends_all_with_what_was_used(bench: Bench) -> None:
+async def test_failure_of_one_choice_ends_all_choices_with_their_usage(bench: Bench) -> None:
     await bench.start(prompt="Once upon a time", num_choices=3)
     bench.replica.say(432, at=0)
     bench.replica.say(383, at=1)
@@ -69,7 +69,7 @@ async def test_cancelling_ends_every_choice(bench: Bench) -> None:
     assert len(bench.replica.aborted) == 2
 
 
-async def test_numbers_of_choices_and_biases_that_cannot_be_are_refused(bench: Bench) -> None:
+async def test_invalid_numbers_of_choices_and_biases_are_rejected(bench: Bench) -> None:
     assert "n " in str(await refused(bench, num_choices=0))
     assert "n " in str(await refused(bench, num_choices=129))
     wrong = await refused(bench, sampling=Sampling(logit_bias=((512, 1.0),)))

@@ -1,4 +1,4 @@
-"""A model that thinks: its thoughts are told apart from the answer, counted, and kept out of formats."""
+"""Reasoning: separated from the content, counted, and excluded from output formats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ END_ID = 2
 
 
 class Thinker:
-    """The built-in model's tokenizer with another model's template, over a scripted replica."""
+    """The built-in model's tokenizer with another model's chat template, over a scripted replica."""
 
     def __init__(self, folder: Path, template: str) -> None:
         shutil.copy(SPARK / "tokenizer.json", folder)
@@ -66,7 +66,7 @@ def thinker(tmp_path: Path, test_data: Path) -> Thinker:
     return Thinker(tmp_path, (test_data / "templates/Qwen-Qwen3-0.6B.jinja").read_text())
 
 
-async def test_thoughts_are_told_apart_and_counted(thinker: Thinker) -> None:
+async def test_reasoning_is_separated_and_counted(thinker: Thinker) -> None:
     await thinker.start(sampling=Sampling(logprobs=0, stop=("two",)))
     thinker.say("<think>\nOne, two.\n</think>\n\nThree.")
     assert (thinker.text(is_reasoning=True), thinker.text(is_reasoning=False)) == ("One, two.", "Three.")
@@ -76,14 +76,14 @@ async def test_thoughts_are_told_apart_and_counted(thinker: Thinker) -> None:
     assert "".join(logprobs).strip() == "Three."
 
 
-async def test_where_nobody_asks_a_thought_is_text(thinker: Thinker) -> None:
+async def test_reasoning_is_text_unless_separation_is_requested(thinker: Thinker) -> None:
     await thinker.start(separates_reasoning=False)
     thinker.say("<think>\nOne\n</think>\n\nTwo.")
     assert thinker.text(is_reasoning=False) == "<think>\nOne\n</think>\n\nTwo."
     assert thinker.finished.usage.reasoning_tokens == 0
 
 
-async def test_a_format_is_held_to_behind_the_thought(thinker: Thinker) -> None:
+async def test_output_format_applies_after_the_reasoning(thinker: Thinker) -> None:
     for separates_reasoning in (True, False):
         thinker.heard.clear()
         await thinker.start(constraint=Constraint("json_object"), separates_reasoning=separates_reasoning)
@@ -94,7 +94,7 @@ async def test_a_format_is_held_to_behind_the_thought(thinker: Thinker) -> None:
         assert thinker.text(is_reasoning=False) == '{"a": 1}'
 
 
-async def test_switches_reach_the_template_and_end_the_thinking(thinker: Thinker) -> None:
+async def test_reasoning_options_reach_the_template_and_end_reasoning(thinker: Thinker) -> None:
     schema = Constraint("json_object")
     await thinker.start(template_kwargs={"enable_thinking": False}, constraint=schema)
     assert thinker.prompt.endswith("<think>\n\n</think>\n\n")
@@ -103,12 +103,12 @@ async def test_switches_reach_the_template_and_end_the_thinking(thinker: Thinker
     assert thinker.text(is_reasoning=False) == "Hi"
 
 
-async def test_earlier_thoughts_are_shown_by_the_template(thinker: Thinker) -> None:
+async def test_earlier_reasoning_is_rendered_by_the_template(thinker: Thinker) -> None:
     await thinker.start(ChatMessage("user", "Q"), ChatMessage("assistant", "A", reasoning="Because."))
     assert "<think>\nBecause.\n</think>\n\nA" in thinker.prompt
 
 
-async def test_a_prompt_that_leaves_the_model_thinking_begins_with_a_thought(tmp_path: Path, test_data: Path) -> None:
+async def test_output_begins_as_reasoning_if_the_prompt_opens_it(tmp_path: Path, test_data: Path) -> None:
     template = (test_data / "templates/GLM-4.7-Flash.jinja").read_text()
     thinker = Thinker(tmp_path, template)
     await thinker.start(ChatMessage("user", "What does </think> do?"))
@@ -121,7 +121,7 @@ async def test_a_prompt_that_leaves_the_model_thinking_begins_with_a_thought(tmp
     assert thinker.finished.usage.reasoning_tokens >= num_tokens
 
 
-async def test_harmony_answers_by_channels_with_or_without_tools(tmp_path: Path, test_data: Path) -> None:
+async def test_harmony_output_uses_channels_with_and_without_tools(tmp_path: Path, test_data: Path) -> None:
     thinker = Thinker(tmp_path, (test_data / "templates/openai-gpt-oss-120b.jinja").read_text())
     for separates_reasoning in (True, False):
         thinker.heard.clear()

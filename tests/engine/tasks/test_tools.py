@@ -1,4 +1,4 @@
-"""Tools on one model: shown by its template, held to by a constraint, told apart from text; every token counted."""
+"""Tools: rendered by the template, enforced by a constraint, separated from text; every token is counted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Bench:
         await self.generator.start(work, self.heard.append)
 
     def say(self, text: str, *, finish: Any = None, logprob: float | None = None) -> int:
-        """The tokens of `text`, one a step, control tokens as such; then the end, with an end token if it is a stop."""
+        """Send the tokens of `text`, one per step, and then the end, with an end token if the finish reason is
+        "stop"."""
         token_ids = self.tokenizer.encode(text, parse_special=True)
         for token_id in token_ids:
             self.replica.say(token_id, logprobs=() if logprob is None else [TokenIdLogprob(logprob)])
@@ -113,7 +114,7 @@ async def test_control_tokens_in_tools_and_arguments_are_plain_text() -> None:
     assert bench.prompt.count(evil) == 5
 
 
-async def test_a_call_is_told_in_pieces_and_every_token_is_counted() -> None:
+async def test_tool_call_is_streamed_in_pieces_and_every_token_is_counted() -> None:
     bench = Bench()
     await bench.start()
     num_tokens = bench.say(f"Sure.\n{CALL}", finish="stop")
@@ -148,14 +149,14 @@ async def test_without_parallel_calls_the_sequence_ends_with_the_first() -> None
     assert bench.replica.aborted == [bench.replica.requests[-1].sequence_id]
 
 
-async def test_an_answer_without_calls_is_text() -> None:
+async def test_output_without_tool_calls_is_text() -> None:
     bench = Bench()
     await bench.start()
     bench.say("It is { noon. ", finish="stop")
     assert (bench.text, bench.calls, bench.finished.reason) == ("It is { noon. ", [], "stop")
 
 
-async def test_stop_strings_are_looked_for_in_text_and_not_in_calls() -> None:
+async def test_stop_strings_apply_to_text_and_not_to_tool_calls() -> None:
     bench = Bench()
     await bench.start(sampling=Sampling(stop=("b", "\n")))
     bench.say(CALL, finish="stop")
@@ -186,7 +187,7 @@ async def test_log_probabilities_are_those_of_the_text() -> None:
     assert num_text <= len(logprobs) == len(bench.tokenizer.encode("Well then."))
 
 
-async def test_a_required_call_is_held_to_and_a_free_one_lazily() -> None:
+async def test_required_call_is_enforced_from_the_start_and_optional_call_lazily() -> None:
     bench = Bench()
     await bench.start(tool_choice="required")
     constraint = bench.replica.requests[-1].constraint
@@ -199,7 +200,7 @@ async def test_a_required_call_is_held_to_and_a_free_one_lazily() -> None:
     assert bench.checker.checked[-1] == constraint
 
 
-async def test_what_the_checker_refuses_of_a_tool_is_given_up_unless_it_is_strict() -> None:
+async def test_unsupported_tool_schema_is_ignored_unless_the_tool_is_strict() -> None:
     bench = Bench('"text"')
     await bench.start()
     constraint = bench.replica.requests[-1].constraint
@@ -217,7 +218,7 @@ async def test_what_the_checker_refuses_of_a_tool_is_given_up_unless_it_is_stric
         await bench.start(tools=(Tool(name="now", is_strict=True),))
 
 
-async def test_a_callers_own_format_is_held_to_or_refused() -> None:
+async def test_requested_format_is_enforced_or_rejected() -> None:
     schema = Constraint("json_schema", '{"not": {}}')
     bench = Bench()
     await bench.start(tools=(), constraint=schema)
@@ -240,7 +241,7 @@ async def test_incomplete_json_and_incomplete_calls_finish_with_length() -> None
 
 
 @pytest.mark.parametrize("is_held", [False, True])
-async def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(is_held: bool) -> None:
+async def test_truncated_tool_call_is_reported_as_far_as_it_was_generated(is_held: bool) -> None:
     bench = Bench() if is_held else Bench("start")
     await bench.start()
     assert (bench.replica.requests[-1].constraint is not None) == is_held
@@ -254,7 +255,7 @@ async def test_a_call_that_the_limit_cuts_short_is_told_as_far_as_it_goes(is_hel
     assert (bench.text, bench.calls, bench.finished.reason) == ("" if is_held else CALL[:20], [], "length")
 
 
-async def test_a_call_that_the_model_itself_breaks_off_is_text() -> None:
+async def test_tool_call_that_the_model_does_not_finish_is_text() -> None:
     bench = Bench("start")
     await bench.start()
     bench.say(CALL[:50], finish="stop")
@@ -286,7 +287,7 @@ async def test_a_closed_format_ends_without_a_token() -> None:
 
 @pytest.mark.parametrize("kind", ["json_object", "json_schema"])
 @pytest.mark.parametrize("tools", [(), (NOW,)])
-async def test_nothing_stops_an_answer_in_json_before_its_end(kind: Any, tools: tuple[Tool, ...]) -> None:
+async def test_stop_strings_do_not_end_json_output(kind: Any, tools: tuple[Tool, ...]) -> None:
     bench = Bench()
     stops = Sampling(stop=(": ", "}", "<|im_end|>"), stop_token_ids=(7,))
     await bench.start(tools=tools, constraint=Constraint(kind, "{}"), sampling=stops)

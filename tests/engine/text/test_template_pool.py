@@ -81,7 +81,7 @@ def test_a_template_that_exhausts_time_or_memory_is_stopped(pool: TemplatePool, 
 
 
 @pytest.mark.parametrize("name", ESCAPING)
-def test_a_template_that_leaves_the_sandbox_is_refused(pool: TemplatePool, name: str) -> None:
+def test_template_that_escapes_the_sandbox_is_rejected(pool: TemplatePool, name: str) -> None:
     with pytest.raises(TemplateRefused):
         render(pool, ESCAPING[name])
 

@@ -99,7 +99,7 @@ def test_turns_without_calls_have_no_tool_calls_field() -> None:
     assert template_messages([ChatMessage("assistant", "x")], None) == [{"role": "assistant", "content": "x"}]
 
 
-def test_result_without_id_answers_the_first_open_call_of_its_name() -> None:
+def test_result_without_id_belongs_to_the_first_open_call_of_its_name() -> None:
     f, g = (ToolCall(name=name, arguments="{}") for name in "fg")
     messages = [
         ChatMessage("assistant", tool_calls=(f, g, f)),

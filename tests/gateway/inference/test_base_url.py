@@ -31,7 +31,7 @@ def test_response_stored_below_one_base_url_is_found_below_the_other(client: Ope
 
 
 @pytest.mark.parametrize("path", ["", "/client/v4", "/client/v4/ai/v1", "/api"])
-def test_wrong_base_url_is_answered_with_the_right_one(running: Running, path: str) -> None:
+def test_wrong_base_url_is_rejected_naming_the_right_one(running: Running, path: str) -> None:
     wrong = OpenAI(base_url=running.gateway.url + path, api_key=running.tenants.secrets["good"], max_retries=0)
     with pytest.raises(openai.NotFoundError, match="/v1, or for a certain account"):
         wrong.chat.completions.create(model=PARROT, messages=HELLO)  # type: ignore[arg-type]

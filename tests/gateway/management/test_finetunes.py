@@ -16,7 +16,7 @@ import pytest
 from catalog.manifest import blob_key, decode_manifest, manifest_key
 from engine.protocol.tasks.text_generation import Adapter
 from tests.catalog.adapters import config_bytes, spark_modules, weights_bytes
-from tests.gateway.process import CHATTY, HANDY, PARROT, VECTORS
+from tests.gateway.process import CHATTY, HANDY, PARROT, POCKET, VECTORS
 from tests.gateway.site import Running, Site
 from tests.waiting import wait_until_blocking
 
@@ -67,8 +67,8 @@ def code_of(response: httpx.Response) -> tuple[int, int]:
     return response.status_code, response.json()["errors"][0]["code"]
 
 
-def adapter_asked(running: Running, client: httpx.Client, lora: str, **body: Any) -> Adapter:
-    response = client.post(f"{running.account_url}/ai/run/{HANDY}", json={"prompt": "x", "lora": lora} | body)
+def adapter_asked(running: Running, client: httpx.Client, lora: str, model: str = HANDY, **body: Any) -> Adapter:
+    response = client.post(f"{running.account_url}/ai/run/{model}", json={"prompt": "x", "lora": lora} | body)
     assert response.status_code == 200, response.text
     adapter = running.site.execute_of(response).task.adapter
     assert adapter is not None
@@ -223,6 +223,16 @@ def test_public_finetune_is_listed_for_and_usable_by_all_accounts(running: Runni
         assert code_of(other.get(f"{theirs}/finetunes/public?limit=x")) == (400, 3003)
         response = other.post(f"{theirs}/run/{HANDY}", json={"prompt": "x", "lora": "for-all"})
         assert running.site.execute_of(response).task.adapter.name == f"finetune/{created['id']}"
+
+
+def test_adapter_works_on_quantized_variants_of_its_base_model_only(running: Running, client: httpx.Client):
+    complete(running, client, "for-variants")
+    adapter = adapter_asked(running, client, "for-variants")
+    assert adapter_asked(running, client, "for-variants", model=POCKET) == adapter
+    of_another = create(running, client, "of-another", model=SPARK)["id"]
+    refused = client.post(f"{running.account_url}/ai/run/{POCKET}", json={"prompt": "x", "lora": of_another})
+    assert code_of(refused) == (400, 5006)
+    assert f"'/lora' is a finetune of {SPARK}" in refused.text
 
 
 def test_call_with_an_unavailable_adapter_is_rejected(running: Running, client: httpx.Client):

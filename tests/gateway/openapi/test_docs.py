@@ -2,7 +2,13 @@
 call the API.
 """
 
+import json
+import os
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 
 import httpx
 import jsonschema_rs
@@ -104,6 +110,41 @@ def test_docs_page_loads_nothing_from_other_hosts(running: Running):
     assert not re.search(
         r"\bstyle=|\bon[a-z]+=|innerHTML", page.text + httpx.get(f"{running.gateway.url}/docs/docs.js").text
     )
+
+
+def test_docs_page_starts_with_a_first_call(running: Running):
+    page = httpx.get(f"{running.gateway.url}/docs").text
+    assert page.index('id="first-call"') < page.index('id="operations"')
+    assert set(re.findall(r'byId\("([a-z-]+)"\)', script_of(running))) <= set(re.findall(r'id="([a-z-]+)"', page))
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="Node.js is not installed")
+def test_examples_of_the_first_call_work_and_contain_no_token(running: Running, tmp_path: Path):
+    """Runs the page's script in Node.js, with objects in place of the page's elements."""
+    fields = {"account": running.tenants.account_id, "token": running.tenants.secrets["good"], "model": PARROT}
+    page = f"""
+        const fields = {json.dumps(fields)}, elements = {{}};
+        const element = (id) => elements[id] ??= {{ value: fields[id], addEventListener() {{}} }};
+        const document = {{ getElementById: element }};
+        const location = {{ origin: {json.dumps(running.gateway.url)} }};
+        const fetch = () => new Promise(() => {{}});
+        {script_of(running)}
+        console.log(JSON.stringify([elements["first-curl"].textContent, elements["first-python"].textContent]));
+    """
+    (tmp_path / "page.js").write_text(page)
+    printed = subprocess.run(["node", tmp_path / "page.js"], capture_output=True, check=True, timeout=60).stdout
+    curl, python = json.loads(printed)
+    assert fields["token"] not in curl + python
+    environ = {**os.environ, "TOKEN": fields["token"]}
+    curl = curl.replace("export TOKEN=...   # your API token\n", "")
+    for command in (["sh", "-euc", curl], [sys.executable, "-c", python]):
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "".join(WORDS) in done.stdout
+
+
+def script_of(running: Running) -> str:
+    return httpx.get(f"{running.gateway.url}/docs/docs.js").text
 
 
 # CORS
