@@ -48,7 +48,7 @@ def ours(runner: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gguf_file_alone_is_the_model_it_was_made_from(kind: str, tmp_path: Path) -> None:
+def test_gguf_file_gives_the_logits_of_its_source_model(kind: str, tmp_path: Path) -> None:
     path, model = write_random(kind, tmp_path)
     runner = runner_of(path if kind == "llama 2" else path.parent)
     with torch.no_grad():

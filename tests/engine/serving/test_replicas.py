@@ -150,7 +150,7 @@ async def test_repeatedly_crashing_model_is_rejected_until_its_crashes_expire(mo
     assert house.state("a") == "ready"
 
 
-async def test_a_crash_while_it_is_still_loading_is_not_lost() -> None:
+async def test_crash_during_loading_is_reported() -> None:
     house = House()
     loaders = house.loaders
     load = loaders.load

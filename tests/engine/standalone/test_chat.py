@@ -113,7 +113,7 @@ def test_unsupported_parameter_that_would_change_the_output_is_rejected(client: 
         client.embeddings.create(model=MODEL, input="a")
 
 
-def test_tools_are_called_and_formats_held_to_as_through_a_gateway(client: OpenAI):
+def test_tools_and_formats_behave_like_on_a_gateway(client: OpenAI):
     parameters = {
         "type": "object",
         "properties": {"city": {"type": "string"}},
@@ -140,7 +140,7 @@ def test_tools_are_called_and_formats_held_to_as_through_a_gateway(client: OpenA
     assert set(json.loads(response.choices[0].message.content or "")) == {"city"}
 
 
-async def test_a_full_server_says_when_to_come_back(together: AsyncOpenAI):
+async def test_full_server_sends_retry_after(together: AsyncOpenAI):
     endless = {"ignore_eos": True}
     stream = await together.chat.completions.create(
         model=MODEL, messages=ASK, stream=True, max_tokens=480, extra_body=endless
