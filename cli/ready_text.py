@@ -36,6 +36,11 @@ Stream the response:
     {header} \\
     -d '{json.dumps({**question, "stream": True})}'
 
+Chat in another terminal, and see the chat models that one command can add:
+
+  hearth chat{option}
+  hearth model list --available
+
 The token runs models and reads the account. To create a token that may change everything in the account:
 
   hearth token create --admin{option}

@@ -50,8 +50,8 @@ class Batch:
     counted: Tensor  # N, indices in the flat B*T whose next token counts, padded with ones that do not
     targets: Tensor  # N, the next token there, UNCOUNTED where it does not count
     looks: Tensor
-    """K 7: row, task (TOOL or MEMORY) and place of a token that is chosen by what stands before, first place and end of
-    what should be looked at (the tool's schema, the statement that tells it), and of all that it is one of."""
+    """[K, 7]: row, task (TOOL or MEMORY) and position of a token that copies earlier text; first position and end
+    of the attention target (the tool's schema or the statement); first position and end of all candidates."""
     num_tokens: int
     num_counted: int
 
@@ -122,9 +122,9 @@ def _look(part: _Part, answer: Message, shown: dict[str, Span], said: list[_Part
     recall = answer.get("recall")
     if recall is None:
         return []
-    told = [_find_last(said, statement) for statement in recall["told"]]
+    spans = [_find_last(said, statement) for statement in recall["statements"]]
     right = _find_last(said, recall["statement"])
-    return _look_from(part.find(recall["sought"]), MEMORY, right, [span for span in told if span])
+    return _look_from(part.find(recall["sought"]), MEMORY, right, [span for span in spans if span])
 
 
 def _find_last(said: list[_Part], wanted: str) -> Span | None:

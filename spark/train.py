@@ -69,7 +69,7 @@ class Progress:
     is_warm: bool = False
     """Began with trained weights: has no copying phase, and the rate falls from the start."""
     looking: list[Head] = field(default_factory=list)
-    """The heads that are taught to look at the schema of the tool that is called, or at the statement asked for."""
+    """The heads that learn to attend to the schema of the called tool, or to the requested statement."""
 
 
 @dataclass(frozen=True)

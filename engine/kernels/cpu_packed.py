@@ -87,16 +87,15 @@ def _int4(matrix: QuantizedTensor, bias: torch.Tensor | None) -> Operator:
     group_size = next(size for size in _GROUP_SIZES if matrix.group_size % size == 0)
     repeats = matrix.group_size // group_size
     scales = matrix.scales.repeat_interleave(repeats, 1)  # float32 [out, groups]
-    zeros = torch.zeros_like(scales)  # relative to level 8
-    if matrix.zeros is not None:
-        zeros = (8 - matrix.zeros.float()).repeat_interleave(repeats, 1) * scales
-    scales_and_zeros = torch.stack((scales.t(), zeros.t()), 2).to(torch.bfloat16).contiguous()  # [groups, out, 2]
+    centered = matrix.centered_offsets()  # the operator counts levels from 8
+    offsets = torch.zeros_like(scales) if centered is None else centered.repeat_interleave(repeats, 1)
+    scales_and_offsets = torch.stack((scales.t(), offsets.t()), 2).to(torch.bfloat16).contiguous()  # [groups, out, 2]
     packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(matrix.levels().to(torch.int32), 1)
     overload = torch.ops.aten._weight_int4pack_mm_for_cpu.default
     linear = getattr(overload, "_op", overload)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        return linear(x, packed, group_size, scales_and_zeros)
+        return linear(x, packed, group_size, scales_and_offsets)
 
     if bias is None:
         return forward

@@ -46,21 +46,23 @@ def make_check(source: Source) -> Dialogue:
     """A fact, true or with another value of its relation; the answer always states the true one."""
     relation = source.choices(_NAMES, _WEIGHTS)[0]
     facts, answer, _ = RELATIONS[relation]
-    asked = source.choice(list(facts))
-    known = facts[asked]
+    subject = source.choice(list(facts))
+    known = facts[subject]
     supposed = known
     if source.random() < 0.5:
         values = dict.fromkeys(facts.values())
-        supposed = source.choice([value for value in values if value != known and not _could_hold(facts, asked, value)])
-    question = fill(source.pick_phrasing(_CHECKS[relation]), asked, supposed)
-    said = fill(_TRUE.get(relation, answer), asked, known)
-    if asked[0].islower() or said.startswith(("The ", "People ")):
+        supposed = source.choice(
+            [value for value in values if value != known and not _could_hold(facts, subject, value)]
+        )
+    question = fill(source.pick_phrasing(_CHECKS[relation]), subject, supposed)
+    said = fill(_TRUE.get(relation, answer), subject, known)
+    if subject[0].islower() or said.startswith(("The ", "People ")):
         said = said[0].lower() + said[1:]
     return ask(
         "check", source, dress(source, question, may_lower=True), f"{'Yes' if supposed == known else 'No'}, {said}"
     )
 
 
-def _could_hold(facts: dict[str, str], asked: str, supposed: str) -> bool:
+def _could_hold(facts: dict[str, str], subject: str, supposed: str) -> bool:
     """Return True if another value than the table's is true as well: a bird is an animal, new is not old."""
-    return facts.get(supposed) == asked or supposed in ("animal", "color", "metal")
+    return facts.get(supposed) == subject or supposed in ("animal", "color", "metal")

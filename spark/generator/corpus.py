@@ -62,7 +62,7 @@ def has_held_out_part(dialogue: Dialogue) -> bool:
     """Return True if any assistant turn of the dialogue answers a held-out prompt (everything before it except the
     system prompt).
 
-    In drills and follow-ups each question also counts alone, because it could be asked without the others.
+    In drills and follow-ups each question also counts alone, because it could occur without the others.
     """
     for i, message in enumerate(dialogue.messages):
         if message["role"] != "assistant":

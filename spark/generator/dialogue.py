@@ -56,10 +56,11 @@ def assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def recall(text: str, sought: str, statement: str, told: Sequence[str]) -> Message:
-    """An assistant message with its source: its part `sought` is in `statement`, the last statement with these words
-    among those `told` before."""
-    return {**assistant(text), "recall": {"sought": sought, "statement": statement, "told": list(told)}}
+def recall(text: str, sought: str, statement: str, statements: Sequence[str]) -> Message:
+    """Return an assistant message with its source: its part `sought` is in `statement`, the last of the earlier
+    `statements` that contains these words.
+    """
+    return {**assistant(text), "recall": {"sought": sought, "statement": statement, "statements": list(statements)}}
 
 
 def system(text: str) -> Message:

@@ -1,7 +1,4 @@
-"""Extraction: a sentence in, the asked fields as one line of JSON out, under the names and in the order that were asked.
-
-Fields may be asked in words, by an example object, by a system prompt or by a JSON schema.
-"""
+"""Extraction: the requested fields of a sentence as one line of JSON, with the requested names in the requested order."""
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
 import json

@@ -1,7 +1,7 @@
 """Questions about the facts of `fact_table.py`, each relation in many wordings and with one answer.
 
 The wording is drawn apart from the fact, so a held-out prompt is a fact that was seen in another wording. Every fact is
-asked about equally often.
+drawn about equally often.
 """
 # ruff: noqa: E501 - a table of wordings reads better with one entry per line
 
@@ -37,7 +37,7 @@ def _wordings(cores: tuple[str, ...], direct: tuple[str, ...], clauses: tuple[st
 
 Relation = tuple[dict[str, str], str, tuple[str, ...]]
 
-# relation -> (facts, answer, wordings; the last wording is held out of training); {x} the asked, {y} the known
+# relation -> (facts, answer, wordings; the last wording is held out of training); {x} the subject, {y} the known value
 _CAPITAL_OF: dict[str, str] = {}
 for _country, _city in table.CAPITALS.items():
     _CAPITAL_OF.setdefault(_city, _country)
@@ -161,14 +161,14 @@ def noun(word: str) -> str:
     return f"the {word}" if word in _UNIQUE else article(word)
 
 
-def fill(pattern: str, asked: str, known: str) -> str:
+def fill(pattern: str, subject: str, known: str) -> str:
     """A wording or an answer with its fact filled in, as a sentence."""
     fields = {
-        "x": asked,
+        "x": subject,
         "y": known,
-        "a": noun(asked),
-        "A": sentence(noun(asked)),
-        "X": sentence(asked),
+        "a": noun(subject),
+        "A": sentence(noun(subject)),
+        "X": sentence(subject),
         "ay": article(known),
     }
     return sentence(pattern.format(**fields))
@@ -185,6 +185,6 @@ def make_fact(source: Source) -> Dialogue:
 def draw_fact(source: Source) -> tuple[str, str]:
     """A question and its answer."""
     facts, answer, wordings = RELATIONS[source.choices(_NAMES, _WEIGHTS)[0]]
-    asked = source.choice(list(facts))
-    question = fill(source.pick_phrasing(wordings), asked, facts[asked])
-    return dress(source, question, may_lower=True), fill(answer, asked, facts[asked])
+    subject = source.choice(list(facts))
+    question = fill(source.pick_phrasing(wordings), subject, facts[subject])
+    return dress(source, question, may_lower=True), fill(answer, subject, facts[subject])

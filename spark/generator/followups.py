@@ -11,7 +11,7 @@ from spark.generator.lists import make_list
 from spark.generator.sums import make_sum
 from spark.generator.wording import dress
 
-# the last wording of each list is held out of training; {x} what is asked now
+# the last wording of each list is held out of training; {x} the subject of the question
 _OTHER = (
     "And {x}?", "What about {x}?", "And what about {x}?", "How about {x}?", "And for {x}?", "And of {x}?", "Now {x}.", "Now for {x}.", "And now {x}?", "The same for {x}.", "Same question for {x}.", "And how about {x}?", "Okay, and {x}?", "{x}?", "Thanks. And {x}?",
     "What is it for {x}?", "Do the same for {x}.", "Next: {x}.", "Then what about {x}?", "I also need {x}.", "Also {x}, please.", "And the same for {x}?", "Tell me for {x} too.", "Great. And what about {x}?", "Could you do the same for {x}?", "And the same question for {x}?",
@@ -58,18 +58,18 @@ def _first(source: Source) -> list[Message]:
 
 
 def _ask_other(source: Source) -> Dialogue:
-    """The same relation, asked of another thing or of two."""
+    """A question about the same relation of one or two other things."""
     facts, answer, wordings = RELATIONS["capital" if source.random() < 0.3 else source.choice(_RELATIONS)]
-    asked = source.sample(list(facts), 3 if source.random() < 0.25 else 2)
-    question = fill(source.choice(wordings[:-1]), asked[0], facts[asked[0]])
-    messages = [user(dress(source, question, may_lower=True)), assistant(fill(answer, asked[0], facts[asked[0]]))]
-    for other in asked[1:-1]:
+    subjects = source.sample(list(facts), 3 if source.random() < 0.25 else 2)
+    question = fill(source.choice(wordings[:-1]), subjects[0], facts[subjects[0]])
+    messages = [user(dress(source, question, may_lower=True)), assistant(fill(answer, subjects[0], facts[subjects[0]]))]
+    for other in subjects[1:-1]:
         then = fill(source.choice(_OTHER[:-1]), other, facts[other])
         messages += [user(then), assistant(fill(answer, other, facts[other]))]
-    last = source.pick_phrasing(_OTHER).format(x=asked[-1])
+    last = source.pick_phrasing(_OTHER).format(x=subjects[-1])
     if source.random() < 0.2:
         last = last.lower().rstrip("?.")
-    return _finish(source, messages, last, fill(answer, asked[-1], facts[asked[-1]]))
+    return _finish(source, messages, last, fill(answer, subjects[-1], facts[subjects[-1]]))
 
 
 def _finish(source: Source, messages: list[Message], question: str, answer: str) -> Dialogue:

@@ -172,13 +172,11 @@ def draw_name(source: Source) -> str:
 def _greet_by_name(source: Source) -> Dialogue:
     name = draw_name(source)
     opening = source.choice(("Hello", "Hi", "Hey", "Hello there", "Hi there", "Hey there", "Hello Spark", "Good day"))
-    told = source.choice(
+    statement = source.choice(
         ("I am", "I'm", "my name is", "this is", "it's", "I am called", "call me", "here is", "you can call me")
     )
     link = source.choice((", ", ", ", "! ", ". "))
-    text = (
-        f"{opening}{link}{told if link == ', ' else told[0].upper() + told[1:]} {name}{source.choice(('.', '!', ''))}"
-    )
+    text = f"{opening}{link}{statement if link == ', ' else statement[0].upper() + statement[1:]} {name}{source.choice(('.', '!', ''))}"
     return Dialogue("greeting", [user(text), assistant(f"Hello, {name}! How can I help you today?")])
 
 

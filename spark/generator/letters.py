@@ -78,7 +78,7 @@ def make_case(source: Source) -> Dialogue:
 
 
 def make_letter_count(source: Source) -> Dialogue:
-    """How many letters, or how often one letter: each letter is written with its number."""
+    """Count all letters, or one letter: each letter is written with its number."""
     word = source.choice(_SHORT)
     if source.random() < 0.6:
         work = ", ".join(f"{i} {letter}" for i, letter in enumerate(word.upper(), 1))

@@ -34,28 +34,28 @@ Filled = tuple[Topic, str, str, str]
 
 
 def make_memory(source: Source) -> Dialogue:
-    """One to four told facts, in one message or over turns, then a question (or two) about them."""
+    """One to four stated facts, in one message or over several turns, then one or two questions about them."""
     draw = source.random()
     if draw < 0.12:
         return _ask_about_people(source)
     count = source.choices((1, 2, 3, 4), (28, 35, 24, 13))[0]
-    told = [_fill(source, topic) for topic in _sample_topics(source, count)]
+    stated = [_fill(source, topic) for topic in _sample_topics(source, count)]
     if draw < 0.17:
-        return _ask_for_untold(source, told)
-    asked = source.choice(told)
+        return _ask_for_untold(source, stated)
+    target = source.choice(stated)
     if draw < 0.24:
-        return _correct(source, told, asked)
+        return _correct(source, stated, target)
     if draw < 0.52:
-        text = " ".join(statement for *_, statement in told)
+        text = " ".join(statement for *_, statement in stated)
         if source.random() < 0.5:
-            return _finish(source, [user(f"{text} {_question(source, asked)}"), _recall(asked, told)])
-        return _ask(source, [user(text), assistant(_acknowledge(text))], asked, told)
-    messages = _tell(source, told)
+            return _finish(source, [user(f"{text} {_question(source, target)}"), _recall(target, stated)])
+        return _ask(source, [user(text), assistant(_acknowledge(text))], target, stated)
+    messages = _tell(source, stated)
     if count > 1 and source.random() < 0.3:
-        other = source.choice(told)
-        if other is not asked:
-            messages += [user(_question(source, other)), _recall(other, told)]
-    return _ask(source, messages, asked, told)
+        other = source.choice(stated)
+        if other is not target:
+            messages += [user(_question(source, other)), _recall(other, stated)]
+    return _ask(source, messages, target, stated)
 
 
 def make_memory_drill(source: Source) -> Dialogue:
@@ -64,18 +64,18 @@ def make_memory_drill(source: Source) -> Dialogue:
     others = draw_facts(source, source.choice(RELATIONS), source.randrange(2, 4)) if source.random() < 0.75 else []
     if len(topics) + len(others) < 2:
         topics += [_fill(source, topic) for topic in _sample_topics(source, 2)]
-    told = [*(entry[3] for entry in topics), *(fact.text for fact in others)]
-    source.shuffle(told)
-    messages = [user(" ".join(told)), assistant(_acknowledge(" ".join(told)))]
+    stated = [*(entry[3] for entry in topics), *(fact.text for fact in others)]
+    source.shuffle(stated)
+    messages = [user(" ".join(stated)), assistant(_acknowledge(" ".join(stated)))]
     if source.random() < 0.4:
-        messages = [part for text in told for part in (user(text), assistant(_acknowledge(text)))]
+        messages = [part for text in stated for part in (user(text), assistant(_acknowledge(text)))]
     for _ in range(source.randrange(3, 8)):
         messages += _ask_one(source, topics, others)
     return Dialogue("memory_drill", messages, [], source.used_new_phrasing)
 
 
 def _ask_one(source: Source, topics: list[Filled], others: list[Fact]) -> list[Message]:
-    """One question of a drill and its answer; one in eight asks for what nobody told."""
+    """One question of a drill and its answer. One in eight is about a fact that was not stated."""
     draw = source.random()
     if draw < 0.04 and others:
         return [user(draw_absent(source, others, others)), assistant(UNKNOWN)]
@@ -83,16 +83,16 @@ def _ask_one(source: Source, topics: list[Filled], others: list[Fact]) -> list[M
         topic = source.choice(TOPICS)
         while any(set(topic.questions) & set(other.questions) for other, *_ in topics):
             topic = source.choice(TOPICS)
-        asked = _fill(source, topic)
-        if asked[1] not in [fact.fields["p"] for fact in others]:
-            return [user(_question(source, asked)), assistant(UNKNOWN)]
+        target = _fill(source, topic)
+        if target[1] not in [fact.fields["p"] for fact in others]:
+            return [user(_question(source, target)), assistant(UNKNOWN)]
     if others and (not topics or source.random() < 0.6):
         fact = source.choice(others)
         statements = [*(entry[3] for entry in topics), *(other.text for other in others)]
         question, answer = fact.draw_turn(source, source.random() < 0.5, statements)
         return [user(question), answer]
-    asked = source.choice(topics)
-    return [user(_question(source, asked)), _recall(asked, topics, others)]
+    target = source.choice(topics)
+    return [user(_question(source, target)), _recall(target, topics, others)]
 
 
 def _sample_topics(source: Source, count: int) -> list[Topic]:
@@ -117,26 +117,26 @@ def _fill(source: Source, topic: Topic, key: str = "") -> Filled:
     return topic, key, value, statement
 
 
-def _question(source: Source, asked: Filled) -> str:
-    topic, key, value, _ = asked
+def _question(source: Source, target: Filled) -> str:
+    topic, key, value, _ = target
     return source.pick_phrasing(topic.questions).format(v=value, k=key)
 
 
-def _answer(asked: Filled) -> str:
-    topic, key, value, _ = asked
+def _answer(target: Filled) -> str:
+    topic, key, value, _ = target
     return fix_articles(topic.answer.format(v=value, k=key))
 
 
-def _recall(asked: Filled, told: Sequence[Filled], others: Sequence[Fact] = ()) -> Message:
+def _recall(target: Filled, stated: Sequence[Filled], others: Sequence[Fact] = ()) -> Message:
     """The answer, with its source among all statements."""
-    statements = [*(entry[3] for entry in told), *(fact.text for fact in others)]
-    return recall(_answer(asked), asked[2], asked[3], statements)
+    statements = [*(entry[3] for entry in stated), *(fact.text for fact in others)]
+    return recall(_answer(target), target[2], target[3], statements)
 
 
-def _tell(source: Source, told: list[Filled]) -> list[Message]:
+def _tell(source: Source, stated: list[Filled]) -> list[Message]:
     """Each fact in a turn of its own, sometimes with other talk between."""
     messages: list[Message] = []
-    for *_, statement in told:
+    for *_, statement in stated:
         messages += [user(statement), assistant(_acknowledge(statement))]
         if source.random() < 0.15 and not source.wants_new_phrasing:
             messages += _other_talk(source)
@@ -158,56 +158,56 @@ def _other_talk(source: Source) -> list[Message]:
             return messages
 
 
-def _ask(source: Source, messages: list[Message], asked: Filled, told: Sequence[Filled]) -> Dialogue:
-    question = _question(source, asked)
+def _ask(source: Source, messages: list[Message], target: Filled, stated: Sequence[Filled]) -> Dialogue:
+    question = _question(source, target)
     if source.random() < 0.3:
-        question = dress(source, question, may_lower=not asked[1])
-    return _finish(source, [*messages, user(question), _recall(asked, told)])
+        question = dress(source, question, may_lower=not target[1])
+    return _finish(source, [*messages, user(question), _recall(target, stated)])
 
 
-def _correct(source: Source, told: list[Filled], asked: Filled) -> Dialogue:
+def _correct(source: Source, stated: list[Filled], target: Filled) -> Dialogue:
     """One fact is stated again with another value; the newer value is right."""
-    newer = asked
-    while newer[2] == asked[2]:
-        newer = _fill(source, asked[0], asked[1])
+    newer = target
+    while newer[2] == target[2]:
+        newer = _fill(source, target[0], target[1])
     is_now = newer[3].startswith("My ") and source.random() < 0.6
     text = f"{newer[3][:-1]} now." if is_now else source.choice(_UPDATES) + newer[3]
-    messages = [*_tell(source, told), user(text), assistant(ACKNOWLEDGE)]
+    messages = [*_tell(source, stated), user(text), assistant(ACKNOWLEDGE)]
     newest = (*newer[:3], text)
-    return _ask(source, messages, newest, [*told, newest])
+    return _ask(source, messages, newest, [*stated, newest])
 
 
-def _ask_for_untold(source: Source, told: list[Filled]) -> Dialogue:
+def _ask_for_untold(source: Source, stated: list[Filled]) -> Dialogue:
     """The question is about a topic that was not stated, or about another thing than the stated one."""
     topic = source.choice(TOPICS)
-    while any(set(topic.questions) & set(other.questions) for other, *_ in told):
+    while any(set(topic.questions) & set(other.questions) for other, *_ in stated):
         topic = source.choice(TOPICS)
-    asked = _fill(source, topic)
-    keyed = [entry for entry in told if entry[1] and entry[0].key != "dream"]
+    target = _fill(source, topic)
+    keyed = [entry for entry in stated if entry[1] and entry[0].key != "dream"]
     if keyed and source.random() < 0.4:
         other = source.choice(keyed)
-        asked = other
-        while asked[1] == other[1]:
-            asked = _fill(source, other[0])
-    text = " ".join(entry[3] for entry in told)
+        target = other
+        while target[1] == other[1]:
+            target = _fill(source, other[0])
+    text = " ".join(entry[3] for entry in stated)
     messages = [user(text), assistant(_acknowledge(text))]
     if source.random() < 0.5:
-        messages = _tell(source, told)
+        messages = _tell(source, stated)
     if source.random() < 0.15:
         messages = []
-    return _finish(source, [*messages, user(_question(source, asked)), assistant(UNKNOWN)])
+    return _finish(source, [*messages, user(_question(source, target)), assistant(UNKNOWN)])
 
 
 def _ask_about_people(source: Source) -> Dialogue:
-    """Two or three persons or things with a value each; one is asked for by its name or by its value."""
+    """Two or three persons or things with a value each; the question names one of them or its value."""
     facts = draw_facts(source, source.choice(RELATIONS), source.choices((1, 2, 3), (2, 6, 3))[0])
-    asked = source.choice(facts)
+    target = source.choice(facts)
     text = " ".join(fact.text for fact in facts)
     if source.random() < 0.12 and not source.wants_new_phrasing:
         return _finish(
             source, [user(text), assistant(ACKNOWLEDGE), user(draw_absent(source, facts, facts)), assistant(UNKNOWN)]
         )
-    question, answer = asked.draw_turn(source, source.random() < 0.5, [fact.text for fact in facts])
+    question, answer = target.draw_turn(source, source.random() < 0.5, [fact.text for fact in facts])
     if source.random() < 0.5:
         return _finish(source, [user(f"{text} {question}"), answer])
     messages = [user(text), assistant(ACKNOWLEDGE)]

@@ -130,7 +130,7 @@ def _draw_pair(source: Source) -> tuple[int, int]:
 
 
 def make_comparison(source: Source) -> Dialogue:
-    """Which of two is larger or smaller; or yes and no."""
+    """Compare two numbers: name the larger or smaller one, or answer yes or no."""
     first, second = _draw_pair(source)
     if source.random() < 0.5:
         sought = source.choice(list(_WHICH))
@@ -213,7 +213,7 @@ def make_double(source: Source) -> Dialogue:
 
 def make_number_story(source: Source) -> Dialogue:
     """A story with two numbers; the answer is the work and the number of things."""
-    story = source.pick_phrasing(tuple(told for told, _ in _STORIES))
+    story = source.pick_phrasing(tuple(story_text for story_text, _ in _STORIES))
     sign = dict(_STORIES)[story]
     limit = source.choice((10, 20, 50))
     first, second = source.randrange(2, limit), source.randrange(2, limit)

@@ -96,8 +96,8 @@ def _quote(source: Source, mark: str) -> str:
 def _draw_short(source: Source) -> tuple[str, str]:
     """A question whose answer is one value of the table."""
     facts, _, wordings = RELATIONS[source.choice(_SHORT)]
-    asked = source.choice([key for key, known in facts.items() if " " not in known])
-    return dress(source, fill(source.choice(wordings[:-1]), asked, facts[asked]), may_lower=True), facts[asked]
+    subject = source.choice([key for key, known in facts.items() if " " not in known])
+    return dress(source, fill(source.choice(wordings[:-1]), subject, facts[subject]), may_lower=True), facts[subject]
 
 
 def _draw_small_talk(source: Source) -> tuple[str, str]:

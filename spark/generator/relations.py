@@ -90,10 +90,10 @@ class Fact:
         wordings = self.relation.by_value if by_value else self.relation.by_subject
         return fix_articles(source.pick_phrasing(wordings).format(**self.fields))
 
-    def draw_turn(self, source: Source, by_value: bool, told: Sequence[str]) -> tuple[str, Message]:
-        """A question and the answer with where it comes from, this fact being one of the sentences `told`."""
+    def draw_turn(self, source: Source, by_value: bool, statements: Sequence[str]) -> tuple[str, Message]:
+        """Return a question and its answer with the source. This fact is one of `statements`."""
         question = self.draw_question(source, by_value)
-        return question, recall(self.answer, str(self.fields["p" if by_value else "v"]), self.text, told)
+        return question, recall(self.answer, str(self.fields["p" if by_value else "v"]), self.text, statements)
 
 
 def fix_articles(text: str) -> str:
@@ -135,10 +135,10 @@ def _draw_subject(source: Source, kind: str) -> str:
     )
 
 
-def draw_absent(source: Source, facts: list[Fact], told: list[Fact]) -> str:
-    """A question of a relation that `facts` have, about a subject that nothing of `told` names."""
+def draw_absent(source: Source, facts: list[Fact], stated: list[Fact]) -> str:
+    """Return a question about a relation of `facts` and a subject that `stated` does not name."""
     relation = source.choice(facts).relation
-    named = [fact.fields["p"] for fact in told]
+    named = [fact.fields["p"] for fact in stated]
     while (other := draw_facts(source, relation, 1)[0]).fields["p"] in named:
         pass
     return other.draw_question(source, by_value=False)

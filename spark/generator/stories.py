@@ -63,9 +63,12 @@ def make_story(source: Source) -> Dialogue:
         )
     if draw < 0.28:
         subject = source.choice(ANIMALS + OBJECTS + ("sea", "moon", "sun", "sky", "rain", "snow", "night", "spring"))
-        asked = source.choice((f"the {subject}", article(subject)))
+        requested = source.choice((f"the {subject}", article(subject)))
         return ask(
-            "story", source, source.pick_phrasing(_ASK_POEM).format(x=asked), source.choice(_POEMS).format(x=subject)
+            "story",
+            source,
+            source.pick_phrasing(_ASK_POEM).format(x=requested),
+            source.choice(_POEMS).format(x=subject),
         )
     hero = source.choice(ANIMALS + JOBS[:12] + _HEROES)
     name, place = draw_name(source), source.choice(PLACES)

@@ -54,9 +54,9 @@ def make_induction(source: Source) -> Dialogue:
     listed = ", ".join(f"{key} is {value}" for key, value in zip(keys, values, strict=True))
     chosen = source.sample(range(len(keys)), min(len(keys), 4))
     if draw < 0.8:
-        asked = ", ".join(keys[i] for i in chosen)
+        wanted_keys = ", ".join(keys[i] for i in chosen)
         answer = ", ".join(f"{keys[i]} is {values[i]}" for i in chosen)
-        return ask("induction", source, f"Say what {asked} is: {listed}", answer, can_join=False)
+        return ask("induction", source, f"Say what {wanted_keys} is: {listed}", answer, can_join=False)
     start = source.randrange(len(pool) - 2)
     text = " ".join(pool)
     return ask("induction", source, f"Go on after {pool[start]}: {text}", " ".join(pool[start + 1 :]), can_join=False)
@@ -176,7 +176,7 @@ def make_item(source: Source) -> Dialogue:
 
 
 def make_count(source: Source) -> Dialogue:
-    """How many items: numbered, then said."""
+    """Count the items of a list: number each, then state the count."""
     words = _draw_list(source, 2, 9)
     question = source.pick_phrasing(_COUNT).format(t=", ".join(words))
     return ask("text_count", source, _open(source, question), f"{number_items(words)}. There are {len(words)}.")

@@ -198,8 +198,8 @@ def test_conversation_has_history_and_commands(terminal: Terminal, gateway: Gate
     terminal.wait_for(">>> ")
     terminal.type("/bye\n")
     assert terminal.process.wait(30) == 0
-    asked = [[message["content"] for message in request["messages"]] for request in gateway.requests]
-    assert asked == [
+    contents = [[message["content"] for message in request["messages"]] for request in gateway.requests]
+    assert contents == [
         ["one"],
         ["one", TEXT, "two"],
         ["one", TEXT, "two", TEXT, "refuse"],

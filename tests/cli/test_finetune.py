@@ -1,4 +1,4 @@
-"""`hearth finetune`: adapters that the operator brings for every account."""
+"""`hearth finetune`: adapters that the operator publishes for all accounts."""
 
 from __future__ import annotations
 

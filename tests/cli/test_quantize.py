@@ -1,4 +1,4 @@
-"""`hearth model quantize`: a variant like any other model, the same each time, and nothing at all where it fails."""
+"""`hearth model quantize`: a variant is published like any model, reproducibly; a failed run publishes nothing."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def listed(capsys: pytest.CaptureFixture[str]) -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
 
 
-def test_a_variant_is_published_with_its_recipe_and_report_and_is_the_same_each_time(
+def test_variant_is_published_with_recipe_and_report_and_is_reproducible(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     first = quantized(capsys, tmp_path, "--format", "int8", "--output", str(tmp_path / "output"))
@@ -106,7 +106,7 @@ def test_every_rejection_is_one_line_naming_the_field_and_stores_nothing(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []
 
 
-def test_what_a_killed_one_left_goes_with_the_next_and_a_living_one_s_stays(tmp_path: Path) -> None:
+def test_files_of_a_killed_run_are_removed_and_those_of_a_running_one_are_kept(tmp_path: Path) -> None:
     with staging_folder(tmp_path) as mine:
         abandoned = tmp_path / "hearth-quantize-dead"
         abandoned.mkdir()
@@ -117,7 +117,7 @@ def test_what_a_killed_one_left_goes_with_the_next_and_a_living_one_s_stays(tmp_
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-def test_a_polite_end_is_taken_like_ctrl_c(tmp_path: Path) -> None:
+def test_sigterm_ends_the_command_like_ctrl_c(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as ended, staging_folder(tmp_path):
         os.kill(os.getpid(), signal.SIGTERM)
     assert ended.value.code == 143
@@ -125,7 +125,7 @@ def test_a_polite_end_is_taken_like_ctrl_c(tmp_path: Path) -> None:
     assert [path for path in tmp_path.iterdir() if path.is_dir()] == []
 
 
-def test_without_a_text_the_models_are_compared_on_the_built_in_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_models_are_compared_on_the_built_in_text_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["model", "quantize", MODEL, "--format", "int8", "--json"]) == 0
     captured = capsys.readouterr()
     report = json.loads(captured.out)

@@ -1,4 +1,4 @@
-"""`hearth service`: keys are made, rotated, listed and revoked; no secret is ever printed."""
+"""`hearth service`: keys are created, rotated, listed and revoked; no secret is printed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def service(ring: Path, capsys: pytest.CaptureFixture[str]) -> Hearth:
-    """Run `hearth service` on that ring; what it printed, or what it said when it failed with `status`."""
+    """Run `hearth service` on the ring. Return its standard output, or its standard error if it fails with `status`."""
 
     def run(*arguments: str, status: int = 0) -> Any:
         assert main.run(["service", *arguments, "--ring", str(ring), "--json"]) == status
@@ -47,7 +47,7 @@ def identity(ring: Path, subject: str) -> ServiceIdentity:
 
 
 def test_service_key_is_created_used_rotated_revoked_and_reinstated(service: Hearth, ring: Path):
-    """Made, used, rotated, used on, revoked, let back in. That the audit tells of it: test_audited_commands.py."""
+    """Create, use, rotate, revoke and reinstate a key. `test_audited_commands.py` tests the audit entries."""
     made = service("make", "node/n1", "--pop", "fra")
     private = Path(made["private_key"])
     assert stat.S_IMODE(private.stat().st_mode) == 0o600
@@ -80,7 +80,7 @@ def test_ensure_creates_missing_keys_and_leaves_existing_ones(service: Hearth, r
     assert [row["is_new"] for row in first] == [True, True]
     assert [row["is_new"] for row in service("ensure", "gateway/g", "node/n1@fra")] == [False, False]
     assert identity(ring, "node/n1").pop == "fra"
-    for pop in ("iad", "fra", "lhr", "iad"):  # within a second, too
+    for pop in ("iad", "fra", "lhr", "iad"):  # several rotations within one second
         (moved,) = service("ensure", f"node/n1@{pop}")
         assert moved["is_new"]
         assert identity(ring, "node/n1").pop == pop
@@ -132,7 +132,7 @@ def test_no_command_prints_a_private_key(service: Hearth, ring: Path, capsys: An
         (["reinstate", "node/n9"], "not revoked"),
     ],
 )
-def test_what_makes_no_sense_is_refused(service: Hearth, arguments: list[str], says: str):
+def test_invalid_arguments_are_rejected(service: Hearth, arguments: list[str], says: str):
     if arguments[0] != "make":
         service("make", "node/n1")
     assert says in service(*arguments, status=2)

@@ -82,7 +82,7 @@ async def seed(database_url: str) -> str:
     now = datetime.now(UTC)
     tuned = Finetune(FINETUNE_ID, ACCOUNT_ID, "brought", TUNABLE_MODEL, "", False, now, now, None, None, None, None)
     async with database.transaction() as connection:
-        await accounts.insert_account(connection, often, "sdk suite")
+        await accounts.insert_account(connection, often, ChangeContext("sdk suite"))
         await connection.execute(insert(finetunes).values(vars(tuned)))
     members = (ACCOUNT_ID, DELETED_ACCOUNT_ID)
     created = await users.create(database, PEPPER, EMAIL, members, global_key=KEY)

@@ -17,14 +17,14 @@ class Oracle:
 
     def __init__(self, pattern: Sequence[int] = (15, 0, 3, 1, 7)) -> None:
         self._pattern = pattern
-        self._num_asked: dict[int, int] = {}
+        self._num_proposals: dict[int, int] = {}
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Ints]:
         return [self._guess(each) for each in requests]
 
     def _guess(self, requests: DraftRequest) -> Ints:
-        number = self._num_asked.get(requests.sequence_id, 0)
-        self._num_asked[requests.sequence_id] = number + 1
+        number = self._num_proposals.get(requests.sequence_id, 0)
+        self._num_proposals[requests.sequence_id] = number + 1
         num_accepted = self._pattern[number % len(self._pattern)]
         context = np.concatenate([requests.token_ids, np.zeros(requests.max_tokens, dtype=np.int32)])
         for place in range(len(requests.token_ids), len(context)):

@@ -1,4 +1,4 @@
-"""The fault proxy injects exactly the faults that it is told to."""
+"""The fault proxy injects exactly the requested faults."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def simplify(question: str) -> str:
 
 
 def test_every_question_has_one_response() -> None:
-    """Whatever the kind, marks and capitals: one question, one answer."""
+    """Questions are compared without punctuation and capitals."""
     source = Source("talk")
     known = {simplify(question): response for question, response in SHOWCASE}
     for i in range(30_000):

@@ -138,12 +138,22 @@ void gate_silu(const E* gate_up, E* out, int64_t num_tokens, int64_t width) {
         E* to = out + t * width;
         int64_t i = 0;
         for (; i + LANES <= width; i += LANES) {
+#if defined(__AVX512F__)
             Floats g = load(gate + i);
             Floats size = g < 0.0f ? g : -g;  // -|g|
             Floats e = exponential<Floats, Ints>(size);
             Floats numerator = g < 0.0f ? g * e : g;  // g e^g / (1 + e^g) or g / (1 + e^-g)
             Floats y = numerator / (1.0f + e) * load(up + i);
             store(y, to + i);
+#else
+            // A loop over single numbers: GCC splits comparisons of vectors that are wider than registers.
+            float y[LANES];
+            for (int j = 0; j < LANES; ++j) {
+                const float g = widen(gate[i + j]), e = exponential<float, int32_t>(g < 0.0f ? g : -g);
+                y[j] = (g < 0.0f ? g * e : g) / (1.0f + e) * widen(up[i + j]);
+            }
+            for (int j = 0; j < LANES; ++j) narrow(y[j], to + i + j);
+#endif
         }
         for (; i < width; ++i) {
             float g = widen(gate[i]);
@@ -260,8 +270,13 @@ inline float weigh(float* scores, int64_t num_keys, int64_t stride, const Query&
     }
     Floats totals = {};
     for (int64_t k = 0; k < stride; k += LANES) {
+#if defined(__AVX512F__)
         Floats x = exponential<Floats, Ints>(load(scores + k) - peak);
         store(x, scores + k);
+#else
+        for (int j = 0; j < LANES; ++j) scores[k + j] = exponential<float, int32_t>(scores[k + j] - peak);
+        Floats x = load(scores + k);
+#endif
         totals += x;
     }
     return 1.0f / (total + sum(totals));

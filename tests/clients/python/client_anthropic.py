@@ -3,7 +3,7 @@
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
-from client_inputs import CITY, GREETING, NO_MODEL, QUESTION, RESULT
+from shared_inputs import CITY, GREETING, NO_MODEL, QUESTION, RESULT
 
 GREEDY = {"temperature": 0}  # the client has no parameter for it
 TOOLS = [{"name": "get_weather", "description": "Get the weather in a city", "input_schema": CITY}]

@@ -4,7 +4,8 @@ import json
 
 import cloudflare
 import pytest
-from client_inputs import (
+from cloudflare import AsyncCloudflare, Cloudflare, DefaultAioHttpClient
+from shared_inputs import (
     ABOUT_ANNA,
     GREETING,
     LISTED_MODEL,
@@ -17,7 +18,6 @@ from client_inputs import (
     is_person,
     is_sensible,
 )  # fmt: skip
-from cloudflare import AsyncCloudflare, Cloudflare, DefaultAioHttpClient
 
 
 @pytest.fixture

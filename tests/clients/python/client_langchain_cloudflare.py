@@ -4,10 +4,10 @@ import json
 
 import httpx
 import pytest
-from client_inputs import ABOUT_ANNA, PERSON, QUESTION, RESULT, TEXTS, WEATHER, is_person, is_sensible
 from langchain_cloudflare import ChatCloudflareWorkersAI, CloudflareWorkersAIEmbeddings
 from langchain_core.messages import HumanMessage, ToolMessage
 from pydantic import BaseModel
+from shared_inputs import ABOUT_ANNA, PERSON, QUESTION, RESULT, TEXTS, WEATHER, is_person, is_sensible
 
 TOOL = {"type": "function", "function": WEATHER}
 

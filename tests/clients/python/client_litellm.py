@@ -4,7 +4,7 @@ import json
 
 import litellm
 import pytest
-from client_inputs import ABOUT_ANNA, GREETING, NO_MODEL, PERSON, QUESTION, RESULT, TEXTS, TOOLS, is_person, is_sensible
+from shared_inputs import ABOUT_ANNA, GREETING, NO_MODEL, PERSON, QUESTION, RESULT, TEXTS, TOOLS, is_person, is_sensible
 
 
 @pytest.fixture(autouse=True)

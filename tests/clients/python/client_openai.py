@@ -4,7 +4,10 @@ import json
 
 import openai
 import pytest
-from client_inputs import (
+from openai import AsyncOpenAI, OpenAI
+from openai.types.responses import ResponseCompletedEvent
+from pydantic import BaseModel
+from shared_inputs import (
     ABOUT_ANNA,
     GREETING,
     LISTED_MODEL,
@@ -18,9 +21,6 @@ from client_inputs import (
     is_person,
     is_sensible,
 )  # fmt: skip
-from openai import AsyncOpenAI, OpenAI
-from openai.types.responses import ResponseCompletedEvent
-from pydantic import BaseModel
 
 
 @pytest.fixture

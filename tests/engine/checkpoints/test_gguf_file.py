@@ -1,5 +1,6 @@
-"""A GGUF header: what is sound is read whole, what is not is refused with the file's name, and quantized rows are the
-numbers that another implementation of the format makes of them."""
+"""GGUF headers: valid ones are read completely, invalid ones are rejected with the file's name, and quantized rows
+equal the values of another implementation of the format.
+"""
 
 from __future__ import annotations
 
@@ -231,7 +232,7 @@ def test_whatever_metadata_says_it_is_read_or_refused(
     metadata |= {f"tokenizer.ggml.{name}_token_id": value for name, value in token_ids.items()}
     tensors = {name: GgufTensor(path, name, "F32", (4,), 0, 16) for name in factors}
     tensors["token_embd.weight"] = GgufTensor(path, "token_embd.weight", "F32", (128, 64), 0, 4)
-    with contextlib.suppress(GgufError, UnsupportedModel):  # and nothing else
+    with contextlib.suppress(GgufError, UnsupportedModel):  # any other exception fails the test
         parse_config(gguf_config(GgufFile(path, {"general.architecture": architecture} | metadata, tensors)))
 
 
@@ -239,7 +240,7 @@ def test_whatever_metadata_says_it_is_read_or_refused(
 
 _KINDS = ["Q4_0", "Q4_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ2_S",
           "IQ2_XXS", "IQ1_S"]  # fmt: skip
-# Where the half floats of a block are: random bytes there would be infinite or NaN one time in 32.
+# Byte offsets of the half-precision floats in a block: random bytes there would be infinite or NaN one time in 32.
 _HALVES = {"Q4_1": (0, 2), "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
 
 

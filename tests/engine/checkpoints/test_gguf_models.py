@@ -1,4 +1,5 @@
-"""A GGUF file alone is a model: it gives the tokens that transformers draws from the weights it was written from."""
+"""A single GGUF file as a model: it gives the tokens of transformers with the weights that the file was written
+from."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def ours(runner: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gguf_file_alone_is_the_model_it_was_made_from(kind: str, tmp_path: Path) -> None:
+def test_gguf_file_gives_the_logits_of_its_source_model(kind: str, tmp_path: Path) -> None:
     path, model = write_random(kind, tmp_path)
     runner = runner_of(path if kind == "llama 2" else path.parent)
     with torch.no_grad():
@@ -65,7 +66,7 @@ def test_quantized_gguf_gives_the_tokens_of_its_dequantized_weights(quantization
             if parameter.ndim == 2:
                 rounded = gguf.quants.dequantize(gguf.quants.quantize(parameter.numpy(), kind), kind)
                 assert name.endswith("weight")
-                parameter.copy_(torch.from_numpy(rounded))  # rows only change places, so theirs are the same numbers
+                parameter.copy_(torch.from_numpy(rounded))  # permuted rows round to the same numbers
     assert ours(runner_of(path.parent)) == greedy(model)
 
 
@@ -132,7 +133,7 @@ def test_other_types_are_rounded_to_8_bits() -> None:
     assert (matrix.dequantize(torch.float32) - values).abs().le(peaks * 0.5 / 127 + 1e-7).all()
 
 
-# ── what is not sound ──
+# ── invalid files ──
 
 
 def test_a_tensor_too_many_or_too_few_is_named(tmp_path: Path) -> None:
@@ -164,11 +165,11 @@ def test_nan_in_a_quantized_tensor_is_found(tmp_path: Path) -> None:
         runner_of(path)
 
 
-# ── a real one ──
+# ── a published model ──
 
 
 def test_a_published_model_as_one_file_reads_and_writes_as_published(test_data: Path, tmp_path: Path) -> None:
-    """Weights, config and vocabulary of stories260K in one GGUF: from text to the reference's tokens and back."""
+    """Weights, config and vocabulary of stories260K in one GGUF file: from text to the reference's tokens and back."""
     source = test_data / "models" / "stories260K"
     vocab = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
     tokens = sorted(vocab, key=vocab.__getitem__)

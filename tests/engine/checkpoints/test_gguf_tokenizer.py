@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF header describes gives the ids that the published vocabularies' own tests expect."""
+"""Tokenizers from GGUF headers: the ids equal those in the published tests of the vocabularies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""GPTQ, AWQ and compressed-tensors: what is loaded is what each format's definition says, to the bit."""
+"""GPTQ, AWQ and compressed-tensors: loaded values equal the definition of each format exactly."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ OUT, IN = 40, 96
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several pieces a matrix, none of which is alone in holding all groups."""
+    """Read each matrix in several pieces, none of which contains all groups."""
     monkeypatch.setattr(packed_integers, "PIECE_ELEMENTS", 1300)
 
 
@@ -47,7 +47,7 @@ def test_gptq(bits: int, group_size: int, is_version_1: bool, is_shuffled: bool,
     assert torch.equal(read(checkpoint, "x.weight", (OUT, IN), torch.bfloat16), made.weight().bfloat16())
 
 
-def test_gptq_without_an_order_of_inputs_has_them_in_groups_as_they_come(tmp_path: Path) -> None:
+def test_gptq_without_g_idx_groups_inputs_in_order(tmp_path: Path) -> None:
     made = random_levels(OUT, IN, 32)
     checkpoint = save(tmp_path, gptq_tensors("x", made, has_order=False), GPTQ)
     assert torch.equal(read(checkpoint, "x.weight", (OUT, IN), torch.float32), made.weight())
@@ -130,7 +130,7 @@ def test_compressed_tensors_of_plain_integers(scale_shape: tuple[int, ...], has_
     assert torch.equal(read(checkpoint, "x.weight", (OUT, IN), torch.float32), steps * rounded)
 
 
-def test_what_is_packed_can_be_had_packed_and_stands_for_the_same_numbers(tmp_path: Path) -> None:
+def test_packed_matrix_is_read_packed_with_the_same_values(tmp_path: Path) -> None:
     for index, (tensors, said, made) in enumerate(
         [
             (gptq_tensors("x", m := random_levels(OUT, IN, 32)), GPTQ, m),
@@ -152,7 +152,7 @@ def test_what_is_packed_can_be_had_packed_and_stands_for_the_same_numbers(tmp_pa
         assert packed.packed.numel() * 8 == made.levels.size * (packed.bits if made.levels.shape[1] % 2 == 0 else 8)
 
 
-# ── what is not sound ──
+# ── invalid files ──
 
 
 def without(tensors: dict[str, Any], name: str) -> dict[str, Any]:

@@ -238,6 +238,17 @@ def test_matrix_without_an_operator_is_refused(form: PackedForm, shape: tuple[in
     assert not CpuKernels().supports_packed(form, shape, dtype)
 
 
+@pytest.mark.parametrize("kind", ["symmetric", "zeros", "offsets"])
+def test_4_bit_product_of_torch_uses_zeros_and_offsets(kind: str) -> None:
+    if not cpu_packed.has_int4_linear():
+        pytest.skip("no usable 4-bit product on this CPU")
+    matrix = grouped(4, kind, 48, 128, 32)
+    x = torch.randn(5, 128, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    expected = x.float() @ matrix.dequantize(torch.float32).t()
+    found = cpu_packed.bind_packed(matrix, None, torch.bfloat16)(x)
+    assert (found - expected).float().norm() < 0.02 * expected.norm()
+
+
 class ExpandingKernels(CpuKernels):
     """Accepts no packed matrix."""
 

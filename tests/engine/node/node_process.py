@@ -1,4 +1,5 @@
-"""A real node, `python -m engine`, as its supervisor starts it: on Unix sockets, with a published test model."""
+"""A real node, `python -m engine`, started like its supervisor starts it: on Unix sockets, with a published test
+model."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ STORIES = "@cf/test/stories"
 
 
 async def publish_stories(url: str, test_data: Path) -> str:
-    """Put the reference model into an object store; returns its revision."""
+    """Publish the reference model to an object store and return its revision."""
     objects = Objects.connect(url)
     manifest = await publish_folder(objects, STORIES, test_data / "models/stories260K", context_window=512)
     await objects.close()
@@ -92,12 +93,12 @@ class NodeProcess:
         return await WireClient.connect(self.address)
 
     def rank_pids(self) -> list[int]:
-        """Processes forked from the warm parent."""
+        """Return the process ids of the rank processes that the zygote forked."""
         (zygote,) = _children(self.process.pid)
         return _children(zygote)
 
     def stop(self) -> None:
-        """However the test left it."""
+        """Stop the node, in whatever state the test left it."""
         if self._process is not None and self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()

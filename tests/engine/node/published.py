@@ -1,4 +1,4 @@
-"""Models put into an object store, as publishing does it, without a database."""
+"""Models published to an object store without a database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from storage.objects import Objects
 
 
 async def publish(objects: Objects, name: str, files: Mapping[str, bytes], *, context_window: int = 64) -> Manifest:
-    """Blobs, manifest and pointer of a text-generation model made of `files`."""
+    """Publish a text-generation model with these files: blobs, manifest and pointer."""
     entries = []
     for path, data in files.items():
         entries.append(FileEntry(path=path, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest()))
@@ -31,7 +31,7 @@ async def publish(objects: Objects, name: str, files: Mapping[str, bytes], *, co
 
 
 async def publish_folder(objects: Objects, name: str, folder: Path, *, context_window: int) -> Manifest:
-    """A model whose files lie in `folder`."""
+    """Publish a model whose files are in `folder`."""
     names = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
     files = {each: (folder / each).read_bytes() for each in names}
     return await publish(objects, name, files, context_window=context_window)

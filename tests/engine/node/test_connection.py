@@ -67,7 +67,7 @@ async def client(served: Served) -> AsyncIterator[WireClient]:
     await client.close()
 
 
-async def test_a_call_gets_its_events_in_order(served: Served, client: WireClient) -> None:
+async def test_call_gets_its_events_in_order(served: Served, client: WireClient) -> None:
     said = [Started(3), Token("a"), Token("b"), Finished("stop", Usage(prompt_tokens=3, completion_tokens=2))]
     (await served.run_of(client, 7)).say(*said)
     assert await client.all_events(7) == said
@@ -98,7 +98,7 @@ async def test_gateway_without_a_valid_token_is_disconnected(served: Served, tok
     assert served.loaders.num_loads == 0
 
 
-async def test_a_call_before_the_handshake_closes_the_connection(served: Served) -> None:
+async def test_call_before_the_handshake_closes_the_connection(served: Served) -> None:
     client = await WireClient.open(served.server.address)
     await client.receive()
     client.send(execute(1))
@@ -106,7 +106,7 @@ async def test_a_call_before_the_handshake_closes_the_connection(served: Served)
     assert served.loaders.num_loads == 0
 
 
-async def test_a_handshake_of_another_version_closes_the_connection(served: Served) -> None:
+async def test_handshake_of_another_version_closes_the_connection(served: Served) -> None:
     client = await WireClient.open(served.server.address)
     hello = await client.receive()
     assert isinstance(hello, wire.Hello)
@@ -116,7 +116,7 @@ async def test_a_handshake_of_another_version_closes_the_connection(served: Serv
     await client.wait_closed_by_node()
 
 
-async def test_a_replayed_handshake_is_refused(served: Served) -> None:
+async def test_replayed_handshake_is_rejected(served: Served) -> None:
     first = await WireClient.open(served.server.address)
     hello = await first.receive()
     assert isinstance(hello, wire.Hello)
@@ -131,13 +131,13 @@ async def test_a_replayed_handshake_is_refused(served: Served) -> None:
     await first.close()
 
 
-async def test_too_much_before_the_handshake_closes_the_connection(served: Served) -> None:
+async def test_too_many_bytes_before_the_handshake_close_the_connection(served: Served) -> None:
     client = await WireClient.open(served.server.address)
     client.writer.write((10_000_000).to_bytes(4, "little") + b"x" * (module.MAX_HANDSHAKE_BYTES + 1))
     await client.wait_closed_by_node()
 
 
-async def test_who_does_not_shake_hands_is_dropped_even_if_bytes_trickle(
+async def test_slow_handshake_is_disconnected_even_if_bytes_trickle(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "HANDSHAKE_TIMEOUT_S", 0.1)
@@ -157,7 +157,7 @@ async def test_who_does_not_shake_hands_is_dropped_even_if_bytes_trickle(
         wire.encode(wire.Hello(version=1, sender="x", nonce=b"n" * 16)),
     ],
 )
-async def test_what_is_not_the_protocol_closes_that_connection_only(
+async def test_protocol_violation_closes_only_its_connection(
     served: Served, client: WireClient, garbage: bytes
 ) -> None:
     other = await WireClient.connect(served.server.address)
@@ -172,14 +172,14 @@ async def test_what_is_not_the_protocol_closes_that_connection_only(
     await other.close()
 
 
-async def test_a_call_id_that_is_still_open_may_not_be_used_again(served: Served, client: WireClient) -> None:
+async def test_open_call_id_must_not_be_reused(served: Served, client: WireClient) -> None:
     run = await served.run_of(client, 1)
     client.send(execute(1))
     await client.wait_closed_by_node()
     assert run.is_cancelled
 
 
-async def test_a_call_id_may_be_used_again_after_its_end(served: Served, client: WireClient) -> None:
+async def test_call_id_may_be_reused_after_its_end(served: Served, client: WireClient) -> None:
     for _ in range(2):
         (await served.run_of(client, 1)).say(Finished("stop"))
         assert await client.all_events(1) == [Finished("stop")]
@@ -196,14 +196,14 @@ async def test_cancelled_call_ends_with_its_usage(served: Served, client: WireCl
     assert await client.receive() == wire.Pong(), "cancelling what has ended says nothing"
 
 
-async def test_a_lost_connection_cancels_its_calls_at_once(served: Served, client: WireClient) -> None:
+async def test_lost_connection_cancels_its_calls_at_once(served: Served, client: WireClient) -> None:
     run = await served.run_of(client, 1)
     await client.close()
     await wait_until(lambda: run.is_cancelled)
     assert len(served.calls) == 0
 
 
-async def test_a_silent_gateway_loses_its_calls(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_gateway_loses_its_calls(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire, "KEEPALIVE_INTERVAL_S", 0.05)
     monkeypatch.setattr(wire, "KEEPALIVE_TIMEOUT_S", 0.3)
     client = await WireClient.connect(served.server.address)
@@ -218,7 +218,7 @@ async def test_a_silent_gateway_loses_its_calls(served: Served, monkeypatch: pyt
     assert run.is_cancelled
 
 
-async def test_a_gateway_that_does_not_read_is_dropped_before_much_is_held_for_it(
+async def test_gateway_that_does_not_read_is_disconnected_at_the_buffer_limit(
     served: Served, client: WireClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNSENT_BYTES", 1 << 20)
@@ -233,7 +233,7 @@ async def test_a_gateway_that_does_not_read_is_dropped_before_much_is_held_for_i
     assert len(served.calls) == 0
 
 
-async def test_a_gateway_that_reads_nothing_for_long_is_dropped(
+async def test_gateway_that_reads_nothing_is_disconnected_after_the_timeout(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_UNREAD_S", 0.1)
@@ -253,7 +253,9 @@ async def test_closing_the_server_sends_pending_events(served: Served, client: W
     assert list(served.folder.iterdir()) == []
 
 
-async def test_a_living_nodes_socket_is_not_taken_and_a_stale_one_is(served: Served, short_tmp_path: Path) -> None:
+async def test_socket_of_a_running_node_is_kept_and_a_stale_one_is_replaced(
+    served: Served, short_tmp_path: Path
+) -> None:
     second = GatewayServer(served.calls, service_keys().identity("node/n2"), "n2", None)
     with pytest.raises(CannotListen, match="another process"):
         await second.open(parse_address(served.server.address))
@@ -265,7 +267,7 @@ async def test_a_living_nodes_socket_is_not_taken_and_a_stale_one_is(served: Ser
     await second.close()
 
 
-async def test_over_tcp_only_holders_of_a_certificate_get_in(served: Served, tmp_path: Path) -> None:
+async def test_tcp_connections_require_a_client_certificate(served: Served, tmp_path: Path) -> None:
     ca, node, gateway = certificates(tmp_path)
     server_side = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server_side.verify_mode = ssl.CERT_REQUIRED

@@ -1,4 +1,5 @@
-"""People with curl get the wire's messages as lines, with a service token; anyone may ask how the node is."""
+"""The node's HTTP endpoint: events as JSON lines with a service token; health, readiness, status and metrics
+without."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from tests.waiting import wait_until
 
 
 def bearer() -> dict[str, str]:
-    """Headers with a fresh token; each can be used once."""
+    """Return headers with a new token. A token can be used once."""
     return {"authorization": f"Bearer {service_keys().identity('gateway/gateway').sign('node/n1')}"}
 
 
@@ -139,7 +140,7 @@ async def test_unknown_model_is_rejected_with_404(app: AppUnderTest, http: httpx
     assert (await http.post("/execute", json=ASK, headers=bearer())).status_code == 404
 
 
-async def test_a_body_over_the_limit_is_refused_with_413(
+async def test_body_over_the_limit_is_rejected_with_413(
     app: AppUnderTest, http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("engine.node.http_app.MAX_BODY_BYTES", 1000)
@@ -194,5 +195,5 @@ async def test_model_in_use_is_unloaded_only_on_request_to_wait(app: AppUnderTes
 
 
 @pytest.mark.parametrize(("method", "path"), [("GET", "/"), ("GET", "/execute"), ("POST", "/status")])
-async def test_other_routes_are_not_there(http: httpx.AsyncClient, method: str, path: str) -> None:
+async def test_other_routes_return_404(http: httpx.AsyncClient, method: str, path: str) -> None:
     assert (await http.request(method, path)).status_code == 404

@@ -1,4 +1,4 @@
-"""A real node gives the reference's answers, frees what nobody waits for, survives its rank, and leaves in order."""
+"""A real node: output equals the reference, abandoned calls free their blocks, ranks are restarted, shutdown drains."""
 
 from __future__ import annotations
 
@@ -123,15 +123,13 @@ async def test_only_the_same_namespace_finds_a_prefix(world: World, client: Wire
     assert await cached(3, b"b" * 32) == 0
 
 
-async def test_cancel_frees_a_calls_blocks_and_computes_no_more(
-    world: World, node: NodeProcess, client: WireClient
-) -> None:
+async def test_cancel_frees_the_blocks_and_stops_computing(world: World, node: NodeProcess, client: WireClient) -> None:
     for call_id in range(10, 15):
         client.send(world.call(call_id, **LONG))
         await first_token(client, call_id)
         client.send(wire.Cancel(call_id))
         (*_, failed) = await client.all_events(call_id)
-        if isinstance(failed, Failed):  # or else this test was slower than all of the answer
+        if isinstance(failed, Failed):  # if this fails, the test was slower than the whole output
             break
     assert isinstance(failed, Failed)
     assert failed.reason == "aborted"
@@ -143,7 +141,7 @@ async def test_cancel_frees_a_calls_blocks_and_computes_no_more(
     assert (await node.replica()).num_computed_tokens - before <= 6
 
 
-async def test_a_gateway_that_goes_takes_its_calls_with_it(world: World, node: NodeProcess) -> None:
+async def test_disconnected_gateway_ends_its_calls(world: World, node: NodeProcess) -> None:
     leaving = await node.connect()
     leaving.send(*[world.call(index, **LONG) for index in range(8)])
     await leaving.until_started(8)
@@ -152,7 +150,7 @@ async def test_a_gateway_that_goes_takes_its_calls_with_it(world: World, node: N
     assert (await node.status()).num_calls == 0
 
 
-async def test_a_deadline_ends_a_call_and_frees_its_blocks(world: World, node: NodeProcess, client: WireClient) -> None:
+async def test_deadline_ends_a_call_and_frees_its_blocks(world: World, node: NodeProcess, client: WireClient) -> None:
     client.send(world.call(1, deadline_s=0.05, **LONG))
     (*_, failed) = await client.all_events(1)
     assert isinstance(failed, Failed)
@@ -196,7 +194,9 @@ async def test_unknown_model_is_rejected(world: World, client: WireClient) -> No
         assert (failed.reason, failed.is_retryable) == ("model_unavailable", True)
 
 
-async def test_hostile_batch_mates_change_nothing(world: World, node: NodeProcess, client: WireClient) -> None:
+async def test_hostile_calls_in_the_batch_do_not_change_the_output(
+    world: World, node: NodeProcess, client: WireClient
+) -> None:
     ranks = node.rank_pids()
     client.send(world.call(1, max_tokens=32))
     alone = text_of(await client.all_events(1))
@@ -228,11 +228,12 @@ async def test_garbage_on_one_connection_does_not_affect_others(
     assert isinstance((await client.all_events(1))[-1], Finished)
 
 
-async def test_a_killed_rank_fails_its_calls_as_retryable_and_comes_back(
+async def test_killed_rank_fails_its_calls_as_retryable_and_is_restarted(
     world: World, node: NodeProcess, client: WireClient
 ) -> None:
     (rank,) = node.rank_pids()
-    client.send(*[world.call(index, **LONG) for index in range(40)])  # more than are computed while this test sleeps
+    # more calls than the node completes during the sleep
+    client.send(*[world.call(index, **LONG) for index in range(40)])
     await first_token(client, 0)
     os.kill(rank, signal.SIGKILL)
     for _ in range(3):
@@ -251,7 +252,7 @@ async def _wait_for_failure(client: WireClient) -> Failed:
             return message.event
 
 
-async def test_a_rank_that_hangs_is_killed_and_its_calls_can_be_repeated(
+async def test_hung_rank_is_killed_and_its_calls_are_retryable(
     world: World, node: NodeProcess, client: WireClient
 ) -> None:
     (rank,) = await wait_until(node.rank_pids)
@@ -333,7 +334,7 @@ async def test_sigterm_lets_calls_finish_and_refuses_new_ones(world: World, shor
     client.send(*[world.call(index, **LONG) for index in range(8)])
     await first_token(client, 0)
     (rank,) = node.rank_pids()
-    os.kill(rank, signal.SIGSTOP)  # nothing ends before the node has been seen to leave
+    os.kill(rank, signal.SIGSTOP)  # no call ends before the node has announced that it is draining
     node.process.send_signal(signal.SIGTERM)
 
     async def says_so() -> bool:
@@ -354,7 +355,7 @@ async def test_sigterm_lets_calls_finish_and_refuses_new_ones(world: World, shor
     await ephemeral.close()
 
 
-async def test_a_second_sigterm_cuts_calls_short_and_still_says_so(world: World, short_tmp_path: Path) -> None:
+async def test_second_sigterm_ends_calls_with_a_final_event(world: World, short_tmp_path: Path) -> None:
     node = await NodeProcess(short_tmp_path, world.objects_url).start().ready()
     client = await node.connect()
     (rank,) = node.rank_pids()
@@ -372,7 +373,7 @@ async def test_a_second_sigterm_cuts_calls_short_and_still_says_so(world: World,
     await client.close()
 
 
-async def test_it_drains_when_its_supervisor_dies(world: World, short_tmp_path: Path) -> None:
+async def test_node_drains_when_its_supervisor_dies(world: World, short_tmp_path: Path) -> None:
     node = NodeProcess(short_tmp_path, world.objects_url, HEARTH_DIE_WITH_PARENT="1", HEARTH_NODE_MODELS="none")
     code = (
         "import subprocess, sys, time\n"
@@ -399,7 +400,7 @@ async def test_it_drains_when_its_supervisor_dies(world: World, short_tmp_path: 
         ({"HEARTH_NODE_CACHE_DIR": "/proc/nowhere"}, "/proc/nowhere"),
     ],
 )
-async def test_settings_that_cannot_work_stop_it_with_one_line(
+async def test_invalid_settings_end_the_node_with_one_line(
     world: World, short_tmp_path: Path, environ: dict[str, str], named: str
 ) -> None:
     node = NodeProcess(short_tmp_path, world.objects_url, HEARTH_LOG_LEVEL="error", **environ).start()

@@ -1,4 +1,6 @@
-"""A node is seen while it lives and soon after it changes, not after it left; Redis may come and go."""
+"""Node presence: visible while the node lives, updated soon after a change, removed at shutdown, restored after a Redis
+outage.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 
 class Beating:
-    """A presence that announces `status`."""
+    """Announces `status` as a node's presence."""
 
     def __init__(self, url: str) -> None:
         self.ephemeral = Ephemeral.connect(url, timeout_s=PATIENCE_S)
@@ -46,7 +48,9 @@ async def test_published_status_is_read_unchanged(redis_url: str) -> None:
         assert await wait_until(node.seen) == node.status
 
 
-async def test_a_change_is_seen_before_the_next_heartbeat(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_status_change_is_published_before_the_next_heartbeat(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "INTERVAL_S", 60.0)
     async with beating(redis_url) as node:
         await wait_until(node.seen)
@@ -59,7 +63,7 @@ async def test_a_change_is_seen_before_the_next_heartbeat(redis_url: str, monkey
         await wait_until(is_draining)
 
 
-async def test_a_node_that_dies_is_gone_after_its_expiry(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_presence_of_a_dead_node_expires(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TTL_S", 0.3)
     async with beating(redis_url) as node:
         await wait_until(node.seen)
@@ -81,7 +85,7 @@ async def test_leaving_node_disappears_at_once(redis_url: str) -> None:
     await observer.ephemeral.close()
 
 
-async def test_a_node_outlives_redis_and_is_seen_again(
+async def test_node_is_published_again_after_a_redis_outage(
     short_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "INTERVAL_S", 0.1)

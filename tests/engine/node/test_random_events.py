@@ -1,5 +1,6 @@
-"""A node on a virtual clock: calls come, are cancelled, abandoned, late and poisonous, ranks die and hang, models make
-place for each other, in random order; every call ends once, and in the end nothing is left anywhere."""
+"""A node on a virtual clock under random events: calls start, are cancelled, abandoned, late or crash their rank; ranks
+die or hang; models evict each other. Every call ends exactly once, and at the end all resources are released.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ class World:
         self.replicas = Replicas(self.store, loaders, 1, clock=loop)  # type: ignore[arg-type]
         self.calls = Calls(self.replicas, 200, clock=loop)  # type: ignore[arg-type]
         self.open: dict[int, Call] = {}
-        self.ends: dict[int, Event | None] = {}  # None: not heard yet
+        self.ends: dict[int, Event | None] = {}  # None until the end was received
         self.happened: Counter[str] = Counter()
         self._num_calls = 0
 
@@ -56,7 +57,9 @@ class World:
         self._begin(self._ask(CRASH_TOKEN))
 
     def _ask(self, first_token: int) -> Execute:
-        """A call of one of three tenants, whose prompt begins like others of its own; now and then one seen before."""
+        """Return a call of one of three tenants. Its prompt shares a prefix with others of the tenant, and is sometimes
+        a repetition.
+        """
         choose = self.choose
         self._num_calls += 1
         length = choose.choice((1, 5, 20, 40, 90))
@@ -109,7 +112,7 @@ class World:
             rank.is_hung = True
 
     def storm(self) -> None:
-        """A client that aborts everything it asks, at once."""
+        """Run a client that aborts all of its calls at once."""
         for _ in range(10):
             self.arrive()
             number = max(self.ends)
@@ -126,7 +129,7 @@ class World:
                 rank.engine.blocks.check_integrity(holders)
 
     async def leave(self) -> None:
-        """Let those finish that can, then put everything away, and prove that nothing is left."""
+        """Let the running calls finish, unload everything, and check that nothing is left."""
         await self.calls.drain(300.0)
         assert not self.open
         assert all(end is not None for end in self.ends.values())
@@ -162,7 +165,7 @@ async def play(seed: int, num_events: int) -> World:
         if number % 200 == 0:
             world.check()
     await world.leave()
-    await asyncio.sleep(3600)  # what was to happen later has happened
+    await asyncio.sleep(3600)  # longer than any delayed event
     assert asyncio.all_tasks() == before
     return world
 
@@ -182,7 +185,7 @@ def check_a_run(seed: int, num_events: int) -> World:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_a_thousand_events_leave_nothing_behind(seed: int) -> None:
+def test_all_resources_are_released_after_a_thousand_events(seed: int) -> None:
     world = check_a_run(seed, 1000)
     outcomes = Counter(end.reason for end in world.ends.values() if isinstance(end, Finished | Failed))
     assert outcomes["stop"] + outcomes["length"] > 100
@@ -191,8 +194,9 @@ def test_a_thousand_events_leave_nothing_behind(seed: int) -> None:
 
 @pytest.mark.full
 @pytest.mark.timeout(600)
-def test_a_hundred_thousand_events_leave_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replicas_module, "CRASH_WINDOW_S", 5.0)  # of virtual time, so that the model comes back
+def test_all_resources_are_released_after_a_hundred_thousand_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    # seconds of virtual time, so that the model is loaded again
+    monkeypatch.setattr(replicas_module, "CRASH_WINDOW_S", 5.0)
     world = check_a_run(seed=7, num_events=100_000)
     assert min(world.happened.values()) > 50
     assert any(isinstance(end, Failed) and end.is_blocked for end in world.ends.values())

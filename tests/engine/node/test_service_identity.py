@@ -1,5 +1,4 @@
-"""The real two ends of the wire, each with a key of its own: who proves itself is connected, for as long as it counts;
-nobody else is."""
+"""Both real ends of the wire, each with its own key: a peer is connected only while it can prove its identity."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from tests.waiting import wait_until
 
 @pytest.fixture
 def keys(short_tmp_path: Path) -> ServiceKeys:
-    """Keys of a gateway, an operator and two nodes in Frankfurt."""
+    """Return keys of a gateway, an operator and two nodes in Frankfurt."""
     keys = ServiceKeys(short_tmp_path, ("gateway/g", "operator/ann"))
     for node in ("node/n1", "node/n2"):
         keys.add(node, "fra")
@@ -40,7 +39,7 @@ def keys(short_tmp_path: Path) -> ServiceKeys:
 
 @contextlib.asynccontextmanager
 async def listening(keys: ServiceKeys) -> AsyncIterator[str]:
-    """Node n1, listening for gateways."""
+    """Run node n1, listening for gateways."""
     replicas = Replicas(FakeStore(), FakeLoaders(), 4)
     server = GatewayServer(Calls(replicas, max_calls=4), keys.identity("node/n1", "fra"), "n1", None)
     await server.open(parse_address(f"unix://{keys.ring.parent}/node.sock"))
@@ -53,7 +52,7 @@ async def listening(keys: ServiceKeys) -> AsyncIterator[str]:
 
 @contextlib.asynccontextmanager
 async def linked(address: str, keys: ServiceKeys, *, node_id: str = "n1", pop: str = "fra") -> AsyncIterator[NodeLink]:
-    """A gateway's link to the node that, by its presence, is `node_id` in `pop`."""
+    """Return a gateway's link to the node whose presence says `node_id` in `pop`."""
     identity = keys.identity("gateway/g")
     link = NodeLink(node_id, address, pop=pop, sender="g", identity=identity, on_change=lambda: None)
     job = asyncio.create_task(link.run())
@@ -90,7 +89,7 @@ async def test_revoked_key_closes_the_open_connection(keys: ServiceKeys, monkeyp
 @pytest.mark.parametrize(
     ("node_id", "pop", "why"),
     [
-        ("n2", "fra", "service token rejected"),  # the presence of n2 names the address of n1
+        ("n2", "fra", "service token rejected"),  # the presence of n2 has the address of n1
         ("n1", "iad", "bound to PoP fra"),
     ],
 )
@@ -103,7 +102,7 @@ async def test_node_is_trusted_only_as_itself_and_in_the_pop_of_its_key(
 
 
 @pytest.mark.parametrize(("node_id", "is_good"), [("n1", True), ("n2", False)])
-async def test_a_node_that_was_taken_cannot_pass_for_another(
+async def test_compromised_node_cannot_impersonate_another(
     keys: ServiceKeys, caplog: pytest.LogCaptureFixture, node_id: str, is_good: bool
 ):
     """The compromised node signs with its own key, whichever node the gateway expects."""

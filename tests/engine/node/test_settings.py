@@ -1,4 +1,4 @@
-"""Settings that cannot work are refused with one line that names them; addresses mean what they say."""
+"""Node settings: invalid values are rejected with one line that names the setting; addresses are parsed exactly."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_defaults_are_a_node_with_the_built_in_models() -> None:
 
 
 @pytest.mark.parametrize("missing", REQUIRED)
-def test_what_is_required_is_named_when_missing(missing: str) -> None:
+def test_missing_required_setting_is_named(missing: str) -> None:
     with pytest.raises(SettingError, match=missing):
         read_settings(NodeSettings, {key: value for key, value in REQUIRED.items() if key != missing})
 
@@ -57,13 +57,13 @@ def test_what_is_required_is_named_when_missing(missing: str) -> None:
         ("OBJECTS_URL", "ftp://x"),
     ],
 )
-def test_a_value_that_cannot_work_is_named(key: str, value: str) -> None:
+def test_invalid_value_is_named(key: str, value: str) -> None:
     with pytest.raises(SettingError, match=key) as caught:
         read_settings(NodeSettings, {**REQUIRED, key: value})
     assert "\n" not in str(caught.value)
 
 
-def test_tls_is_set_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_tls_settings_must_be_complete(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="together"):
         read_settings(NodeSettings, {**REQUIRED, "HEARTH_TLS_CERT": str(tmp_path / "x")})
     keys = ("HEARTH_TLS_CERT", "HEARTH_TLS_KEY", "HEARTH_TLS_CA")
@@ -88,6 +88,6 @@ def test_addresses_are_read_and_written_alike(text: str, address: Address, is_lo
     assert address.is_local is is_local
 
 
-def test_an_http_address_may_leave_out_its_scheme() -> None:
+def test_http_address_may_omit_its_scheme() -> None:
     expected = Address(host="127.0.0.1", port=8788)
     assert parse_http_address("127.0.0.1:8788") == parse_http_address("http://127.0.0.1:8788") == expected

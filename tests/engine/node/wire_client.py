@@ -1,4 +1,4 @@
-"""A gateway's end of the wire, as small as a test needs it; can also misbehave."""
+"""A minimal gateway side of the wire for tests, which can also violate the protocol."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.waiting import wait_until
 NAMESPACE = b"n" * 32
 
 
-_PING_AFTER_S = 2.0  # of silence
+_PING_AFTER_S = 2.0  # seconds of silence before a Ping
 
 
 class Closed(Exception):
@@ -41,7 +41,7 @@ class WireClient:
 
     @classmethod
     async def open(cls, address: str, context: ssl.SSLContext | None = None) -> WireClient:
-        """Connected, nothing said yet."""
+        """Connect without sending a handshake."""
         kind, _, location = address.partition("://")
         if kind == "unix":
             return cls(*await asyncio.open_unix_connection(location))
@@ -52,7 +52,7 @@ class WireClient:
     async def connect(
         cls, address: str, identity: ServiceIdentity | None = None, context: ssl.SSLContext | None = None
     ) -> WireClient:
-        """Connected and authenticated both ways, as `identity` (else the tests' gateway)."""
+        """Connect and authenticate in both directions, as `identity` or as the tests' gateway."""
         client = await cls.open(address, context)
         try:
             await client._shake_hands(identity or service_keys().identity("gateway/gateway"))
@@ -76,11 +76,11 @@ class WireClient:
         self.writer.write(b"".join(wire.encode(message) for message in messages))
 
     async def receive(self) -> wire.Message:
-        """The next message. Raises Closed."""
+        """Return the next message. Raises Closed."""
         while not self._messages:
             try:
                 data = await asyncio.wait_for(self.reader.read(1 << 16), _PING_AFTER_S)
-            except TimeoutError:  # a machine so slow that the node would take us for gone
+            except TimeoutError:  # on a slow machine, a Ping keeps the connection open
                 self.send(wire.Ping())
                 continue
             except ConnectionError as error:
@@ -104,7 +104,7 @@ class WireClient:
         return [event async for event in self.events(call_id)]
 
     async def by_call(self, *call_ids: int) -> dict[int, list[Event]]:
-        """The events of several calls, until all have ended."""
+        """Return the events of several calls, after all have ended."""
         heard: dict[int, list[Event]] = {call_id: [] for call_id in call_ids}
         num_open = len(call_ids)
         while num_open:
@@ -115,13 +115,13 @@ class WireClient:
         return heard
 
     async def until_started(self, num_calls: int) -> None:
-        """Returns once so many calls have said their first event."""
+        """Return after this many calls have sent their first event."""
         while num_calls:
             message = await self.receive()
             num_calls -= isinstance(message, wire.Reply) and isinstance(message.event, Started)
 
     async def ends(self, num_calls: int) -> dict[int, Event]:
-        """The last events of the next so many calls to end."""
+        """Return the final events of the next calls to end, this many."""
         heard: dict[int, Event] = {}
         while len(heard) < num_calls:
             message = await self.receive()
@@ -130,7 +130,7 @@ class WireClient:
         return heard
 
     async def meanwhile(self, predicate: Callable[[], object | Awaitable[object]]) -> None:
-        """Wait until `predicate` is true, and say so often that we are there that no node takes us for gone."""
+        """Wait until `predicate` is true. Send Pings meanwhile, so that the node does not close the connection."""
 
         def condition() -> object | Awaitable[object]:
             self.send(wire.Ping())
@@ -142,7 +142,7 @@ class WireClient:
         self.writer.close()
 
     async def wait_closed_by_node(self) -> None:
-        """Reads until the node closes."""
+        """Read until the node closes the connection."""
         try:
             while True:
                 await self.receive()
@@ -160,7 +160,7 @@ def execute(
     namespace: bytes = NAMESPACE,
     **sampling: object,
 ) -> wire.Execute:
-    """A call; without a task, greedy text generation."""
+    """Return a call of `task`, by default greedy text generation."""
     values = {"temperature": 0.0, "max_tokens": 8, **sampling}
     return wire.Execute(
         call_id=call_id,

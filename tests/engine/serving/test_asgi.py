@@ -8,7 +8,7 @@ from engine.serving.asgi import has_bearer_token
 
 
 @pytest.mark.parametrize("offered", [b"Bearer sesame", b"bearer sesame", b"BEARER sesame"])
-def test_the_scheme_may_be_written_either_way(offered: bytes):
+def test_scheme_is_case_insensitive(offered: bytes):
     assert has_bearer_token({"headers": [(b"authorization", offered)]}, "sesame")
 
 
@@ -29,5 +29,5 @@ def test_the_scheme_may_be_written_either_way(offered: bytes):
         [b"Bearer \xff"],
     ],
 )
-def test_nothing_but_the_one_secret_will_do(offered: list[bytes]):
+def test_only_the_exact_secret_is_accepted(offered: list[bytes]):
     assert not has_bearer_token({"headers": [(b"authorization", value) for value in offered]}, "sesame")

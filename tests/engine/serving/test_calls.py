@@ -1,4 +1,4 @@
-"""Every Execute ends exactly once: by its task, its deadline, its caller, its model or the node's leaving."""
+"""Every Execute ends exactly once: by its task, its deadline, its caller, its model or the node's shutdown."""
 
 from __future__ import annotations
 
@@ -150,14 +150,14 @@ async def test_a_draining_node_refuses_new_calls_and_finishes_old_ones() -> None
 
 
 @pytest.mark.parametrize("deadline_s", [float("nan"), float("inf")])
-async def test_a_deadline_that_is_no_number_is_a_distant_one(deadline_s: float) -> None:
+async def test_nan_or_infinite_deadline_never_expires(deadline_s: float) -> None:
     house = House()
     run = await house.run(deadline_s=deadline_s)
     run.say(Finished("stop"))
     assert house.ends == [Finished("stop")]
 
 
-async def test_a_drain_does_not_last_for_ever() -> None:
+async def test_drain_ends_after_its_timeout() -> None:
     house = House()
     run = await house.run()
     await house.calls.drain(0.05)
@@ -165,7 +165,7 @@ async def test_a_drain_does_not_last_for_ever() -> None:
     assert run.is_cancelled
 
 
-async def test_an_abandoned_call_stops_and_says_nothing() -> None:
+async def test_abandoned_call_stops_without_events() -> None:
     house = House()
     run = await house.run()
     (call,) = house.calls._open
@@ -180,7 +180,7 @@ _steps = st.lists(st.sampled_from(["token", "finish", "fail", "cancel", "late", 
 
 
 @given(steps=_steps)
-def test_whatever_happens_in_whatever_order_there_is_at_most_one_end(steps: list[str]) -> None:
+def test_every_order_of_events_has_exactly_one_end(steps: list[str]) -> None:
     async def play() -> None:
         house = House()
         run = await house.run()

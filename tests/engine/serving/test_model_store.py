@@ -1,4 +1,5 @@
-"""Only bytes that have their digest are ever served; what is in use stays; what is not there is said so."""
+"""The model store: only bytes with the right digest are served, files in use are kept, and missing models are
+reported."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ WEIGHTS = bytes(range(256)) * 40
 
 
 class Place:
-    """An object store in one folder, a cache of it in another."""
+    """An object store in one folder and its disk cache in another."""
 
     def __init__(self, folder: Path, max_bytes: int = 1 << 20) -> None:
         self.folder = folder
@@ -59,7 +60,7 @@ def read_all(model: LocalModel) -> dict[str, bytes]:
     return {entry.path: (model.folder / entry.path).read_bytes() for entry in model.manifest.files}
 
 
-async def test_a_published_model_comes_whole_under_its_names(place: Place) -> None:
+async def test_published_model_has_all_files_under_their_names(place: Place) -> None:
     manifest = await place.publish()
     assert await place.store.current_revision(NAME) == manifest.revision
     model = await place.open(manifest)
@@ -67,14 +68,14 @@ async def test_a_published_model_comes_whole_under_its_names(place: Place) -> No
     assert NAME not in str(model.folder), "a name never forms a path"
 
 
-async def test_what_is_here_needs_no_object_store(place: Place) -> None:
+async def test_cached_model_needs_no_object_store(place: Place) -> None:
     manifest = await place.publish()
     await place.open(manifest)
     place.remove_objects()
     assert read_all(await place.open(manifest))["config.json"] == b"{}"
 
 
-async def test_every_flipped_bit_on_disk_is_noticed(place: Place) -> None:
+async def test_every_flipped_bit_on_disk_is_detected(place: Place) -> None:
     manifest = await place.publish(weights=WEIGHTS[:64])
     await place.open(manifest)
     place.remove_objects()
@@ -91,7 +92,7 @@ async def test_every_flipped_bit_on_disk_is_noticed(place: Place) -> None:
 
 
 @pytest.mark.parametrize("damage", [WEIGHTS[:-1], WEIGHTS + b"x", b"", WEIGHTS[:-1] + b"x"])
-async def test_a_file_damaged_on_disk_is_put_aside_and_fetched_anew(place: Place, damage: bytes) -> None:
+async def test_file_damaged_on_disk_is_quarantined_and_fetched_again(place: Place, damage: bytes) -> None:
     manifest = await place.publish()
     await place.open(manifest)
     place.blob_path(manifest).write_bytes(damage)
@@ -101,7 +102,7 @@ async def test_a_file_damaged_on_disk_is_put_aside_and_fetched_anew(place: Place
 
 
 @pytest.mark.parametrize("damage", [WEIGHTS[:-1], WEIGHTS + b"x", b"", WEIGHTS[:-1] + b"x"])
-async def test_a_file_damaged_at_its_source_is_never_served(place: Place, damage: bytes) -> None:
+async def test_file_damaged_in_the_object_store_is_never_served(place: Place, damage: bytes) -> None:
     manifest = await place.publish()
     other = await place.publish("@cf/test/other", b"other weights")
     place.object_path(manifest).write_bytes(damage)
@@ -129,14 +130,14 @@ async def test_missing_model_is_unavailable(place: Place) -> None:
 
 
 @pytest.mark.parametrize("pointer", [b"", b"{}", b'{"name":"@cf/test/x","revision":"' + b"0" * 64 + b'"}', b"\xff"])
-async def test_a_pointer_that_is_not_the_models_own_is_refused(place: Place, pointer: bytes) -> None:
+async def test_malformed_or_foreign_pointer_is_rejected(place: Place, pointer: bytes) -> None:
     await place.publish()
     await place.objects.put_bytes(pointer_key(NAME), pointer)
     with pytest.raises(ModelUnavailable, match="pointer"):
         await place.store.current_revision(NAME)
 
 
-async def test_without_an_object_store_only_built_in_models_are_had(place: Place) -> None:
+async def test_without_object_store_only_built_in_models_are_available(place: Place) -> None:
     manifest = await place.publish()
     alone = ModelStore(place.cache, None)
     with pytest.raises(ModelUnavailable, match="OBJECTS_URL"):
@@ -158,7 +159,7 @@ async def test_least_recently_used_model_is_evicted_but_never_one_in_use(tmp_pat
     await place.objects.close()
 
 
-async def test_files_that_two_models_share_stay_until_both_have_left(tmp_path: Path) -> None:
+async def test_shared_files_are_kept_until_both_models_are_evicted(tmp_path: Path) -> None:
     place = Place(tmp_path, max_bytes=25_000)
     first = await place.publish("@cf/test/first", b"s" * 10_000)
     second = await place.publish("@cf/test/second", b"s" * 10_000)
@@ -173,7 +174,7 @@ async def test_files_that_two_models_share_stay_until_both_have_left(tmp_path: P
     await place.objects.close()
 
 
-async def test_a_model_that_cannot_fit_is_refused_and_the_others_stay(tmp_path: Path) -> None:
+async def test_model_larger_than_the_cache_is_rejected_without_evictions(tmp_path: Path) -> None:
     place = Place(tmp_path, max_bytes=25_000)
     small = await place.publish("@cf/test/small", b"s" * 10_000)
     model = await place.open(small)
@@ -185,7 +186,7 @@ async def test_a_model_that_cannot_fit_is_refused_and_the_others_stay(tmp_path: 
     await place.objects.close()
 
 
-async def test_a_file_system_that_is_nearly_full_counts_as_full(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nearly_full_file_system_counts_as_full(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = await place.publish()
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _path: usage(1 << 40, 1 << 40, 1 << 20))
@@ -208,7 +209,7 @@ async def test_disk_full_during_download_is_reported_and_leaves_no_file(
     assert list((place.folder / "cache/blobs").iterdir()) == []
 
 
-async def test_what_never_became_a_model_makes_room_first(tmp_path: Path) -> None:
+async def test_incomplete_downloads_are_evicted_first(tmp_path: Path) -> None:
     place = Place(tmp_path, max_bytes=25_000)
     (tmp_path / "cache/blobs" / ("0" * 64 + ".part")).write_bytes(b"x" * 20_000)
     await place.open(await place.publish())
@@ -224,7 +225,7 @@ def test_a_cache_has_one_owner(tmp_path: Path) -> None:
     DiskCache(tmp_path, 1 << 20).close()
 
 
-async def test_built_in_models_are_used_where_they_lie(place: Place) -> None:
+async def test_built_in_models_are_used_in_place(place: Place) -> None:
     name = "@cf/hearth/minilm"
     revision = await place.store.current_revision(name)
     model = await place.store.open(name, revision)

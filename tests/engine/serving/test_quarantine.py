@@ -1,4 +1,4 @@
-"""An input that ends its model's process is refused after two deaths; calls beside it still finish (P20)."""
+"""The quarantine: an input is rejected after it has crashed its model's process twice; other calls finish (P20)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def poison(namespace: bytes = b"n" * 32) -> Execute:
     return call(CRASH_TOKEN, 1, 2, namespace=namespace)
 
 
-# ── the count ──
+# ── counting crashes ──
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_other_inputs_are_not_affected(quarantine: Quarantine) -> None:
     assert quarantine.find(call(5)) is None
 
 
-def test_the_second_death_refuses_the_input(quarantine: Quarantine) -> None:
+def test_input_is_rejected_after_its_second_crash(quarantine: Quarantine) -> None:
     first = quarantine.record(poison(), Usage(), 1)
     assert (first.is_retryable, first.is_blocked, first.num_crashes) == (True, False, 1)
     assert quarantine.refusal(poison()) is None
@@ -71,7 +71,7 @@ def test_the_second_death_refuses_the_input(quarantine: Quarantine) -> None:
     assert refusal.is_blocked
 
 
-def test_a_death_on_another_node_counts(quarantine: Quarantine) -> None:
+def test_crash_on_another_node_counts(quarantine: Quarantine) -> None:
     retried = msgspec.structs.replace(poison(), num_crashes=1, tokens_before_crash=7)
     found = quarantine.find(retried)
     assert found is not None
@@ -79,7 +79,7 @@ def test_a_death_on_another_node_counts(quarantine: Quarantine) -> None:
     assert quarantine.record(retried, Usage(), 1).is_blocked
 
 
-def test_equal_inputs_that_die_together_count_one_death(quarantine: Quarantine) -> None:
+def test_equal_inputs_that_crash_together_count_once(quarantine: Quarantine) -> None:
     assert quarantine.record(poison(), Usage(), 1).num_crashes == 1
     assert quarantine.record(poison(), Usage(), 1).num_crashes == 1
     assert quarantine.record(poison(), Usage(), 2).num_crashes == 2
@@ -120,7 +120,7 @@ def test_the_number_of_inputs_is_bounded(clock: HandClock, monkeypatch: pytest.M
 
 @dataclass(eq=False)
 class Node:
-    """The calls of one node whose ranks die of CRASH_TOKEN."""
+    """The calls of one node whose ranks crash on CRASH_TOKEN."""
 
     zygote: LocalZygote = field(default_factory=LocalZygote)
     calls: Calls = field(init=False)
@@ -150,8 +150,9 @@ class Node:
 
 
 async def run_as_gateway(execute: Execute, nodes: list[Node]) -> list[Event]:
-    """Run an unstreamed call as the gateway does: retry once on another node (the same if there is only one), and a
-    second time if the first retry died without being the cause."""
+    """Run an unstreamed call like the gateway does: retry once on another node (the same one if there is only one), and
+    a second time if the crash of the first retry had another cause.
+    """
     for attempt in range(3):
         events = await nodes[attempt % len(nodes)].run(execute)
         end = events[-1]
@@ -177,7 +178,7 @@ def test_a_poison_call_ends_at_most_two_processes_and_all_other_calls_finish(num
         background = [call(500 + number, max_tokens=200) for number in range(4)]
         others = [asyncio.create_task(run_as_gateway(each, [nodes[-1], nodes[0]])) for each in background]
         calls = [asyncio.create_task(run_as_gateway(each, nodes)) for each in innocent]
-        await asyncio.sleep(0.15)  # all of them are generating
+        await asyncio.sleep(0.15)  # long enough for all calls to generate
         (refused,) = await run_as_gateway(poison(), nodes)
         assert isinstance(refused, Failed)
         assert (refused.is_blocked, refused.num_crashes) == (True, MAX_DEATHS)

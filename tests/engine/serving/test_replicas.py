@@ -1,4 +1,4 @@
-"""Models become hot once however many wait, come back after a crash, and leave when idle; nobody waits for ever."""
+"""Replicas: loaded once however many calls wait, restarted after a crash, unloaded when idle; no wait is endless."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class House:
         self.num_changes += 1
 
     async def use(self, model: str) -> ModelReplica:
-        """Acquire and release."""
+        """Acquire and release a replica."""
         replica = await self.replicas.acquire(model, "r", "text-generation")
         self.replicas.release(replica)
         return replica
@@ -77,7 +77,7 @@ async def test_a_call_that_stops_waiting_does_not_stop_the_loading() -> None:
     assert (await staying).num_calls == 0
 
 
-async def test_the_least_recently_used_idle_model_makes_place() -> None:
+async def test_least_recently_used_idle_model_is_evicted() -> None:
     house = House(max_replicas=2)
     for model in ("a", "b", "a", "c"):
         house.clock.now_s += 1
@@ -87,7 +87,7 @@ async def test_the_least_recently_used_idle_model_makes_place() -> None:
     assert len(house.store.held) == 2
 
 
-async def test_a_model_in_use_never_makes_place() -> None:
+async def test_model_in_use_is_never_evicted() -> None:
     house = House(max_replicas=1)
     held = await house.replicas.acquire("a", "r")
     refused = await refusal(house, "b")
@@ -98,13 +98,13 @@ async def test_a_model_in_use_never_makes_place() -> None:
     assert house.state("a") == "absent"
 
 
-async def test_two_that_want_the_last_place_do_not_both_lose() -> None:
+async def test_one_of_two_loads_gets_the_last_replica_slot() -> None:
     house = House(max_replicas=1)
     outcomes = await asyncio.gather(house.use("a"), house.use("b"), return_exceptions=True)
     assert sum(isinstance(outcome, ModelReplica) for outcome in outcomes) >= 1
 
 
-async def test_a_crashed_model_comes_back_by_itself() -> None:
+async def test_crashed_model_is_loaded_again() -> None:
     house = House()
     await house.use("a")
     first = house.loaders.models["a"]
@@ -123,7 +123,7 @@ async def test_a_call_that_comes_after_a_crash_waits_for_the_model() -> None:
     assert (await house.use("a")).task_model is house.loaders.models["a"]
 
 
-async def test_a_call_that_comes_between_a_death_and_its_news_waits_for_the_model() -> None:
+async def test_call_between_a_crash_and_its_report_waits_for_the_model() -> None:
     house = House()
     await house.use("a")
     dead = house.loaders.models["a"]
@@ -134,7 +134,7 @@ async def test_a_call_that_comes_between_a_death_and_its_news_waits_for_the_mode
     assert (await waiting).task_model is not dead
 
 
-async def test_a_model_that_keeps_crashing_is_refused_until_its_crashes_age(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_repeatedly_crashing_model_is_rejected_until_its_crashes_expire(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "FIRST_RESTART_S", 0.0)
     house = House()
     for _ in range(module.MAX_CRASHES):
@@ -150,7 +150,7 @@ async def test_a_model_that_keeps_crashing_is_refused_until_its_crashes_age(monk
     assert house.state("a") == "ready"
 
 
-async def test_a_crash_while_it_is_still_loading_is_not_lost() -> None:
+async def test_crash_during_loading_is_reported() -> None:
     house = House()
     loaders = house.loaders
     load = loaders.load
@@ -212,7 +212,7 @@ async def test_failures_are_remembered_in_bounded_number() -> None:
     assert len(house.replicas.statuses()) <= module.MAX_FAILED
 
 
-async def test_wanted_models_are_made_hot_in_order_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_wanted_models_are_loaded_in_order_and_reloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RETRY_FAILED_S", 0.01)
     house = House(wanted=("a", "b"))
     house.store.errors["a"] = StoreUnavailable("down")

@@ -1,4 +1,4 @@
-"""The reference model in a folder of a test's own."""
+"""A private copy of the reference model for each test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.fixture
 def stories(test_data: Path, tmp_path: Path) -> Path:
-    """The reference model in a folder that a test may spoil."""
+    """The reference model in a folder that the test may change."""
     folder = tmp_path / "stories"
     shutil.copytree(test_data / "models/stories260K", folder)
     for file in folder.iterdir():

@@ -1,4 +1,4 @@
-"""A real standalone server, `python -m engine serve`, as a person starts it: on a free port."""
+"""A real standalone server, `python -m engine serve`, on a free port."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ START_S = 90.0
 
 
 class ServeProcess:
-    """Started by `start`; `ready` waits for the line that says so."""
+    """A server process. `start` starts it, `ready` waits for its ready line."""
 
     def __init__(self, log_folder: Path, model_dir: Path | str, *flags: str) -> None:
         self._out, self._err = log_folder / "stdout", log_folder / "stderr"
@@ -74,7 +74,7 @@ class ServeProcess:
         self.process.send_signal(signal.SIGTERM)
 
     def stop(self) -> None:
-        """However the test left it."""
+        """Stop the server, in whatever state the test left it."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait(10)
@@ -87,7 +87,7 @@ class ServeProcess:
         return float(found[1]) if found else 0.0
 
     def rank_pid(self) -> int:
-        """The process that holds the model."""
+        """Return the process id of the process that holds the model."""
         (zygote,) = _children(self.process.pid)
         (rank,) = _children(zygote)
         return rank

@@ -1,4 +1,4 @@
-"""Chat over a real server on the built-in model, with a key and room for one answer; then it drains and leaves."""
+"""Chat completions over a real server on the built-in model, with a key and one sequence at a time; then shutdown."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def together(server: ServeProcess) -> AsyncIterator[AsyncOpenAI]:
 
 
 def test_the_model_s_own_defaults_and_the_flags_hold(client: OpenAI, server: ServeProcess):
-    """spark's generation_config.json samples nothing, so two answers are one."""
+    """spark's generation_config.json selects greedy decoding, so two responses are equal."""
     responses = [client.chat.completions.create(model=MODEL, messages=ASK) for _ in range(2)]
     assert "Paris" in (responses[0].choices[0].message.content or "")
     assert responses[0].choices[0].message == responses[1].choices[0].message
@@ -113,7 +113,7 @@ def test_unsupported_parameter_that_would_change_the_output_is_rejected(client: 
         client.embeddings.create(model=MODEL, input="a")
 
 
-def test_tools_are_called_and_formats_held_to_as_through_a_gateway(client: OpenAI):
+def test_tools_and_formats_behave_like_on_a_gateway(client: OpenAI):
     parameters = {
         "type": "object",
         "properties": {"city": {"type": "string"}},
@@ -140,7 +140,7 @@ def test_tools_are_called_and_formats_held_to_as_through_a_gateway(client: OpenA
     assert set(json.loads(response.choices[0].message.content or "")) == {"city"}
 
 
-async def test_a_full_server_says_when_to_come_back(together: AsyncOpenAI):
+async def test_full_server_sends_retry_after(together: AsyncOpenAI):
     endless = {"ignore_eos": True}
     stream = await together.chat.completions.create(
         model=MODEL, messages=ASK, stream=True, max_tokens=480, extra_body=endless
@@ -162,7 +162,7 @@ async def test_a_full_server_says_when_to_come_back(together: AsyncOpenAI):
 
 
 async def test_shutdown_finishes_running_responses_and_starts_none(together: AsyncOpenAI, server: ServeProcess):
-    """The last test of this server: SIGTERM lets the stream go on to its end, and the exit code is 0."""
+    """The last test of this server: after SIGTERM the stream continues to its end, and the exit code is 0."""
     stream = await together.chat.completions.create(
         model=MODEL, messages=ASK, stream=True, max_tokens=450, extra_body={"ignore_eos": True}
     )

@@ -1,4 +1,4 @@
-"""Text completions over a real server on the reference model: what it answers, refuses, frees and survives."""
+"""Text completions over a real server on the reference model: output, rejections, freed blocks and crashes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_token_ids_are_the_same_prompt_as_their_text(client: OpenAI, server: Ser
     back = httpx.post(f"{server.url}/detokenize", json={"tokens": token_ids}).json()
     assert back == {"prompt": text}
     bare = httpx.post(f"{server.url}/tokenize", json={"prompt": text, "add_special_tokens": False}).json()["tokens"]
-    assert token_ids == [1, *bare]  # as load generators ask, to cut prompts to a length
+    assert token_ids == [1, *bare]  # load generators request this to truncate prompts
 
 
 def test_log_probabilities_are_the_reference_s_in_columns(client: OpenAI, cases: list[dict[str, Any]]):
@@ -116,7 +116,8 @@ def test_several_prompts_with_several_choices_come_in_order(client: OpenAI):
     assert [choice.text for choice in many.choices] == [alone[0], alone[0], alone[1], alone[1]]
     counts = [completion.usage.prompt_tokens for completion in each if completion.usage]
     assert many.usage is not None
-    assert (many.usage.prompt_tokens, many.usage.completion_tokens) == (sum(counts), 64)  # a prompt counts once
+    # the tokens of a prompt are counted once
+    assert (many.usage.prompt_tokens, many.usage.completion_tokens) == (sum(counts), 64)
     streamed = [""] * 4
     for chunk in client.completions.create(model=MODEL, prompt=prompts, n=2, stream=True):
         streamed[chunk.choices[0].index] += chunk.choices[0].text
@@ -197,7 +198,7 @@ def test_echo_logprobs_are_equal_in_streams_and_in_every_choice(client: OpenAI):
     assert first.token_logprobs[:-4] == second.token_logprobs[:-4]
 
 
-def test_a_stop_token_ends_the_text_and_does_not_show(client: OpenAI, cases: list[dict[str, Any]]):
+def test_stop_token_ends_the_text_and_is_not_included(client: OpenAI, cases: list[dict[str, Any]]):
     case = next(case for case in cases if case["prompt"])
     stop = case["greedy_ids"][3]
     number = case["greedy_ids"].index(stop)
@@ -210,7 +211,7 @@ def test_a_stop_token_ends_the_text_and_does_not_show(client: OpenAI, cases: lis
 
 
 async def test_the_request_of_a_load_generator_is_served_to_its_last_token(http: httpx.AsyncClient):
-    """The fields that vLLM's serving benchmark sends, one chunk for each token, then finish reason and usage."""
+    """The fields sent by vLLM's serving benchmark: one chunk per token, then finish reason and usage."""
     body = {
         "model": MODEL,
         "prompt": "Once upon a time",
@@ -240,10 +241,10 @@ async def test_the_request_of_a_load_generator_is_served_to_its_last_token(http:
                 last = document
     assert last == "[DONE]"
     assert usage["completion_tokens"] == 100
-    assert 90 <= num_chunks <= 101  # a token may end in the middle of a character
+    assert 90 <= num_chunks <= 101  # fewer than 101 if a token ends in the middle of a character
 
 
-def test_our_own_load_generator_measures_it(server: ServeProcess, capsys: pytest.CaptureFixture[str]):
+def test_own_load_generator_measures_the_server(server: ServeProcess, capsys: pytest.CaptureFixture[str]):
     flags = ["--streams", "3", "--requests", "6", "--prompt-tokens", "20", "--new-tokens", "10", "--rounds", "1"]
     engine_serve.main(["--url", server.url, "--vocab-size", "512", *flags])
     found = json.loads(capsys.readouterr().out)
@@ -255,7 +256,7 @@ async def test_disconnected_client_frees_its_blocks_at_once(http: httpx.AsyncCli
     held = f'hearth_replica_blocks{{model="{MODEL}",state="in_use"}}'
     await wait_until(lambda: server.metric(held) == 0)
     body = {"prompt": ["Once", "Upon"] * 8, "max_tokens": 480, "ignore_eos": True, "stream": True}
-    for _ in range(5):  # once in a while all is said before this test wakes up
+    for _ in range(5):  # repeated, because the output may end before the test disconnects
         async with http.stream("POST", "/v1/completions", json=body) as response:
             await anext(response.aiter_lines())
             num_held = server.metric(held)
@@ -266,7 +267,7 @@ async def test_disconnected_client_frees_its_blocks_at_once(http: httpx.AsyncCli
     await wait_until(lambda: server.metric(held) == 0)
     before = server.metric(aborted)
     for _ in range(5):
-        with contextlib.suppress(httpx.ReadTimeout):  # a whole answer that is not waited for
+        with contextlib.suppress(httpx.ReadTimeout):  # the client stops waiting for an unstreamed response
             await http.post("/v1/completions", json={**body, "stream": False}, timeout=httpx.Timeout(60, read=0.1))
             continue
         break
@@ -296,7 +297,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"prompt": [True]}, "prompt"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
     ({"prompt": "a", "max_tokens": 513}, "max_tokens"),
-    ({"prompt": "a", "max_tokens": 511}, "max_tokens"),  # the prompt needs more than one of them
+    ({"prompt": "a", "max_tokens": 511}, "max_tokens"),  # the prompt needs more than one token of the context
     ({"prompt": "a", "n": 0}, "n"),
     ({"prompt": "a", "best_of": 1, "n": 2}, "best_of"),
     ({"prompt": "a", "best_of": 2, "stream": True}, "best_of"),
@@ -322,7 +323,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("body", "field"), BAD)
-def test_a_bad_body_is_refused_by_the_name_of_its_field(server: ServeProcess, body: dict[str, Any], field: str):
+def test_invalid_body_is_rejected_naming_the_field(server: ServeProcess, body: dict[str, Any], field: str):
     response = httpx.post(f"{server.url}/v1/completions", json=body)
     assert response.status_code == 400
     error = response.json()["error"]
@@ -331,12 +332,12 @@ def test_a_bad_body_is_refused_by_the_name_of_its_field(server: ServeProcess, bo
 
 
 @pytest.mark.parametrize("content", [b"", b"junk", b"[1]", b"[" * 100_000, b'{"prompt": "\xff"}'])
-def test_a_body_that_is_no_object_is_refused(server: ServeProcess, content: bytes):
+def test_body_that_is_not_an_object_is_rejected(server: ServeProcess, content: bytes):
     response = httpx.post(f"{server.url}/v1/completions", content=content)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
 
 
-def test_a_prompt_beyond_the_context_says_how_long_both_are(client: OpenAI):
+def test_too_long_prompt_is_rejected_with_both_lengths(client: OpenAI):
     with pytest.raises(BadRequestError, match="512") as caught:
         client.completions.create(model=MODEL, prompt=[5] * 600)
     assert caught.value.code == "context_length_exceeded"
@@ -346,7 +347,7 @@ def test_a_body_that_is_too_large_is_not_read(server: ServeProcess):
     request = b"POST /v1/completions HTTP/1.1\r\nhost: engine\r\ncontent-length: 1073741824\r\n\r\n{"
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=30) as connection:
         connection.sendall(request)
-        response = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # until the server closes
+        response = b"".join(iter(lambda: connection.recv(1 << 16), b""))  # reads until the server closes the connection
     assert response.startswith(b"HTTP/1.1 413 ")
     assert b'"body_too_large"' in response
 
@@ -373,14 +374,12 @@ def test_metrics_count_served_requests(client: OpenAI, server: ServeProcess):
     assert server.metric(f'hearth_replica_steps{{model="{MODEL}"}}') > 0
 
 
-def test_nothing_that_was_refused_cost_the_model_its_process(server: ServeProcess):
+def test_rejected_requests_do_not_crash_the_model_process(server: ServeProcess):
     assert server.metric(f'hearth_rank_restarts_total{{model="{MODEL}"}}') == 0
     assert server.metric("hearth_internal_errors_total") == 0
 
 
-async def test_a_rank_that_dies_ends_streams_with_an_error_and_comes_back(
-    http: httpx.AsyncClient, server: ServeProcess
-):
+async def test_dead_rank_ends_streams_with_an_error_and_is_restarted(http: httpx.AsyncClient, server: ServeProcess):
     body = {"prompt": "Once", "max_tokens": 500, "ignore_eos": True, "stream": True}
     async with http.stream("POST", "/v1/completions", json={**body, "prompt": ["Once"] * 32}) as response:
         lines = response.aiter_lines()
@@ -389,6 +388,7 @@ async def test_a_rank_that_dies_ends_streams_with_an_error_and_comes_back(
         remaining = [line async for line in lines if line]
     assert json.loads(remaining[-1].removeprefix("data: "))["error"]["type"] == "server_error"
     assert "data: [DONE]" not in remaining
-    reply = await http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})  # waits for the new rank
+    # waits until the new rank is ready
+    reply = await http.post("/v1/completions", json={"prompt": "Once", "max_tokens": 3})
     assert reply.status_code == 200
     wait_until_blocking(lambda: httpx.get(f"{server.url}/health").status_code == 200)

@@ -1,4 +1,5 @@
-"""Folders and files, good and bad, under the server of the command, in this process: one warm parent forks for all."""
+"""Valid and invalid model folders and files under the standalone server, in this process. One zygote serves all
+tests."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def server_of(zygote: Zygote, model_dir: Path | None, *flags: str) -> Standalone
 async def serving(
     zygote: Zygote, capsys: pytest.CaptureFixture[str], model_dir: Path | None
 ) -> AsyncIterator[tuple[str, str]]:
-    """The server's address, and the line that said it was ready; drained at the end."""
+    """Run a server and yield its address and its ready line; drain it at the end."""
     server = server_of(zygote, model_dir)
     running = asyncio.create_task(server.run())
     said: list[str] = []
@@ -102,7 +103,7 @@ async def test_load_failure_ends_the_server_with_the_reason(
     assert "Traceback" not in result
 
 
-async def test_more_context_than_the_model_has_is_refused(
+async def test_max_model_len_above_the_models_context_is_rejected(
     zygote: Zygote, capsys: pytest.CaptureFixture[str], stories: Path
 ):
     assert await server_of(zygote, stories, "--max-model-len", "4096").run() == 1
@@ -111,7 +112,9 @@ async def test_more_context_than_the_model_has_is_refused(
     assert "512" in result
 
 
-async def test_a_context_that_the_memory_does_not_hold_is_refused(zygote: Zygote, capsys: pytest.CaptureFixture[str]):
+async def test_max_model_len_that_does_not_fit_the_kv_memory_is_rejected(
+    zygote: Zygote, capsys: pytest.CaptureFixture[str]
+):
     flags = ["--max-model-len", "2048", "--kv-memory", "1MiB"]
     assert await server_of(zygote, find_folder("@cf/hearth/spark"), *flags).run() == 1
     assert "--max-model-len=2048: --kv-memory holds" in capsys.readouterr().err
@@ -149,7 +152,7 @@ async def test_single_gguf_file_gives_the_output_of_its_source_folder(
 ):
     source = test_data / "models/stories260K"
     pieces = json.loads((source / "tokenizer.json").read_text())["model"]["vocab"]
-    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(pieces) - 259)]  # unknown, control, bytes, plain
+    kinds = [2, 3, 3, *[6] * 256, *[1] * (len(pieces) - 259)]  # token types: unknown, control, bytes, normal
     vocabulary = {
         "ggml.model": "llama",
         "ggml.tokens": sorted(pieces, key=pieces.__getitem__),

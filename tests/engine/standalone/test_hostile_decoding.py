@@ -110,7 +110,8 @@ HOSTILE: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "required"}, "tool_choice", "needs '/tools'"),
 ]  # fmt: skip
 
-# What takes the checker's whole patience, or a matcher to its limits: refused or answered, as long as all else holds.
+# Inputs that reach the time limit of the checker or the limits of a matcher: they may be rejected or served, but must
+# not affect other calls.
 _WIDE = {"type": "object", "properties": {f"k{number}": {"$ref": "#"} for number in range(800)}}
 BOMBS: list[dict[str, Any]] = [
     {"guided_regex": "(x+x+)+y" * 100},
@@ -150,7 +151,7 @@ async def test_hostile_request_is_rejected_by_field_and_concurrent_output_is_unc
     assert server.metric('hearth_rank_restarts_total{model="m"}') == 0
 
 
-async def test_numbers_that_json_does_not_have_are_refused(server: ServeProcess) -> None:
+async def test_numbers_outside_json_are_rejected(server: ServeProcess) -> None:
     body = json.dumps({"model": "m", "messages": MATE["messages"], "temperature": 0})
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         for number in ("1e999", "NaN", "-Infinity", "1" + "0" * 5000):
@@ -159,7 +160,7 @@ async def test_numbers_that_json_does_not_have_are_refused(server: ServeProcess)
 
 
 @pytest.mark.full
-async def test_bombs_cost_their_own_callers_alone(server: ServeProcess) -> None:
+async def test_expensive_constraints_do_not_affect_other_callers(server: ServeProcess) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
         alone = await text_of_mate(http)
         for bomb in BOMBS:

@@ -1,4 +1,4 @@
-"""Every flag is read, or refused in one line that names it."""
+"""Flags of the standalone server: each is read, or rejected in one line that names the flag."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_flags_may_stand_before_the_folder_and_names_be_several(folder: Path):
         ("4096KiB", 4 << 20),
     ],
 )
-def test_sizes_are_read_as_people_write_them(folder: Path, text: str, size_bytes: int):
+def test_sizes_accept_common_units(folder: Path, text: str, size_bytes: int):
     assert read_flags([str(folder), "--kv-memory", text]).kv_memory_bytes == size_bytes
 
 
@@ -87,7 +87,7 @@ def test_unknown_flags_and_missing_folder_are_rejected(folder: Path, tmp_path: P
     with pytest.raises(SettingError, match="--kv-memroy"):
         read_flags([str(folder), "--kv-memroy", "1GiB"])
     with pytest.raises(SettingError, match="--max-model-le"):
-        read_flags([str(folder), "--max-model-le", "5"])  # no guessing
+        read_flags([str(folder), "--max-model-le", "5"])  # abbreviated flags are rejected
     with pytest.raises(SettingError, match="MODEL_DIR"):
         read_flags([])
     with pytest.raises(SettingError, match=r"has no config\.json"):
@@ -96,7 +96,7 @@ def test_unknown_flags_and_missing_folder_are_rejected(folder: Path, tmp_path: P
         read_flags([str(folder / "config.json")])
 
 
-def test_a_gguf_file_needs_no_folder_of_the_other_layout(tmp_path: Path):
+def test_gguf_file_needs_no_hugging_face_folder(tmp_path: Path):
     (tmp_path / "small.gguf").write_bytes(b"GGUF")
     for path in (tmp_path, tmp_path / "small.gguf"):
         settings = read_flags([str(path)])
@@ -122,7 +122,7 @@ def test_settings_never_show_the_key(folder: Path):
         ("{}", "auto"),
     ],
 )
-def test_the_precision_is_the_one_that_the_config_names(folder: Path, config: str, dtype: str):
+def test_dtype_is_that_of_the_config(folder: Path, config: str, dtype: str):
     (folder / "config.json").write_text(config)
     assert dtype_of(folder) == dtype
 
@@ -136,14 +136,14 @@ def test_the_precision_is_the_one_that_the_config_names(folder: Path, config: st
         ('{"top_k": -1, "eos_token_id": 3}', {"temperature": 1.0, "top_k": 0}),
     ],
 )
-def test_the_model_says_how_it_wants_to_be_sampled(folder: Path, said: str | None, defaults: dict[str, float]):
+def test_sampling_defaults_come_from_the_model(folder: Path, said: str | None, defaults: dict[str, float]):
     if said is not None:
         (folder / "generation_config.json").write_text(said)
     assert sampling_defaults(folder) == defaults
 
 
 @pytest.mark.parametrize("said", ["[]", "{", '{"top_p": 7}', '{"temperature": []}'])
-def test_what_it_cannot_mean_is_refused_by_the_file_s_name(folder: Path, said: str):
+def test_invalid_generation_config_is_rejected_naming_the_file(folder: Path, said: str):
     (folder / "generation_config.json").write_text(said)
     with pytest.raises(FolderUnusable, match=r"generation_config\.json"):
         sampling_defaults(folder)

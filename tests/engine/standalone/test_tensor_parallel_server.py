@@ -1,5 +1,6 @@
-"""The engine alone with the one setting: two ranks answer as one does, and a rank that is killed under load ends its
-group cleanly: callers are told, the server lives, the next call is answered by a group made anew."""
+"""The standalone server with tensor parallelism: two ranks give the output of one. A rank that is killed under load
+ends its group, running calls get an error, and a new group serves the next call.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +26,12 @@ BODIES: list[dict[str, Any]] = [
     {"prompt": ["Once upon a time", "Count to ten:"], "max_tokens": 24, "temperature": 0.8, "seed": 11},
     {"prompt": "A person:", "max_tokens": 60, "temperature": 0, "guided_regex": "[A-Z][a-z]{3,9} is [0-9]{2}"},
 ]
-# So long that none is over before all have begun, however late the last of them comes.
+# Long enough that no stream ends before all have begun.
 LONG = {"prompt": "Once upon a time", "stream": True, "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 
 
 def ranks_of(server: ServeProcess) -> list[int]:
-    """Leader and follower: of what the warm parent forked, the one that has forked."""
+    """Return the process ids of the leader and of the follower that the leader forked."""
     forked = [child for parent in children_of(server.process.pid) for child in children_of(parent)]
     (group,) = [[leader, *children_of(leader)] for leader in forked if children_of(leader)]
     return group
@@ -54,7 +55,7 @@ def test_killed_rank_ends_its_group_and_the_next_call_gets_the_same_output(tmp_p
         expected = answers_of(server)
     with serving(tmp_path, *settings, "--tensor-parallel", "2") as server:
         assert answers_of(server) == expected
-        for victim in (1, 0):  # a follower, and then the leader of the group that came after
+        for victim in (1, 0):  # first a follower, then the leader of the next group
             ranks = ranks_of(server)
             assert len(ranks) == 2
             begun = threading.Barrier(5)

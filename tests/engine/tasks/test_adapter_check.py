@@ -7,7 +7,7 @@ from engine.tasks.adapter_check import AdapterCheck
 from engine.tasks.work import Refused
 
 
-async def test_a_model_that_takes_no_adapters_says_why(tmp_path: Path) -> None:
+async def test_model_without_adapter_support_gives_the_reason(tmp_path: Path) -> None:
     check = AdapterCheck({}, "LlamaForCausalLM")
     with pytest.raises(Refused, match=r"'/lora' cannot be used with this model: .*HEARTH_NODE_ADAPTER_BYTES.* GPU"):
         await check.check(LocalAdapter("digest", str(tmp_path)))

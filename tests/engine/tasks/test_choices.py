@@ -1,4 +1,4 @@
-"""Several answers to one prompt: one call, each piece by its number, the prompt counted once, one end."""
+"""Several choices for one prompt: one call, pieces numbered by choice, prompt tokens counted once, one end."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ async def test_each_choice_is_a_sequence_with_the_same_prompt_and_its_own_seed(b
     first, *others = bench.replica.requests
     assert first.sampling.seed == 5
     assert [each.sampling.seed for each in others] == [6, 7]
-    assert all(each.namespace == first.namespace for each in others)  # so that they share the prompt's blocks
+    assert all(each.namespace == first.namespace for each in others)  # choices share the prompt's blocks
     assert all(each.prompt.tolist() == first.prompt.tolist() for each in others)
     assert len({each.sequence_id for each in bench.replica.requests}) == 3
 
 
-async def test_pieces_say_whose_they_are_and_usage_counts_the_prompt_once(bench: Bench) -> None:
+async def test_pieces_have_their_choice_and_usage_counts_the_prompt_once(bench: Bench) -> None:
     await bench.start(prompt="Once upon a time", num_choices=2)
     bench.replica.say(432, at=0, num_cached=2)
     bench.replica.say(383, at=1, num_cached=4)

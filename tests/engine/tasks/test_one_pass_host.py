@@ -126,7 +126,7 @@ async def test_a_cancelled_call_leaves_the_queue_and_gets_no_event(host: OnePass
     await wait_until(lambda: host.status().num_running > 0)
     assert call.job.cancel() == Usage()
     assert host.status().num_waiting == 0
-    assert host.status().queued_tokens == 4  # the batch that the worker computes
+    assert host.status().queued_tokens == 4  # the batch in the worker still counts
     await Caller(host, Number(1)).end()
     assert call.events == []
 

@@ -1,4 +1,4 @@
-"""A model that thinks: its thoughts are told apart from the answer, counted, and kept out of formats."""
+"""Reasoning: separated from the content, counted, and excluded from output formats."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ END_ID = 2
 
 
 class Thinker:
-    """The built-in model's tokenizer with another model's template, over a scripted replica."""
+    """The built-in model's tokenizer with another model's chat template, over a scripted replica."""
 
     def __init__(self, folder: Path, template: str) -> None:
         shutil.copy(SPARK / "tokenizer.json", folder)
@@ -83,7 +83,7 @@ async def test_reasoning_is_text_unless_separation_is_requested(thinker: Thinker
     assert thinker.finished.usage.reasoning_tokens == 0
 
 
-async def test_a_format_is_held_to_behind_the_thought(thinker: Thinker) -> None:
+async def test_output_format_applies_after_the_reasoning(thinker: Thinker) -> None:
     for separates_reasoning in (True, False):
         thinker.heard.clear()
         await thinker.start(constraint=Constraint("json_object"), separates_reasoning=separates_reasoning)
@@ -94,7 +94,7 @@ async def test_a_format_is_held_to_behind_the_thought(thinker: Thinker) -> None:
         assert thinker.text(is_reasoning=False) == '{"a": 1}'
 
 
-async def test_switches_reach_the_template_and_end_the_thinking(thinker: Thinker) -> None:
+async def test_reasoning_options_reach_the_template_and_end_reasoning(thinker: Thinker) -> None:
     schema = Constraint("json_object")
     await thinker.start(template_kwargs={"enable_thinking": False}, constraint=schema)
     assert thinker.prompt.endswith("<think>\n\n</think>\n\n")
@@ -103,7 +103,7 @@ async def test_switches_reach_the_template_and_end_the_thinking(thinker: Thinker
     assert thinker.text(is_reasoning=False) == "Hi"
 
 
-async def test_earlier_thoughts_are_shown_by_the_template(thinker: Thinker) -> None:
+async def test_earlier_reasoning_is_rendered_by_the_template(thinker: Thinker) -> None:
     await thinker.start(ChatMessage("user", "Q"), ChatMessage("assistant", "A", reasoning="Because."))
     assert "<think>\nBecause.\n</think>\n\nA" in thinker.prompt
 

@@ -27,7 +27,7 @@ TEMPLATE = (
 
 
 class Bench:
-    """A generator over a scripted replica, and what it emits."""
+    """A text generator over a scripted replica, and its emitted events."""
 
     def __init__(self, model_dir: Path, **replica: Any) -> None:
         self.replica = ScriptedReplica(**replica)
@@ -40,7 +40,7 @@ class Bench:
         return await self.generator.start(work, self.heard.append)
 
     def say_text(self, text: str, *, finish: Any = None) -> int:
-        """The tokens of `text`, one a step; returns how many."""
+        """Send the tokens of `text`, one per step, and return their number."""
         token_ids = self.tokenizer.encode(text)[1:]
         for token_id in token_ids[:-1]:
             self.replica.say(token_id)
@@ -68,7 +68,7 @@ def bench(stories: Path) -> Bench:
 
 @pytest.fixture
 def chat_bench(stories: Path, tmp_path: Path) -> Bench:
-    """The same tokenizer with a chat template."""
+    """A test bench with the same tokenizer and a chat template."""
     (tmp_path / "tokenizer.json").write_bytes((stories / "tokenizer.json").read_bytes())
     config = json.loads((stories / "tokenizer_config.json").read_text())
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": TEMPLATE}))
@@ -201,7 +201,7 @@ async def test_cancel_aborts_the_sequence_and_reports_usage(bench: Bench) -> Non
         ("aborted", "internal", True),
     ],
 )
-async def test_what_ends_a_sequence_early_fails_the_call(
+async def test_sequence_that_ends_early_fails_the_call(
     bench: Bench, finish: Any, reason: str, is_retryable: bool
 ) -> None:
     await bench.start(prompt="Once upon a time")
@@ -212,7 +212,7 @@ async def test_what_ends_a_sequence_early_fails_the_call(
     assert (failed.reason, failed.is_retryable, failed.usage.completion_tokens) == (reason, is_retryable, 1)
 
 
-async def test_a_crash_before_the_first_token_says_only_failed(bench: Bench) -> None:
+async def test_crash_before_the_first_token_sends_only_failed(bench: Bench) -> None:
     await bench.start()
     bench.replica.say(finish="crashed")
     assert [type(event) for event in bench.heard] == [Failed]
@@ -268,7 +268,7 @@ async def test_prompt_that_fills_the_context_is_rejected(stories: Path) -> None:
     assert (await refused(bench, prompt="Once upon a time")).failure.reason == "context_too_long"
 
 
-async def test_call_ends_even_if_its_events_cannot_be_sent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_call_fails_once_if_detokenization_raises(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     await bench.start(prompt="Once upon a time")
     bench.replica.say(432)
     monkeypatch.setattr(Detokenizer, "push", lambda *_: 1 / 0)
@@ -281,7 +281,7 @@ async def test_call_ends_even_if_its_events_cannot_be_sent(bench: Bench, monkeyp
     assert bench.replica.aborted == [bench.replica.requests[0].sequence_id]
 
 
-async def test_token_ids_that_cannot_fit_are_refused_before_each_is_looked_at(bench: Bench) -> None:
+async def test_too_many_token_ids_are_rejected_before_each_is_checked(bench: Bench) -> None:
     failure = (await refused(bench, prompt=None, prompt_token_ids=(-1,) * 64)).failure
     assert failure.reason == "context_too_long"
 
@@ -311,7 +311,7 @@ async def test_token_ids_outside_the_vocabulary_are_refused(bench: Bench, token_
         {"stop": ("x",) * 17},
     ],
 )
-async def test_what_no_schema_admits_is_refused(bench: Bench, sampling: dict[str, Any]) -> None:
+async def test_sampling_parameters_outside_their_bounds_are_rejected(bench: Bench, sampling: dict[str, Any]) -> None:
     failure = (await refused(bench, sampling=Sampling(**sampling))).failure
     assert (failure.reason, failure.is_retryable) == ("invalid_input", False)
     assert next(iter(sampling)).split("_")[0] in failure.message or "penalties" in failure.message
@@ -327,7 +327,7 @@ async def test_exactly_one_kind_of_prompt_is_given(bench: Bench, task: dict[str,
     assert (await refused(bench, **task)).failure.reason == "invalid_input"
 
 
-async def test_token_ids_are_taken_as_they_are(bench: Bench) -> None:
+async def test_prompt_token_ids_are_used_unchanged(bench: Bench) -> None:
     await bench.start(prompt=None, prompt_token_ids=(5, 6, 7))
     assert bench.replica.requests[0].prompt.tolist() == [5, 6, 7]
 
@@ -358,7 +358,7 @@ async def test_control_tokens_in_a_message_stay_text(chat_bench: Bench) -> None:
     assert (prompt.count(1), prompt.count(2)) == (1, 1)
 
 
-async def test_a_template_that_refuses_is_the_callers_error(stories: Path, tmp_path: Path) -> None:
+async def test_template_error_is_the_callers_error(stories: Path, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_bytes((stories / "tokenizer.json").read_bytes())
     (tmp_path / "chat_template.jinja").write_text("{{ raise_exception('roles must alternate') }}")
     failure = (await refused(Bench(tmp_path), prompt=None, messages=(ChatMessage("user", "x"),))).failure
@@ -367,7 +367,7 @@ async def test_a_template_that_refuses_is_the_callers_error(stories: Path, tmp_p
 
 
 async def test_space_before_completion_is_kept_only_after_text(bench: Bench, chat_bench: Bench) -> None:
-    """SentencePiece begins every word with a space, also the first of an answer that stands alone."""
+    """SentencePiece begins every word with a space, also the first word of a completion without a prompt before it."""
     word = bench.tokenizer.encode("was")[1]
     await bench.start(prompt="There")
     bench.replica.say(word)

@@ -1,4 +1,4 @@
-"""Tools on one model: shown by its template, held to by a constraint, told apart from text; every token counted."""
+"""Tools: rendered by the template, enforced by a constraint, separated from text; every token is counted."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class Bench:
         await self.generator.start(work, self.heard.append)
 
     def say(self, text: str, *, finish: Any = None, logprob: float | None = None) -> int:
-        """The tokens of `text`, one a step, control tokens as such; then the end, with an end token if it is a stop."""
+        """Send the tokens of `text`, one per step, and then the end, with an end token if the finish reason is
+        "stop"."""
         token_ids = self.tokenizer.encode(text, parse_special=True)
         for token_id in token_ids:
             self.replica.say(token_id, logprobs=() if logprob is None else [TokenIdLogprob(logprob)])
@@ -155,7 +156,7 @@ async def test_output_without_tool_calls_is_text() -> None:
     assert (bench.text, bench.calls, bench.finished.reason) == ("It is { noon. ", [], "stop")
 
 
-async def test_stop_strings_are_looked_for_in_text_and_not_in_calls() -> None:
+async def test_stop_strings_apply_to_text_and_not_to_tool_calls() -> None:
     bench = Bench()
     await bench.start(sampling=Sampling(stop=("b", "\n")))
     bench.say(CALL, finish="stop")
@@ -186,7 +187,7 @@ async def test_log_probabilities_are_those_of_the_text() -> None:
     assert num_text <= len(logprobs) == len(bench.tokenizer.encode("Well then."))
 
 
-async def test_a_required_call_is_held_to_and_a_free_one_lazily() -> None:
+async def test_required_call_is_enforced_from_the_start_and_optional_call_lazily() -> None:
     bench = Bench()
     await bench.start(tool_choice="required")
     constraint = bench.replica.requests[-1].constraint
@@ -199,7 +200,7 @@ async def test_a_required_call_is_held_to_and_a_free_one_lazily() -> None:
     assert bench.checker.checked[-1] == constraint
 
 
-async def test_what_the_checker_refuses_of_a_tool_is_given_up_unless_it_is_strict() -> None:
+async def test_unsupported_tool_schema_is_ignored_unless_the_tool_is_strict() -> None:
     bench = Bench('"text"')
     await bench.start()
     constraint = bench.replica.requests[-1].constraint
@@ -217,7 +218,7 @@ async def test_what_the_checker_refuses_of_a_tool_is_given_up_unless_it_is_stric
         await bench.start(tools=(Tool(name="now", is_strict=True),))
 
 
-async def test_a_callers_own_format_is_held_to_or_refused() -> None:
+async def test_requested_format_is_enforced_or_rejected() -> None:
     schema = Constraint("json_schema", '{"not": {}}')
     bench = Bench()
     await bench.start(tools=(), constraint=schema)
@@ -254,7 +255,7 @@ async def test_truncated_tool_call_is_reported_as_far_as_it_was_generated(is_hel
     assert (bench.text, bench.calls, bench.finished.reason) == ("" if is_held else CALL[:20], [], "length")
 
 
-async def test_a_call_that_the_model_itself_breaks_off_is_text() -> None:
+async def test_tool_call_that_the_model_does_not_finish_is_text() -> None:
     bench = Bench("start")
     await bench.start()
     bench.say(CALL[:50], finish="stop")

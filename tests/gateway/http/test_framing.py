@@ -412,7 +412,8 @@ def test_burst_of_authenticated_connections_is_served(running: Running):
 
 
 def read_to_end(connection: socket.socket, *, asks: bool = False) -> bytes:
-    """Return all data until the peer closes. A reset raises. `asks` is sent once the first data has arrived."""
+    """Return all data until the peer closes. Raises if the connection is reset. Sends `asks` once the first data
+    arrived."""
     heard = connection.recv(65536)
     if asks:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")

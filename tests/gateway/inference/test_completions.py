@@ -79,15 +79,15 @@ def test_stop_sequences_reach_the_node(client: httpx.Client, running: Running):
 
 
 @pytest.mark.parametrize(
-    ("body", "is_told"),
+    ("body", "is_echoed"),
     [({"prompt": "x"}, False), ({"prompt": [5]}, True), ({"prompt": "x", "logprobs": 1}, True),
      ({"prompt": "x", "max_tokens": 0}, True)],
     ids=json.dumps,
 )  # fmt: skip
 def test_node_echoes_prompts_that_only_the_node_can_render(
-    client: httpx.Client, running: Running, body: dict, is_told: bool
+    client: httpx.Client, running: Running, body: dict, is_echoed: bool
 ):
-    assert running.site.execute_of(complete(client, running, body | {"echo": True})).task.echoes_prompt == is_told
+    assert running.site.execute_of(complete(client, running, body | {"echo": True})).task.echoes_prompt == is_echoed
 
 
 @pytest.mark.usefixtures("relinks")

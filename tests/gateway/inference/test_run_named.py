@@ -51,15 +51,15 @@ def test_invalid_field_is_named(client: httpx.Client, running: Running, body: di
 
 
 def test_reject_if_busy_refuses_a_call_that_would_wait(client: httpx.Client, running: Running):
-    hurried = {"messages": [{"role": "user", "content": "x"}], "model": PARROT, "options": {"rejectIfBusy": True}}
+    rejecting = {"messages": [{"role": "user", "content": "x"}], "model": PARROT, "options": {"rejectIfBusy": True}}
     url = f"{running.account_url}/ai/v1/chat/completions"
-    assert client.post(url, json=hurried).status_code == 200
+    assert client.post(url, json=rejecting).status_code == 200
     nodes = running.site.nodes.values()
     try:
         for node in nodes:
             node.num_waiting = 3
             node.publish()
-        wait_until_blocking(lambda: client.post(url, json=hurried).status_code == 429)
+        wait_until_blocking(lambda: client.post(url, json=rejecting).status_code == 429)
         refused = client.post(f"{running.account_url}/ai/run/{PARROT}?rejectIfBusy=true", json={"prompt": "x"})
         assert refused.json()["errors"][0]["code"] == 3040
         assert refused.headers["retry-after"]
@@ -68,4 +68,4 @@ def test_reject_if_busy_refuses_a_call_that_would_wait(client: httpx.Client, run
         for node in nodes:
             node.num_waiting = 0
             node.publish()
-    wait_until_blocking(lambda: client.post(url, json=hurried).status_code == 200)
+    wait_until_blocking(lambda: client.post(url, json=rejecting).status_code == 200)

@@ -27,7 +27,7 @@ JSON_SCHEMA = {"type": "json_schema", "json_schema": {"name": "answer", "strict"
 
 
 def calling(*texts: str, calls=CALLS, **fields) -> list[dict]:
-    """Messages that make a fake node say these texts and then these calls."""
+    """Return messages that make a fake node send these texts and then these tool calls."""
     content = script(tokens=texts, calls=calls, end="tool_calls", **fields)
     return [{"role": "user", "content": content}]
 

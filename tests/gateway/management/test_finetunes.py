@@ -67,7 +67,7 @@ def code_of(response: httpx.Response) -> tuple[int, int]:
     return response.status_code, response.json()["errors"][0]["code"]
 
 
-def adapter_asked(running: Running, client: httpx.Client, lora: str, model: str = HANDY, **body: Any) -> Adapter:
+def requested_adapter(running: Running, client: httpx.Client, lora: str, model: str = HANDY, **body: Any) -> Adapter:
     response = client.post(f"{running.account_url}/ai/run/{model}", json={"prompt": "x", "lora": lora} | body)
     assert response.status_code == 200, response.text
     adapter = running.site.execute_of(response).task.adapter
@@ -77,9 +77,11 @@ def adapter_asked(running: Running, client: httpx.Client, lora: str, model: str 
 
 def test_adapter_is_selected_by_name_and_id_in_every_api_format(running: Running, client: httpx.Client):
     created = complete(running, client, "tuned")
-    adapter = adapter_asked(running, client, "tuned")
-    assert adapter == adapter_asked(running, client, created["id"])
-    assert adapter == adapter_asked(running, client, "tuned", prompt=None, messages=[{"role": "user", "content": "x"}])
+    adapter = requested_adapter(running, client, "tuned")
+    assert adapter == requested_adapter(running, client, created["id"])
+    assert adapter == requested_adapter(
+        running, client, "tuned", prompt=None, messages=[{"role": "user", "content": "x"}]
+    )
     body = {"model": HANDY, "messages": [{"role": "user", "content": "x"}], "lora": "tuned"}
     shapes = {"chat/completions": body, "completions": body | {"prompt": "x"}, "messages": body | {"max_tokens": 9},
               "responses": body | {"input": "x"}}  # fmt: skip
@@ -97,9 +99,9 @@ def test_adapter_is_selected_by_name_and_id_in_every_api_format(running: Running
 
 def test_uploading_a_file_again_replaces_the_adapter(running: Running, client: httpx.Client):
     created = complete(running, client, "again")
-    first = adapter_asked(running, client, created["id"])
+    first = requested_adapter(running, client, created["id"])
     assert upload(running, client, created["id"], "adapter_model.safetensors", weights_bytes(seed=9)).status_code == 200
-    assert adapter_asked(running, client, created["id"]).digest != first.digest
+    assert requested_adapter(running, client, created["id"]).digest != first.digest
 
 
 def test_files_may_be_uploaded_in_any_order_and_must_match(running: Running, client: httpx.Client):
@@ -109,7 +111,7 @@ def test_files_may_be_uploaded_in_any_order_and_must_match(running: Running, cli
     assert code_of(wrong) == (400, 5006)
     assert "has rank 4, but adapter_config.json has rank 5" in wrong.json()["errors"][0]["message"]
     assert upload(running, client, created["id"], "adapter_config.json", config_bytes()).status_code == 200
-    assert adapter_asked(running, client, "order")
+    assert requested_adapter(running, client, "order")
 
 
 @pytest.mark.parametrize(
@@ -227,8 +229,8 @@ def test_public_finetune_is_listed_for_and_usable_by_all_accounts(running: Runni
 
 def test_adapter_works_on_quantized_variants_of_its_base_model_only(running: Running, client: httpx.Client):
     complete(running, client, "for-variants")
-    adapter = adapter_asked(running, client, "for-variants")
-    assert adapter_asked(running, client, "for-variants", model=POCKET) == adapter
+    adapter = requested_adapter(running, client, "for-variants")
+    assert requested_adapter(running, client, "for-variants", model=POCKET) == adapter
     of_another = create(running, client, "of-another", model=SPARK)["id"]
     refused = client.post(f"{running.account_url}/ai/run/{POCKET}", json={"prompt": "x", "lora": of_another})
     assert code_of(refused) == (400, 5006)
@@ -260,14 +262,14 @@ def test_read_permission_allows_listing_and_running_only(running: Running, clien
     created = complete(running, client, "readable")
     with httpx.Client(headers=running.headers("good"), timeout=60) as reader:
         assert created["id"] in [row["id"] for row in reader.get(url(running, "/")).json()["result"]]
-        assert adapter_asked(running, reader, "readable")
+        assert requested_adapter(running, reader, "readable")
         assert code_of(reader.post(url(running), json={"model": HANDY, "name": "x"})) == (403, 10000)
         assert code_of(upload(running, reader, created["id"], "adapter_config.json", config_bytes())) == (403, 10000)
 
 
 def test_only_the_owner_deletes_a_finetune_and_every_change_is_audited(running: Running, client: httpx.Client):
     created = complete(running, client, "short-lived")
-    assert adapter_asked(running, client, "short-lived")
+    assert requested_adapter(running, client, "short-lived")
     one = url(running, f"/{created['id']}")
     assert client.get(one).json()["result"]["name"] == "short-lived"
     with httpx.Client(headers=running.headers("good"), timeout=60) as reader:

@@ -252,9 +252,9 @@ async def test_forged_id_tokens_are_rejected(site: SignInSite, caplog: pytest.Lo
         if error_of(response) != (401, 10002) or "__Host-hearth-session" in browser.cookies:
             wrong.append((name, response.status_code, response.text))
     assert wrong == []
-    num_asked = site.provider.num_key_requests - before
+    num_fetches = site.provider.num_key_requests - before
     most = 1 + (time.monotonic() - began_s) // oidc.MIN_KEY_REFRESH_S
-    assert num_asked <= most, "the key set was fetched too often"
+    assert num_fetches <= most, "the key set was fetched too often"
     logged = "".join(str(record.__dict__) for record in caplog.records)
     assert "sign-in failed" in logged
     assert "eyJ" not in logged

@@ -26,7 +26,8 @@ LOCATIONS = "fra=DE,par=FR,iad=US:fedramp"
 
 @pytest.fixture(scope="module")
 def running(new_site: Callable[..., Site]) -> Running:
-    """A gateway in Frankfurt; nodes there, in Paris and in Virginia, and one that says Frankfurt and proves nothing."""
+    """A gateway in Frankfurt with nodes in Frankfurt, Paris and Virginia, and one node that claims Frankfurt
+    without proof."""
     site = new_site()
     for pop in ("fra", "par", "iad"):
         site.add_node(pop, pop=pop, proves_pop=pop)
@@ -63,7 +64,7 @@ def ask(running: Running, client: httpx.Client, region: str = "", **body: Any) -
     return client.post(f"{running.account_url}/ai/run/{PARROT}", json=body, headers=headers)
 
 
-def nodes_asked(running: Running, client: httpx.Client, region: str, num: int = 12) -> set[str]:
+def nodes_called(running: Running, client: httpx.Client, region: str, num: int = 12) -> set[str]:
     found = set()
     for number in range(num):
         response = ask(running, client, region, prompt=f"{number} {MARKER}")
@@ -82,13 +83,13 @@ def code_of(response: httpx.Response) -> tuple[int, int]:
 
 
 def test_call_runs_only_on_nodes_with_a_verified_location_in_its_region(running: Running, client: httpx.Client):
-    assert nodes_asked(running, client, "DE") == {"fra"}
-    assert nodes_asked(running, client, "eu") <= {"fra", "par"}
+    assert nodes_called(running, client, "DE") == {"fra"}
+    assert nodes_called(running, client, "eu") <= {"fra", "par"}
     running.site.nodes["fra"].state = "draining"
     running.site.nodes["fra"].publish()
     try:
         wait_until_blocking(lambda: ask(running, client, "DE").status_code == 429)
-        assert nodes_asked(running, client, "eu", 3) == {"par"}
+        assert nodes_called(running, client, "eu", 3) == {"par"}
         refused = ask(running, client, "DE")
         assert code_of(refused) == (429, 3040)
         assert "retry-after" in refused.headers
@@ -119,7 +120,7 @@ def test_account_residency_rule_applies_to_every_call_and_can_only_be_narrowed(r
         assert code_of(ask(running, client, "DE")) == (429, 3040)
         change(running, region="DE,FR")
         wait_until_blocking(lambda: ask(running, client).status_code == 200)
-        assert nodes_asked(running, client, "") <= {"fra", "par"}
+        assert nodes_called(running, client, "") <= {"fra", "par"}
         assert code_of(ask(running, client, "FR,US")) == (429, 3040)
         run = f"{running.account_url}/ai/run/{PARROT}?queueRequest=true"
         assert code_of(client.post(run, json={"requests": [{"prompt": MARKER}]})) == (400, 5006)
@@ -138,7 +139,7 @@ def test_token_residency_rule_narrows_only_calls_with_that_token(running: Runnin
     made = httpx.post(tokens, json=body, headers=keeper, timeout=60).json()["result"]
     assert made["region"]["countries"] == ["DE"]
     with httpx.Client(headers={"Authorization": f"Bearer {made['value']}"}, timeout=60) as narrow:
-        assert nodes_asked(running, narrow, "") == {"fra"}
+        assert nodes_called(running, narrow, "") == {"fra"}
         assert code_of(ask(running, narrow, "FR")) == (429, 3040)
     assert ask(running, client, "eu").status_code == 200
 
@@ -163,8 +164,8 @@ def test_api_returns_and_updates_account_residency_rules(running: Running):
 
 
 def test_zero_retention_call_stores_no_content(running: Running, client: httpx.Client):
-    """The marker went in and came out; no file of the gateway's, row, log line or value in Redis holds it, and no two
-    calls share a cache."""
+    """The marker is in the request and the response, but in no file, row, log line or Redis value of the gateway.
+    No two calls share a cache."""
     site, url = running.site, f"{running.account_url}/ai/v1/responses"
 
     def respond(**body: Any) -> httpx.Response:

@@ -17,7 +17,7 @@ CARD = {card.name: card for card in cards()}
 
 
 class Presence:
-    """Stands for Redis: what is present is what the test says."""
+    """Replaces Redis: the test sets the present nodes."""
 
     def __init__(self) -> None:
         self.payloads: dict[str, bytes] = {}
