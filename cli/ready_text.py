@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from local_platform.data_dir import DEFAULT_DATA
+from local_platform.plan import SPARK
 
 
 def ready_text(dev: Mapping[str, Any], data: Path) -> str:
     """Return the text for a platform with this `dev.json` in the data directory `data`."""
     url = f"{dev['base_url']}/accounts/{dev['account_id']}/ai"
     header = f"-H 'Authorization: Bearer {dev['api_token']}'"
-    question = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    content = "What is the capital of France?" if dev["chat_model"] == SPARK else "What is machine learning?"
+    question = {"messages": [{"role": "user", "content": content}]}
     run = f"{url}/run/{dev['chat_model']}"
     option = "" if data == DEFAULT_DATA.resolve() else f" --data {shlex.quote(str(data))}"
     return f"""
