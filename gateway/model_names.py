@@ -47,9 +47,9 @@ async def find_shown(registry: Registry, text: str) -> AnyModel:
     return found
 
 
-def model_in(body: dict[str, Any]) -> str:
-    """Return the model name in a request body. Raises Refusal."""
-    model = body.get("model")
+def model_in(body: dict[str, Any], default: str) -> str:
+    """Return the model name in a request body, or `default` if there is none. Raises Refusal."""
+    model = body.get("model") or default or None
     if not isinstance(model, str):
         raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'model'")
     return model

@@ -59,7 +59,8 @@ async def serve(
         raw = await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s)
         body = await endpoint.decode_body(exchange, raw)
         if model is None:
-            model = await find_model(services.registry, model_in(body))
+            default = "" if endpoint.api_format is ApiFormat.NATIVE else settings.default_model
+            model = await find_model(services.registry, model_in(body, default))
         authentication.require_model(principal, model.requested_name, model.card.name)
         exchange.response_headers = model_headers(exchange, model)
         retry_header = exchange.header(RETRY_HEADER)

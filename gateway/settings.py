@@ -166,6 +166,11 @@ class GatewaySettings(ProcessSettings):
         default="",
         check=parsed_by(parse_rules),
     )
+    default_model: str = setting(
+        "HEARTH_DEFAULT_MODEL",
+        "Model of OpenAI and Anthropic requests that name none. Empty: such requests are rejected.",
+        default="",
+    )
     free_neurons_per_day: int = setting(
         "HEARTH_FREE_NEURONS_PER_DAY",
         "Neurons per day (from 00:00 UTC) for accounts on the free plan.",

@@ -68,8 +68,8 @@ class EmbeddedPlatform:
         self._redis_watcher: asyncio.Task[None] | None = None
         self._process_environs: dict[str, dict[str, str]] = {}
         self._nodes = {node_id: self._node_child(node_id, pop) for node_id, pop in plan.nodes.items()}
-        self._gateway = self._gateway_child()
         self._chat_model = plan.models[0]
+        self._gateway = self._gateway_child()
         self._current_step = ""
         self._is_ready = False
 
@@ -241,6 +241,7 @@ class EmbeddedPlatform:
         environ = {
             "HEARTH_HOST": self._plan.host,
             "HEARTH_PORT": str(self._plan.port),
+            "HEARTH_DEFAULT_MODEL": os.environ.get("HEARTH_DEFAULT_MODEL", self._chat_model),
             "HEARTH_POP": next(iter(self._plan.nodes.values())),
             "HEARTH_SERVICE_KEYS": self._service_keys["gateway/gateway"],
         }

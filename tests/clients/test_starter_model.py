@@ -32,5 +32,9 @@ def test_starter_model_is_the_chat_model_and_responds(tmp_path: Path) -> None:
                 max_tokens=40,
             )
         assert "Paris" in (completion.choices[0].message.content or "")
+        body = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
+        with platform.client() as http:
+            unnamed = http.post(f"{platform.ai_url()}/v1/chat/completions", json=body).json()
+        assert unnamed["model"] == STARTER
     finally:
         platform.stop()
