@@ -48,8 +48,9 @@ async def find_shown(registry: Registry, text: str) -> AnyModel:
 
 
 def model_in(body: dict[str, Any], default: str) -> str:
-    """Return the model name in a request body, or `default` if there is none. Raises Refusal."""
-    model = body.get("model") or default or None
+    """Return the model name in a request body. A body without the field gets `default`, unless `default` is empty.
+    Raises Refusal."""
+    model = body.get("model", default or None)
     if not isinstance(model, str):
         raise Refusal(Reason.INPUT_INVALID, "required properties at '/' are 'model'")
     return model
