@@ -151,7 +151,7 @@ _ROUTES = (
 )
 ROUTES = (
     *_ROUTES,
-    *_openai_routes("/v1"),  # in the account of the API token
+    *_openai_routes("/v1"),  # the account is that of the API token
     Route("GET", "/openapi.json", Access.PUBLIC, docs.OpenApi(_ROUTES)),
     Route("GET", "/admin/sign-in", Access.PUBLIC, sign_in.begin),
     Route("GET", "/admin/callback", Access.PUBLIC, sign_in.finish),

@@ -39,7 +39,7 @@ class Ephemeral:
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis
-        self._callbacks: dict[str, list[Callback]] = {}  # by channel
+        self._callbacks: dict[str, list[Callback]] = {}  # channel -> callbacks
 
     @classmethod
     def connect(cls, url: str, *, timeout_s: float = 0.25) -> Ephemeral:

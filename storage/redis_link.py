@@ -30,7 +30,7 @@ OPEN_TIMEOUT_S = 5.0
 _GRACE_S = 0.002  # for replies that have arrived but were not read because this process was busy
 _MAX_TIMEOUTS = 20  # for one reply, if the server keeps replying to earlier commands
 _MAX_UNSENT_COMMANDS = 16  # more are sent before the event-loop turn ends, so that Redis can start
-_MAX_LINE_BYTES = 4096  # of a reply
+_MAX_LINE_BYTES = 4096  # longest line of a Redis response
 
 Reply = int | bytes | None | list[Any] | Exception
 

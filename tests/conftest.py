@@ -38,7 +38,7 @@ for name in ("NO_PROXY", "no_proxy"):  # so that an HTTP proxy in the environmen
 share_tls_contexts()
 # The default timeout of httpx clients: the library's five seconds are too short for a busy machine.
 httpx._config.DEFAULT_TIMEOUT_CONFIG.__init__(PATIENCE_S)  # type: ignore[misc]
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in the background of a shell; children would inherit this
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # background jobs of a shell ignore it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _PROJECT = Path(__file__).resolve().parent.parent

@@ -30,7 +30,7 @@ _NUM_WINDOWS = 32
 _MIN_TOKENS = 64
 _KV_BYTES = 128 * 1024 * 1024
 _SPEED_IN, _SPEED_OUT, _SPEED_ROUNDS = 8, 8, 3
-_PART_TIMEOUT_S = 20.0  # of each part: quality and speed
+_PART_TIMEOUT_S = 20.0  # limit for each part: quality and speed
 
 OnProgress = Callable[[str, int, int, str], None]
 """Reports a step's name, the work done, the total work, and the unit of both: `bytes`, `tokens` or `runs`."""

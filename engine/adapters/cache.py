@@ -56,7 +56,7 @@ class AdapterCache:
         self._decoder, self._dtype, self._budget_bytes = decoder, dtype, budget_bytes
         self._sites = list(decoder.sites())
         self._lock = threading.Lock()  # guards the four attributes below
-        self._cached: OrderedDict[str, _CachedAdapter] = OrderedDict()  # by digest, least recently used first
+        self._cached: OrderedDict[str, _CachedAdapter] = OrderedDict()  # digest -> adapter, least recently used first
         self._pools: dict[AdapterShape, SlotPool] = {}
         self._used_bytes = 0
         self._next_handle = 1

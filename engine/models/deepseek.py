@@ -48,7 +48,7 @@ def deepseek_v3(fields: Fields) -> ModelConfig:
     config = _deepseek(fields, router, default_dense=3, default_shared=1, is_interleaved=is_interleaved)
     num_draft_layers = fields.whole(
         "num_nextn_predict_layers", 0, 64, default=0
-    )  # of the draft layers, which are not used
+    )  # tensors of the draft layers, which are not used
     drafts = tuple(f"model.layers.{config.num_layers + index}." for index in range(num_draft_layers))
     return replace(config, ignored=drafts)
 

@@ -37,7 +37,8 @@ class Renderer:
     """One response format. `whole` returns a JSON document and raises OutputNotJson; the other methods return complete
     frames of an event stream, or b"" if the format has nothing to send for the event.
 
-    Subclasses implement `whole`, and the methods for the events that a stream of their task can have.
+    Abstract: subclasses implement `whole` and the methods for the events that a stream of their task can have. Other
+    methods raise NotImplementedError because they are never called.
     """
 
     def whole(self, outcome: Outcome) -> bytes:

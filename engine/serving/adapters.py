@@ -31,7 +31,7 @@ class NodeAdapters:
 
     def __init__(self, store: FindsModels) -> None:
         self._store = store
-        self._cached: OrderedDict[str, _CachedAdapter] = OrderedDict()  # by digest, least recently used first
+        self._cached: OrderedDict[str, _CachedAdapter] = OrderedDict()  # digest -> adapter, least recently used first
 
     async def acquire(self, adapter: Adapter) -> LocalAdapter:
         """Return the adapter's local files. Raises Refused, and must then not be released."""

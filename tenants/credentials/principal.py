@@ -63,7 +63,7 @@ class Principal:
     elsewhere: Mapping[str, Grant] = field(default_factory=dict, hash=False)
     has_global_key: bool = False
     account: AccountTerms = AccountTerms()
-    limits: str = ""  # of the credential itself
+    limits: str = ""  # rate limits of the credential itself
     models: frozenset[str] | None = None  # models that the credential may run; None for all
     residency: Residency = ANYWHERE
     is_operator: bool = False  # an operator's scopes apply to every account

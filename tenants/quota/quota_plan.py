@@ -77,7 +77,7 @@ class Plan:
     )
 
     def __init__(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> None:
-        self.budgets = budgets  # in the order of the last items
+        self.budgets = budgets  # same order as the last items
         self.items = items = items + tuple(map(_item_of, budgets))
         self.has_calls = any(item.kind == "c" for item in items)
         self.waiting = tuple(item for item in items if item.ends_at_first_output)
@@ -103,7 +103,7 @@ class Reservation:
         self.tokens = tokens
         self.micro_neurons = micro_neurons
         self.window_statuses: Sequence[WindowStatus] = ()
-        self.is_counted = True  # by Redis; if False, by this gateway, which reports the call to Redis later
+        self.is_counted = True  # False if Redis was unavailable: this gateway reports the call to Redis later
         self.has_output = False  # True once the call has output
         self.since_s = 0.0
 

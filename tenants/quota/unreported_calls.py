@@ -11,7 +11,7 @@ from storage.redis_link import Reply, Sender
 from tenants.quota import quota_script as script
 from tenants.quota.quota_plan import Reservation
 
-MAX_UNREPORTED = 10_000  # of each; windows of older calls have ended
+MAX_UNREPORTED = 10_000  # limit for each list; the windows of older calls have ended
 
 Settlement = tuple[Reservation, int, int]
 """A reservation, and the tokens and micro-neurons that were used."""

@@ -36,8 +36,8 @@ from tenants.usage.usage_entries import (
 _log = logging.getLogger(__name__)
 
 _BATCH_ENTRIES = 500
-_GATHER_S = 0.05  # from the first entry to the transaction, which collects further entries
-_BETWEEN_S = 0.2  # from one transaction to the next under load, because each delays running calls
+_GATHER_S = 0.05  # seconds between the first entry and the transaction, which collects further entries
+_BETWEEN_S = 0.2  # seconds between two transactions under load: each transaction delays running calls
 _FIRST_PAUSE_S = 0.1
 _MAX_PAUSE_S = 1.0
 _CHECK_S = 60.0  # between checks of the database's position while there is nothing to move

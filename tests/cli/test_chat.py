@@ -90,7 +90,7 @@ def gateway() -> Iterator[Gateway]:
 def chat(
     gateway: Gateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., tuple[int, str, str]]:
-    """Run `hearth chat MODEL ...` with this standard input; return the exit status and what was printed."""
+    """Run `hearth chat MODEL ...` with this standard input; return the exit status and the printed text."""
 
     def run(*arguments: str, stdin: str = "") -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))

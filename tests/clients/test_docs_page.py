@@ -1,4 +1,4 @@
-"""`/docs` in a real browser without internet access shows every operation and can call one."""
+"""The `/docs` page in a real browser without internet access: the page lists every operation and sends a call."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from scripts.fetch_node_clients import FOLDER
 from tests.platform import Platform
 
 READY_TIMEOUT_S = 120
-_MAX_LOG_CHARACTERS = 4000  # of each log in a failure message
+_MAX_LOG_CHARACTERS = 4000  # length of each log in a failure message
 
 
 class WorkerDev:

@@ -22,7 +22,7 @@ from tests.waiting import wait_until_blocking
 pytestmark = pytest.mark.full
 
 LIMIT, WINDOW_S = 50, 86_400
-SHORT_LIMIT, SHORT_WINDOW_S = 20, 2  # for an account with limits of its own
+SHORT_LIMIT, SHORT_WINDOW_S = 20, 2  # limit of an account with its own limits
 
 
 @dataclass

@@ -42,7 +42,7 @@ from tests.tenants.usage.made_entries import entry
 
 STEPS = (
     "opened",  # segments of an earlier process are read
-    "compared",  # with the ledger's position
+    "compared",  # compared with the ledger's position
     "spare allocated",
     "segment begun",  # the spare segment is renamed
     "segment's name synced",

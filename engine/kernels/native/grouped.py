@@ -17,7 +17,7 @@ from engine.kernels.native.library import GroupedCall
 
 _MAX_BLOCK = 32  # inputs that are rounded with one scale, at most
 _UNITS = {4: 8, 8: 4}  # a block is a multiple of this many inputs
-_MAX_SCALE_EXPONENT = 14  # of the largest float16 scale
+_MAX_SCALE_EXPONENT = 14  # exponent of the largest float16 scale
 
 
 def supports_grouped(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:

@@ -296,7 +296,7 @@ def test_every_sequence_gets_its_adapter(num_places: int):
         if rng.random() < 0.5 or not open_:
             open_.append(driver.ask(names[rng.integers(12)], tenant=int(rng.integers(3))))
         else:
-            driver.end(open_.pop(int(rng.integers(len(open_)))))  # it ends, or is aborted
+            driver.end(open_.pop(int(rng.integers(len(open_)))))  # the sequence ends or is aborted
         if rng.random() < 0.7:
             driver.settle(float(rng.random()))
     for _ in range(200):

@@ -115,8 +115,8 @@ def test_unpacked_blocks_equal_the_reference(name: str) -> None:
     rng = np.random.default_rng(0)
     data = rng.integers(0, 256, (6, 512 // block, num_bytes), dtype=np.uint8)
     scales = rng.standard_normal((6, 512 // block, 2)).astype(np.float16).view(np.uint8)
-    place = 208 if name == "Q6_K" else 0  # of the block's scale, and of the offset if there is one
-    data[..., place : place + 2] = scales[..., :2]
+    scale_offset = 208 if name == "Q6_K" else 0  # offset of the block's scale and minimum
+    data[..., scale_offset : scale_offset + 2] = scales[..., :2]
     if form.has_offsets:
         data[..., 2:4] = scales[..., 2:]
     matrix = unpack_blocks(name, torch.from_numpy(data.reshape(6, -1)))

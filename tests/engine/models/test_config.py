@@ -252,7 +252,7 @@ def test_invalid_sizes_are_rejected_in_every_family(architecture: str) -> None:
                 parse_config(plain | {name: value})
     with pytest.raises(UnsupportedModel, match="num_hidden_layers is missing"):
         parse_config(plain | {"num_hidden_layers": None})
-    if "Deepseek" not in architecture:  # its heads share one key
+    if "Deepseek" not in architecture:  # DeepSeek's heads share one key
         with pytest.raises(UnsupportedModel, match="num_attention_heads=7"):
             parse_config(plain | {"num_attention_heads": 7})
 

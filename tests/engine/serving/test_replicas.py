@@ -323,7 +323,7 @@ async def test_draining_model_refuses_new_calls_and_is_unloaded_after_the_last_o
     house.replicas.release(replica)
     await unloading
     assert (house.state("a"), house.store.held, house.loaders.models["a"].is_closed) == ("absent", [], True)
-    assert house.replicas.is_ready  # it is no longer wanted
+    assert house.replicas.is_ready  # the unloaded model is no longer wanted
     await house.use("a")  # a later call loads it again
     assert house.loaders.num_loads == 2
     await house.replicas.close()

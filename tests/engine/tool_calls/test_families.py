@@ -191,7 +191,7 @@ def test_calls_are_parsed_for_every_split(name: str, is_constrained: bool) -> No
 def test_call_cut_by_the_limit_is_returned_as_far_as_it_goes(name: str, is_constrained: bool) -> None:
     family, text = FAMILIES[name], text_of(name)
     _, names, whole = parse_cut_output(family, [text], is_constrained=is_constrained)
-    num_characters: list[int] = []  # of arguments, for each length of the output
+    num_characters: list[int] = []  # length of the arguments for each length of the output
     for at in range(len(text)):
         content, found, arguments = parsed = parse_cut_output(family, [text[:at]], is_constrained=is_constrained)
         if at % 16 == 0:

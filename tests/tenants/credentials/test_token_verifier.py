@@ -1,4 +1,4 @@
-"""tenants/credentials/token_verifier.py: what is cached, when the cache is invalidated, and what is always rejected."""
+"""Token verifier: caching of verified tokens, invalidation of the cache, and tokens that are always rejected."""
 
 from __future__ import annotations
 
@@ -551,7 +551,7 @@ def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
             self.verifier = TokenVerifier(self.database, PEPPER, self.clock)
             self.account_id = self.run(accounts.create(self.real, "Ada")).account_id
             self.tokens: dict[str, api_tokens.ApiToken] = {}
-            self.is_revoked: dict[str, bool] = {}  # by secret: True once the verifier has polled since the revocation
+            self.is_revoked: dict[str, bool] = {}  # secret -> True once the verifier has polled since the revocation
             self.confirmed_s: dict[str, float] = {}
 
         def run(self, awaitable: Any) -> Any:
@@ -585,7 +585,7 @@ def test_no_order_of_events_accepts_a_revoked_expired_or_unknown_token(
         def time_passes(self, seconds: int, is_jump: bool) -> None:
             self.clock.jump_wall(seconds) if is_jump else self.clock.pass_time(seconds)
             self.steady.now()
-            self.verifier._clock.now()  # as a process does every second
+            self.verifier._clock.now()  # a process polls every second
 
         @rule(secret=secrets)
         def verify(self, secret: str) -> None:

@@ -34,8 +34,8 @@ class Keys(RuleBasedStateMachine):
         super().__init__()
         self.account_id = new_id_hex()
         self.now = datetime(2026, 11, 22, tzinfo=UTC)
-        self.believed: dict[str, tuple[Claimed, datetime]] = {}  # by key: the live owner and the end of its lease
-        self.lost_id: dict[str, str] = {}  # by key: the request id of an owner that may have died
+        self.believed: dict[str, tuple[Claimed, datetime]] = {}  # key -> the live owner and the end of its lease
+        self.lost_id: dict[str, str] = {}  # key -> the request id of an owner that may have died
         self.responses: dict[str, bytes] = {}
         self.fingerprint: dict[str, str] = {}
         self.expires_at: dict[str, datetime] = {}

@@ -271,7 +271,7 @@ async def test_each_gateway_enforces_its_share_of_the_rest_while_redis_is_unavai
     assert all(isinstance(found, Reservation) for found in before)
     own_redis_server.stop()
     seen = await admitted(gateways, lambda quota: quota.plan("a", text), 200)
-    assert 38 <= len(seen) <= 41  # of the remaining 40; one gateway may know one call less
+    assert 38 <= len(seen) <= 41  # 40 calls remain; one gateway may know one call less
     unseen = await admitted(gateways, lambda quota: quota.plan("b", plain), 30)
     assert len(unseen) == 8
     for reservation in seen[:7]:
@@ -451,7 +451,7 @@ async def test_scripts_are_loaded_again_when_redis_loses_some(gateways: list[Quo
     assert isinstance(await reserve(quota, plan, "1"), Reservation)
     redis.flushall()
     redis.script_flush()
-    redis.script_load(script.SCRIPTS["reserve"])  # only the first script of a call
+    redis.script_load(script.SCRIPTS["reserve"])  # the first of the scripts of a call; the others are not loaded
     found = await reserve(quota, plan, "2")
     assert isinstance(found, Reservation)
     assert found.is_counted
