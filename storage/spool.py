@@ -173,6 +173,8 @@ class Spool:
             self._acknowledged = Position(*start, before.num_before)
             records, _ = await asyncio.to_thread(self._read, _NO_LIMIT, self._acknowledged, self._until(before))
             self._acknowledged = Position(*start, before.num_before - len(records))
+            # A restart must not skip these records again, even if it cannot compare its position with the store's.
+            await asyncio.to_thread(save_cursor, self.directory, *start, [], [])
             return len(records)
         last = max([before.segment, *self._ends])
         if (segment, offset) > (last, self._ends.get(last, 0)):

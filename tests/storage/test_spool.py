@@ -1,4 +1,4 @@
-"""storage/spool.py: no durable record is lost and none is invented, after any crash or damage."""
+"""storage/spool.py: after any crash or damage, all durable records are read and no others."""
 
 from __future__ import annotations
 
@@ -182,6 +182,21 @@ def test_recently_acknowledged_records_can_be_read_again_from_any_position(
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(check(Path(folder)))
+
+
+async def test_restart_after_moving_back_reads_the_records_again(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, keep_s=600)
+    await spool.append(b"one")
+    assert await _drain(spool) == [b"one"]
+    first = spool.acknowledged
+    await spool.append(b"two")
+    assert await _drain(spool) == [b"two"]
+    assert await spool.move_to(first.segment, first.offset) == 1
+    await spool.close()
+    spool = Spool(tmp_path, keep_s=600)
+    assert spool.num_pending == 1
+    assert await _drain(spool) == [b"two"]
+    await spool.close()
 
 
 async def test_kept_segments_expire_and_do_not_reduce_the_room_for_new_work(tmp_path: Path) -> None:
