@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import uvloop
 
@@ -75,7 +75,7 @@ class Source:
     """An event source that has already finished."""
 
     node_id = "n1"
-    num_attempts = 1
+    tried_node_ids: ClassVar = ["n1"]
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:  # noqa: ARG002
         return EVENTS

@@ -66,12 +66,14 @@ class StreamReader:
         return count
 
 
-async def ask(url: urllib.parse.SplitResult, body: dict[str, Any], headers: str) -> StreamResult:
-    """Read one stream to its end. Raises ValueError if the stream is incomplete."""
+async def ask(
+    url: urllib.parse.SplitResult, body: dict[str, Any], headers: str, response: StreamResult | None = None
+) -> StreamResult:
+    """Read one stream to its end, into `response` if it is given. Raises ValueError if the stream is incomplete."""
     content = json.dumps(body).encode()
     head = f"POST {url.path}/v1/completions HTTP/1.1\r\nhost: {url.netloc}\r\nconnection: close\r\n{headers}"
     head += f"content-type: application/json\r\ncontent-length: {len(content)}\r\n\r\n"
-    response, stream = StreamResult(), StreamReader()
+    response, stream = response or StreamResult(), StreamReader()
     started = time.perf_counter()
     reader, writer = await asyncio.open_connection(url.hostname, url.port or 80)
     try:

@@ -26,7 +26,7 @@ import torch
 from bench.engine_cpu import find_model
 from engine.config import EngineConfig
 from engine.kernels.cpu import CpuKernels
-from engine.kernels.native.operators import find_native_kernels
+from engine.kernels.native.chosen import find_native_kernels
 from engine.processes.zygote import PASSIVE_THREADS
 from engine.runner import Runner
 from variants.comparison import tokens_per_s

@@ -19,6 +19,7 @@ import numpy as np
 from engine.config import EngineConfig
 from engine.input_builder import build_inputs
 from engine.inputs import StepInputs, StepOutput
+from engine.launched_step import FinishedOutput, LaunchedStep
 from engine.loop import Engine
 from engine.protocol.sampling import Sampling
 from engine.ranks import wire
@@ -37,10 +38,12 @@ class NullRunner:
         self.vocab_size = 32_000
         self.eos_token_ids: tuple[int, ...] = (2,)
         self.layout_tag = "null"
+        self.weight_bytes = self.kv_bytes = 1
         self.has_cheap_multi_token_rows = True
+        self.can_run_ahead = False
 
-    def run(self, inputs: StepInputs) -> StepOutput:
-        return StepOutput(np.full(inputs.sampling.num_rows, 7, dtype=np.int32))
+    def launch(self, inputs: StepInputs) -> FinishedOutput:
+        return FinishedOutput(StepOutput(np.full(inputs.sampling.num_rows, 7, dtype=np.int32)))
 
 
 def engine_with_full_batch(num_rows: int, prompt_len: int, max_tokens: int) -> Engine:
@@ -72,10 +75,11 @@ def measure(engine: Engine, num_steps: int) -> dict[str, float]:
         marks.append(time.perf_counter())
         step_inputs = build_inputs(scheduled, engine.table)
         marks.append(time.perf_counter())
-        output = StepOutput(np.full(step_inputs.sampling.num_rows, 7, dtype=np.int32))
+        output = FinishedOutput(StepOutput(np.full(step_inputs.sampling.num_rows, 7, dtype=np.int32)))
         marks[-1], built = time.perf_counter(), marks[-1] - marks[-2]
-        engine.device_time.charge(scheduled, int(scheduled.num_tokens.sum()))
-        report = engine.postprocessor.process(scheduled, output)
+        step = LaunchedStep.advance(scheduled, step_inputs, output, engine.scheduler)
+        engine.device_time.charge(step, int(scheduled.num_tokens.sum()))
+        report = engine.postprocessor.process(step, output.wait())
         marks.append(time.perf_counter())
         wire.encode_report(report, engine.status())
         marks.append(time.perf_counter())

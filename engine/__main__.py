@@ -16,6 +16,7 @@ import uvloop
 
 from engine.node.settings import NodeSettings
 from engine.processes.zygote import Zygote
+from engine.serving.cuda_check import check_cuda
 from engine.serving.process_logs import configure
 from telemetry.child_process import die_with_parent
 from telemetry.settings import SettingError, read_settings
@@ -25,9 +26,11 @@ _HIDDEN_FROM_CHILDREN = (
     "DATABASE_URL",
     "HEARTH_TOKEN_PEPPER",
     "HEARTH_CACHE_SECRET",
+    "HEARTH_METRICS_TOKEN",
     "HEARTH_OIDC_CLIENT_SECRET",
     "HF_TOKEN",
     "HEARTH_SERVICE_KEYS",
+    "HEARTH_NODE_JOIN_TOKEN",
     "REDIS_URL",
     "OBJECTS_URL",
     "AWS_SECRET_ACCESS_KEY",
@@ -44,14 +47,17 @@ async def _run(settings: NodeSettings) -> int:
     zygote = Zygote(configure="engine.serving.process_logs:configure", environ=environ_of_children(os.environ))
     await zygote.start()
 
+    from engine.node.enrollment import EnrollmentFailed, enroll
     from engine.node.node import Node
+    from engine.node.presence import DuplicateNodeId
     from engine.serving.disk_cache import CacheInUse
     from engine.serving.http_server import CannotListen
 
     try:
+        await enroll(settings)
         node = Node(settings, zygote)
         await node.open()
-    except (CannotListen, CacheInUse, OSError, ValueError) as error:
+    except (CannotListen, CacheInUse, EnrollmentFailed, SettingError, OSError, ValueError) as error:
         await zygote.close()
         sys.stderr.write(f"hearth node: {error}\n")
         return 2
@@ -60,6 +66,9 @@ async def _run(settings: NodeSettings) -> int:
         loop.add_signal_handler(number, node.stop)
     try:
         await node.run()
+    except DuplicateNodeId as error:
+        sys.stderr.write(f"hearth node: {error}\n")
+        return 2
     finally:
         await zygote.close()
     return 0
@@ -75,6 +84,8 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         settings = read_settings(NodeSettings)
+        if settings.device == "cuda":
+            check_cuda("HEARTH_NODE_DEVICE=cuda")
     except SettingError as error:
         sys.stderr.write(f"hearth node: {error}\n")
         return 2

@@ -13,7 +13,7 @@ _MAX_WAIT_S = 0.005  # for an adapter or a matcher, when the engine has nothing 
 
 
 class Admission:
-    """Belongs to one engine. `admit` moves every sequence that has what it needs to the scheduler's queue."""
+    """Belongs to one engine. `admit` moves every sequence whose resources are available to the scheduler's queue."""
 
     def __init__(
         self, sequences: OpenSequences, scheduler: Scheduler, matchers: GrammarMatchers, adapters: AdapterQueue | None

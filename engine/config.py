@@ -1,4 +1,4 @@
-"""EngineConfig: the settings of one replica. Imports neither torch nor NumPy.
+"""EngineConfig: the settings of one replica, and defaults that depend on the device. Imports neither torch nor NumPy.
 
 Properties of the model (layers, heads, vocabulary) are read from its `config.json` by `engine/models/config.py`.
 """
@@ -10,6 +10,13 @@ from pathlib import Path
 
 DEFAULT_SPECULATION = "off"  # if neither a card nor a setting names one
 DRAFT = "draft:"
+AUTO = "auto"
+ATTENTION_BACKENDS = ("auto", "triton", "torch")
+
+
+def default_sequences(device: str) -> int:
+    """Return the default number of sequences that a model generates at once."""
+    return 256 if device == "cuda" else 64
 
 
 @dataclass(frozen=True)
@@ -17,16 +24,19 @@ class EngineConfig:
     """Settings of one replica.
 
     `dtype` "auto" is the fastest type on this machine that preserves the checkpoint's precision; "float32" is for
-    parity tests. `num_blocks` 0 derives the KV pool from `kv_memory_bytes`, which all ranks share. `max_model_len` 0 is
-    the model's own context.
+    parity tests. `num_blocks` 0 derives the KV pool from `kv_memory_bytes`, which all ranks share; with `is_kv_auto`
+    the pool takes what is free, at most `kv_memory_bytes` unless that is 0. `max_model_len` 0 is the model's own
+    context.
     """
 
     model_dir: Path
     dtype: str = "auto"  # auto | float32 | bfloat16
     device: str = "cpu"
+    attention: str = "auto"  # one of ATTENTION_BACKENDS
     block_size: int = 16  # tokens per block
     num_blocks: int = 0
     kv_memory_bytes: int = 256 * 1024 * 1024
+    is_kv_auto: bool = False
     max_sequences: int = 64  # slots: running sequences
     max_waiting: int = 1024  # sequences queued behind the running ones
     max_step_tokens: int = 512  # budget of one step: decode rows first, prefill chunks fill the rest
@@ -35,6 +45,7 @@ class EngineConfig:
     tensor_parallel: int = 1  # ranks that share the model, each with a part of its heads, experts and vocabulary
     is_prefix_cache_enabled: bool = True
     adapter_memory_bytes: int = 512 * 1024 * 1024  # LoRA matrices; least recently used idle adapters are evicted
+    has_graphs: bool = True  # steps on a GPU are captured in CUDA graphs; False queues every kernel separately
     speculation: str = "off"  # off | prompt_lookup | draft:<folder of a smaller model with the same tokenizer>
     free_step_tokens: int = 16  # tokens a step computes at about the cost of its rows alone: room for draft tokens
     step_timeout_s: float = 15.0  # a rank that does not respond or compute for so long is killed; see child_link.py

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from engine.arrays import Ints
-from engine.inputs import ConstraintSource, LogitBias, SamplingInputs, StepInputs, TokenHistory
+from engine.arrays import Ints, Longs, ceil_div, segment_offsets
+from engine.inputs import ConstraintSource, ImageRows, LogitBias, SamplingInputs, StepInputs, TokenHistory
 from engine.prompt_logprobs import select_rows
+from engine.scheduling.image_positions import positions_after
 from engine.scheduling.sequence import SlotTable
 from engine.scheduling.step_budget import ScheduledStep
 
@@ -46,13 +47,63 @@ def build_inputs(step: ScheduledStep, table: SlotTable, constraints: ConstraintS
         logit_rows=torch.from_numpy(logit_rows),
         query_starts=query_starts,
         context_lens=context_lens,
-        block_tables=table.block_table[slots],
+        block_tables=_block_tables(slots, context_lens, table),
         sequence_ids=table.sequence_id[slots],
         num_decode_rows=num_decode_rows,
         sampling=sampling,
         adapters=_adapters(slots, table) if table.has_adapters else None,
         prompt_logprobs=prompt_logprobs,
+        images=_images(slots, starts, query_starts, table) if table.images else None,
+        axis_positions=_axis_positions(slots, query_starts, positions, table) if table.axis_positions else None,
+        slots=slots,
+        block_updates=_block_updates(slots, table) if table.is_mirrored else None,
     )
+
+
+def _block_tables(slots: Ints, context_lens: Ints, table: SlotTable) -> Ints:
+    """Return the used part of the block tables [R, max blocks]; no blocks if the device has the tables."""
+    num_blocks = 0 if table.is_mirrored else ceil_div(int(context_lens.max()), table.block_size)
+    return table.block_table[:, :num_blocks][slots]
+
+
+def _block_updates(slots: Ints, table: SlotTable) -> tuple[Longs, Ints]:
+    """Return the entries of the rows' block tables that the device does not have yet, and count them as sent."""
+    num_blocks, num_mirrored = table.num_blocks[slots], table.num_mirrored[slots]
+    is_stale = num_mirrored < num_blocks
+    stale, counts = slots[is_stale], (num_blocks - num_mirrored)[is_stale]
+    rows = np.repeat(stale, counts)
+    indices = table.num_mirrored[rows] + segment_offsets(counts)
+    table.num_mirrored[stale] = num_blocks[is_stale]
+    return rows.astype(np.int64) * table.block_table.shape[1] + indices, table.block_table[rows, indices]
+
+
+def _images(slots: Ints, starts: Ints, query_starts: Ints, table: SlotTable) -> ImageRows | None:
+    """Return the tokens of images in the step; `starts` [R] is the position of each row's first token."""
+    rows, embeddings, mutual = [], [], []
+    for row, (slot, start) in enumerate(zip(slots.tolist(), starts.tolist(), strict=True)):
+        offset, num_tokens = int(query_starts[row]), int(query_starts[row + 1] - query_starts[row])
+        for image in table.images.get(slot, ()):
+            first, last = max(image.start, start), min(image.end, start + num_tokens)
+            if first < last:
+                rows.append(np.arange(first, last) - start + offset)
+                embeddings.append(image.embeddings[first - image.start : last - image.start])
+                if image.is_mutual:
+                    mutual.append((first - start + offset, last - start + offset))
+    if not rows:
+        return None
+    return ImageRows(np.concatenate(rows), np.concatenate(embeddings), np.array(mutual, np.int32) if mutual else None)
+
+
+def _axis_positions(slots: Ints, query_starts: Ints, positions: Longs, table: SlotTable) -> torch.Tensor | None:
+    """Return the positions [3, T] of the step's tokens on each axis, or None if no row has positions of its own."""
+    rows = [row for row, slot in enumerate(slots.tolist()) if slot in table.axis_positions]
+    if not rows:
+        return None
+    found = np.tile(positions, (3, 1))
+    for row in rows:
+        span = slice(query_starts[row], query_starts[row + 1])
+        found[:, span] = positions_after(table.axis_positions[int(slots[row])], positions[span])
+    return torch.from_numpy(found)
 
 
 def _adapters(slots: Ints, table: SlotTable) -> Ints | None:

@@ -86,6 +86,13 @@ class SamplingInputs(SamplingColumns):
     def num_rows(self) -> int:
         return len(self.temperature)
 
+    @property
+    def needs_host(self) -> bool:
+        """True if a row's token depends on values on the host, or more than its token is wanted."""
+        if self.histories or self.biases or self.constrained is not None:
+            return True
+        return bool(self.num_logprobs.max(initial=-1) >= 0)
+
 
 @dataclass(frozen=True, eq=False)
 class PromptLogprobRows:
@@ -108,13 +115,22 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, eq=False)
+class ImageRows:
+    """Tokens of a step that belong to images, and the vectors that replace their embeddings."""
+
+    rows: Longs  # [N], indices among the T tokens
+    embeddings: Floats  # [N, C]
+    mutual: Ints | None = None  # [M, 2], first token, and token after the last, of images whose tokens see each other
+
+
+@dataclass(frozen=True, eq=False)
 class StepInputs:
     """Inputs of one forward pass. The first `num_decode_rows` rows have one token each.
 
     `sequence_ids` are unique in the life of an engine.
     """
 
-    token_ids: torch.Tensor  # int64 [T]
+    token_ids: torch.Tensor  # int64 [T]; UNKNOWN_TOKEN for the token that the previous step samples in the row's slot
     positions: torch.Tensor  # int64 [T]
     slot_mapping: torch.Tensor  # int64 [T], block id × block size + offset of each token's KV
     logit_rows: torch.Tensor  # int64 [L], indices of tokens whose logits are needed, ascending
@@ -126,6 +142,12 @@ class StepInputs:
     sampling: SamplingInputs
     adapters: Ints | None = None  # [R], adapter handles, 0 for none; None if no row has an adapter
     prompt_logprobs: PromptLogprobRows | None = None
+    images: ImageRows | None = None
+    axis_positions: torch.Tensor | None = None  # int64 [3, T], see `image_positions.py`; None: `positions` on each axis
+    slots: Ints | None = None  # [R], the slot of each row; None for rows without a slot table
+    # Entries of the block tables that have changed since the last step: indices [U] among all entries of all slots, and
+    # their blocks [U]. Only for runners that keep the tables on the device, whose `block_tables` are then empty.
+    block_updates: tuple[Longs, Ints] | None = None
 
     @property
     def num_rows(self) -> int:
@@ -134,6 +156,11 @@ class StepInputs:
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def needs_every_logit(self) -> bool:
+        """True if the logits of all tokens are needed: `logit_rows` are then all indices in order."""
+        return self.logit_rows.shape == self.token_ids.shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +177,7 @@ class StepOutput:
     top_ids: Ints | None = None  # [K, most wanted]; -1 beyond the number that a row wants
     top_logprobs: Floats | None = None  # [K, most wanted]
     prompt_logprobs: TokenLogprobs | None = None
+    device_us: float | None = None  # time that the device was busy with the step; None if only the host knows
 
     def select(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> StepOutput:
         """Return a copy with the rows that are marked or listed."""

@@ -2,10 +2,16 @@
 
 A step is: admit, schedule, build inputs, run, postprocess. Every sequence added ends exactly once, with a finish code
 in a step's report; no request makes `add` or `step` raise. Knows token ids and arrays, but no text and no sockets.
+
+If the runner can launch steps without waiting for them, the engine runs one step ahead: it launches step N+1 before it
+collects the output of step N, so that the device never waits for the host. The tokens of step N are then unknown to the
+host when step N+1 is planned; the plan needs counts only. Steps that need the tokens themselves run synchronously
+(docs/decisions/0063-one-step-ahead.md).
 """
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -17,7 +23,8 @@ from engine.arrays import Ints
 from engine.config import EngineConfig
 from engine.device_time import DeviceTime
 from engine.input_builder import build_inputs
-from engine.inputs import StepInputs, StepOutput
+from engine.inputs import StepInputs
+from engine.launched_step import LaunchedStep, PendingOutput
 from engine.open_sequences import OpenSequences
 from engine.postprocess import Postprocessor
 from engine.prompt_logprobs import take_prompt_logprobs
@@ -43,9 +50,13 @@ class StepRunner(Protocol):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     layout_tag: str
+    weight_bytes: int  # of all ranks, as is `kv_bytes`
+    kv_bytes: int
     has_cheap_multi_token_rows: bool  # several tokens of a row cost little more than one, however many rows there are
 
-    def run(self, inputs: StepInputs) -> StepOutput: ...
+    can_run_ahead: bool  # `launch` returns before the device has finished, and knows the tokens of the previous step
+
+    def launch(self, inputs: StepInputs) -> PendingOutput: ...
     def wipe(self, block_ids: Ints) -> None: ...
 
 
@@ -62,7 +73,9 @@ class Engine:
     ) -> None:
         """`drafter` enables speculative decoding."""
         self.info = _info_of(runner, adapters)
+        self._memory_bytes = runner.weight_bytes, runner.kv_bytes
         self.table = SlotTable(config.max_sequences, self.info.max_model_len, runner.block_size)
+        self.table.is_mirrored = runner.can_run_ahead
         self.blocks = BlockManager(runner.num_blocks)
         self.scheduler = Scheduler(
             self.table,
@@ -84,6 +97,9 @@ class Engine:
         self._admission = Admission(self.sequences, self.scheduler, self.matchers, adapter_queue)
         self._has_adapters = adapters is not None
         self._runner = runner
+        # Launched steps in order: at most two during `step`, at most one after it.
+        self._launched: deque[LaunchedStep] = deque()
+        self.num_synchronous: Counter[str] = Counter()  # steps that could not run ahead, by reason
         self._num_ranks = config.tensor_parallel
 
     def _make_speculator(self, drafter: Drafter, runner: StepRunner, config: EngineConfig) -> Speculator:
@@ -98,7 +114,7 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.sequences or self.sequences.ended)
+        return bool(self.sequences or self.sequences.ended or self._launched)
 
     def add(self, request: SequenceRequest) -> None:
         """Queue a sequence. If it cannot be served, the next report ends it."""
@@ -142,19 +158,49 @@ class Engine:
                 self._wipe_released_blocks()
 
     def step(self) -> StepReport:
-        """Run one step, and report every sequence that got a token or ended."""
+        """Launch a step unless one is launched, and one ahead; then collect the first. Report every sequence that got a
+        token or ended."""
         self.device_time.resume()
         self._admission.admit()
-        scheduled = self._schedule()
-        if scheduled.num_rows:
-            inputs = build_inputs(scheduled, self.table, self.matchers)
-            output = self._run(scheduled, inputs)
-            report = self._postprocess(scheduled, inputs, output)
-        else:
-            report = self.postprocessor.report_ended()
-        if not scheduled.num_rows or not self.sequences:
+        if not self._launched:
+            self._launch()
+        if self._launched and self._runs_ahead():
+            self._launch()
+        if not self._launched:
+            self.device_time.pause()
+            return self.postprocessor.report_ended()
+        report = self._collect(self._launched.popleft())
+        if not (self.sequences or self._launched):
             self.device_time.pause()
         return report
+
+    def _runs_ahead(self) -> bool:
+        """Return True if the next step can be planned before the tokens of the launched one are known."""
+        if not self._runner.can_run_ahead:
+            return False
+        reason = self._reason_to_wait()
+        if reason:
+            self.num_synchronous[reason] += 1
+        return not reason
+
+    def _reason_to_wait(self) -> str:
+        """Return what needs the tokens of the launched step on the host, or an empty string."""
+        if self.speculator is not None:
+            return "speculation"
+        if self.matchers.num_matchers:
+            return "constraint"
+        if self.table.num_prompt_logprobs:
+            return "prompt_logprobs"
+        return "penalties" if self.table.needs_history[self.scheduler.running].any() else ""
+
+    def _launch(self) -> None:
+        """Plan the next step and hand it to the runner, if any sequence can run."""
+        scheduled = self._schedule()
+        if not scheduled.num_rows:
+            return
+        inputs = build_inputs(scheduled, self.table, self.matchers)
+        output = self._runner.launch(inputs)
+        self._launched.append(LaunchedStep.advance(scheduled, inputs, output, self.scheduler))
 
     def _schedule(self) -> ScheduledStep:
         scheduled = self.scheduler.schedule()
@@ -164,17 +210,15 @@ class Engine:
             self._wipe_released_blocks()
         return scheduled
 
-    def _run(self, scheduled: ScheduledStep, inputs: StepInputs) -> StepOutput:
-        output = self._runner.run(inputs)
-        num_tokens = int(scheduled.num_tokens.sum())
+    def _collect(self, step: LaunchedStep) -> StepReport:
+        """Wait for a launched step, store its tokens, end the sequences that are complete, and report."""
+        output = step.output.wait()
+        num_tokens = int(step.scheduled.num_tokens.sum())
         self.num_computed_tokens += num_tokens
-        self.device_time.charge(scheduled, num_tokens)
-        return output
-
-    def _postprocess(self, scheduled: ScheduledStep, inputs: StepInputs, output: StepOutput) -> StepReport:
+        self.device_time.charge(step, num_tokens, output.device_us)
         had_ephemeral = self.sequences.num_ephemeral
-        prompt_logprobs = take_prompt_logprobs(inputs, output, self.table)
-        report = self.postprocessor.process(scheduled, output)
+        prompt_logprobs = take_prompt_logprobs(step.inputs, output, self.table)
+        report = self.postprocessor.process(step, output)
         if had_ephemeral:
             self._wipe_released_blocks()
         return msgspec.structs.replace(report, prompt_logprobs=prompt_logprobs) if prompt_logprobs else report
@@ -203,6 +247,10 @@ class Engine:
             num_drafted=speculator.num_drafted if speculator is not None else 0,
             num_accepted=speculator.num_accepted if speculator is not None else 0,
             busy_us=int(self.device_time.busy_us),
+            weight_bytes=self._memory_bytes[0],
+            kv_bytes=self._memory_bytes[1],
+            num_prompt_tokens=scheduler.num_prompt_tokens,
+            num_cached_tokens=scheduler.num_cached_tokens,
         )
 
 
@@ -223,6 +271,7 @@ def _hasher_factory(runner: StepRunner, revision: str) -> Callable[[SequenceRequ
 
     def make(request: SequenceRequest) -> PrefixHasher:
         adapter = request.adapter.digest if request.adapter is not None else ""
-        return PrefixHasher(request.namespace, revision, runner.layout_tag, runner.block_size, adapter)
+        images = tuple((image.start, image.end, image.digest) for image in request.images)
+        return PrefixHasher(request.namespace, revision, runner.layout_tag, runner.block_size, adapter, images)
 
     return make

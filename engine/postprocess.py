@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from engine.arrays import Ints, segment_offsets
 from engine.inputs import StepOutput
+from engine.launched_step import LaunchedStep
 from engine.open_sequences import OpenSequences
 from engine.report import ERROR, LENGTH, RUNNING, STOP, TOO_COMPLEX, UNCLOSED, StepReport
 from engine.scheduling.scheduler import Scheduler
@@ -38,14 +39,15 @@ class Postprocessor:
         self._sequences = sequences
         self._matchers = matchers
         self._speculator = speculator
+        self.num_dropped_rows = 0  # computed for sequences that had ended or were preempted meanwhile
         self._jump_forward = JumpForward(scheduler, matchers.find) if has_cheap_multi_token_rows else None
 
-    def process(self, step: ScheduledStep, output: StepOutput) -> StepReport:
+    def process(self, step: LaunchedStep, output: StepOutput) -> StepReport:
         """Store what a step computed and sampled, end the sequences that are complete, and report."""
-        if step.num_drafts is None:
+        if step.scheduled.num_drafts is None:
             slots, output, codes = self._store(step, output)
         else:
-            slots, output, codes = self._store_accepted(step, output)
+            slots, output, codes = self._store_accepted(step.scheduled, output)
         if self._jump_forward is not None and self._matchers.has_jump_forward:
             slots, output, codes = self._jump_forward.append(slots, output, codes)
         tokens = output.token_ids
@@ -65,15 +67,24 @@ class Postprocessor:
         """Return the report of a step without rows."""
         return self._report(_NO_ROWS, None, _NO_ROWS, _NO_ROWS.astype(np.uint8))
 
-    def _store(self, step: ScheduledStep, output: StepOutput) -> tuple[Ints, StepOutput, Codes]:
-        """Store KV counts and one token for each row that sampled. Return the slots [K] of those rows."""
-        table, slots = self._table, step.slots
-        sampled = slots[table.num_computed[slots] + step.num_tokens == table.length[slots]]
-        self._scheduler.commit(step)
-        table.token_ids[sampled, table.length[sampled]] = output.token_ids
-        table.length[sampled] += 1
+    def _store(self, step: LaunchedStep, output: StepOutput) -> tuple[Ints, StepOutput, Codes]:
+        """Register completed blocks and store one token for each row that sampled. Return the slots [K] of those rows.
+
+        Rows whose sequence has ended or was preempted since the launch are dropped.
+        """
+        table, slots, num_computed = self._table, step.scheduled.slots, step.num_computed
+        sampled, lengths = slots[step.sampling], step.lengths
+        is_current = step.is_current(table.epoch)
+        if not is_current.all():
+            self.num_dropped_rows += int(np.count_nonzero(~is_current))
+            is_kept = is_current[step.sampling]
+            slots, num_computed = slots[is_current], num_computed[is_current]
+            sampled, lengths, output = sampled[is_kept], lengths[is_kept], output.select(is_kept)
+        table.token_ids[sampled, lengths] = output.token_ids
+        table.num_pending[sampled] -= 1
+        self._scheduler.sequence_blocks.register_computed(slots, num_computed)
         self._scheduler.counters.charge_completion(table.tenant[sampled])
-        return sampled, output, self._finish_codes(sampled, table.length[sampled], output)
+        return sampled, output, self._finish_codes(sampled, lengths + 1, output)
 
     def _store_accepted(self, step: ScheduledStep, output: StepOutput) -> tuple[Ints, StepOutput, Codes]:
         """Store the tokens of rows that sampled at each of their draft tokens, up to the first rejected draft.

@@ -88,6 +88,10 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     num_drafted: int = 0
     num_accepted: int = 0
     busy_us: int = 0
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
 
 
 class EngineInfo(Struct, frozen=True, kw_only=True):

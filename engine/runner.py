@@ -13,25 +13,32 @@ from dataclasses import replace
 import torch
 
 from engine.adapters.cache import AdapterCache
-from engine.arrays import Ints
+from engine.arrays import Ints, ceil_div
 from engine.checkpoints import weights
 from engine.checkpoints.alignment import AlignedAllocation
 from engine.config import EngineConfig
+from engine.device_steps import DeviceStep, DeviceSteps, StepLimits
+from engine.devices import memory
 from engine.devices.assignment import CPU, device_of, free_memory_bytes, make_current
+from engine.devices.cuda import CudaDevice
+from engine.devices.device import Device
 from engine.inputs import StepInputs, StepOutput, warmup_step
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
 from engine.kernels.device import DeviceKernels
 from engine.kernels.interface import KvPool
-from engine.kernels.native.operators import find_native_kernels
+from engine.kernels.launch import split_rule
+from engine.kernels.native.chosen import find_native_kernels
+from engine.kernels.paged_attention import PagedAttention
 from engine.kernels.reference import Kernels
 from engine.kernels.upload import Upload
+from engine.launched_step import FinishedOutput, PendingOutput
 from engine.layers.shard import WHOLE, Shard
 from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.packed_weights import has_packed, keep_packed, memory_bytes
 from engine.models.registry import read_config
-from engine.sampler import sample, sample_on_device
+from engine.sampler import find_sampler, sample, sample_on_device
 from engine.sampling.logprobs import compute_prompt_logprobs
 
 logger = logging.getLogger(__name__)
@@ -58,7 +65,9 @@ class Runner:
         shard: Shard = WHOLE,
         broadcast_step: Callable[[StepInputs], None] | None = None,
         broadcast_wipe: Callable[[Ints], None] | None = None,
+        steps_device: Device | None = None,
     ) -> None:
+        """`steps_device` runs steps that are launched ahead; by default a GPU does, if one rank has the whole model."""
         device = device_of(config.device, shard.rank, shard.size)
         make_current(device)
         torch.set_num_threads(max(config.num_threads // shard.size, 1))
@@ -67,38 +76,51 @@ class Runner:
         self._broadcast_wipe = broadcast_wipe
         self.model_config = read_config(config.model_dir)
         checkpoint = weights.open_checkpoint(config.model_dir).without(self.model_config.ignored)
-        kernels = kernels or _kernels_for(device)
+        kernels = kernels or _kernels_for(device, config.attention)
         empty = self._check(checkpoint)
         self.dtype = _choose_dtype(config.dtype, checkpoint, self.model_config, shard, kernels, device)
-        weight_bytes = memory_bytes(empty, checkpoint, kernels, self.dtype) // shard.size
-        free_bytes = free_memory_bytes(device) - weight_bytes
-        if free_bytes < 0:
-            raise MemoryError(f"not enough memory: the weights in {self.dtype} need {_gib(-free_bytes)} more")
+        self.weight_bytes = memory_bytes(empty, checkpoint, kernels, self.dtype)
+        needed_bytes, free_bytes = self.weight_bytes // shard.size, free_memory_bytes(device)
+        memory.check_weights(needed_bytes, free_bytes, str(self.dtype), device)
+        free_bytes -= needed_bytes
         with AlignedAllocation(checkpoint.common_alignment):
             self._model = Decoder(self.model_config, self.dtype, device, shard)
         self.block_size = config.block_size
         self.num_blocks = self._num_blocks(config, shard, free_bytes)
+        block_bytes = self.block_size * self._slot_elements() * self.dtype.itemsize
+        self.kv_bytes = self.num_blocks * block_bytes * shard.size
         self.max_model_len = self._max_model_len(config.max_model_len)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = self.model_config.eos_token_ids
         self.has_cheap_multi_token_rows = kernels.has_cheap_multi_token_rows
-        self.layout_tag = f"{str(self.dtype).removeprefix('torch.')}-tp{shard.size}-block{self.block_size}"
-        if self.model_config.has_long_rope(self.max_model_len):
-            self.layout_tag += "-long"
         self.num_forward_tokens = 0
         self.num_steps = 0
         self._load(checkpoint, kernels, is_whole=shard.is_whole)
         with torch.inference_mode():
             self._model.bind(kernels, self.max_model_len)
-            self._pool = self._allocate_pool()
+            self._pool = self._allocate_pool(kernels)
             self._attention = self._model.attention(kernels, self._pool)
         _trim_heap()
+        name = str(self.dtype).removeprefix("torch.")
+        self.layout_tag = f"{name}-tp{shard.size}-block{self.block_size}-{self._pool.layout}"
+        if self.model_config.has_long_rope(self.max_model_len):
+            self.layout_tag += "-long"
         self._upload = None if device == CPU else Upload(device)
         self._sample = sample if device == CPU else sample_on_device
-        self.adapters: AdapterCache | None = None  # not on a GPU: adapter tables are in host memory
-        if device == CPU:
-            budget_bytes = config.adapter_memory_bytes // shard.size
-            self.adapters = AdapterCache(self._model, self.dtype, budget_bytes, kernels)
+        self.adapters = AdapterCache(self._model, self.dtype, config.adapter_memory_bytes // shard.size, kernels)
+        if steps_device is None and device != CPU and shard.is_whole:
+            steps_device = CudaDevice(device)
+        self._steps = None if steps_device is None else self._device_steps(steps_device, config)
+        self.can_run_ahead = self._steps is not None
+
+    @torch.inference_mode()
+    def launch(self, inputs: StepInputs) -> PendingOutput:
+        """Run a step, or queue it on the device. `wait` returns its output."""
+        if self._steps is None:
+            return FinishedOutput(self.run(inputs))
+        self.num_forward_tokens += inputs.num_tokens
+        self.num_steps += 1
+        return self._steps.launch(inputs)
 
     @torch.inference_mode()
     def run(self, inputs: StepInputs) -> StepOutput:
@@ -106,6 +128,10 @@ class Runner:
         logits = self._logits(inputs)  # float32 [K, V]
         self.num_forward_tokens += inputs.num_tokens
         self.num_steps += 1
+        return self._sampled(logits, inputs)
+
+    def _sampled(self, logits: torch.Tensor, inputs: StepInputs) -> StepOutput:
+        """Return the output of a step for its logits, float32 [L, V]."""
         wanted = inputs.prompt_logprobs
         if wanted is None:
             return self._sample(logits, inputs.sampling)
@@ -121,12 +147,11 @@ class Runner:
     def _logits(self, inputs: StepInputs) -> torch.Tensor:
         if self._broadcast_step is not None:
             self._broadcast_step(inputs)
-        if self._upload is not None:
-            inputs = self._uploaded(inputs, self._upload)
         adapted = None
         if inputs.adapters is not None:
-            assert self.adapters is not None, "adapters are not supported on this device"
-            adapted = self.adapters.begin(inputs.adapters, inputs.query_starts)
+            adapted = self.adapters.begin(inputs.adapters, inputs.query_starts, inputs.logit_rows.numpy())
+        if self._upload is not None:
+            inputs = self._uploaded(inputs, self._upload)
         return self._model.forward(inputs, self._attention, adapted)
 
     @torch.inference_mode()
@@ -136,7 +161,9 @@ class Runner:
         Compiles kernels and starts libraries before the first request, and fails if ranks cannot communicate. To be
         called on the leading rank once every rank is ready.
         """
-        if self._upload is not None:
+        if self._steps is not None:
+            self._steps.capture_first()
+        elif self._upload is not None:
             for num_tokens in (1, min(2, self.max_model_len)):
                 step = warmup_step(num_tokens)
                 self._sample(self._logits(step), step.sampling)
@@ -146,21 +173,27 @@ class Runner:
         """Overwrite blocks with zeros on every rank, and all copies that attention made of any block."""
         if self._broadcast_wipe is not None:
             self._broadcast_wipe(block_ids)
-        slots = self._pool.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, ·]
-        slots.index_fill_(1, torch.from_numpy(block_ids).long().to(slots.device), 0)
+        self._pool.zero_blocks(block_ids)
 
     @torch.inference_mode()
     def poison_kv(self, block_ids: Sequence[int] | None = None) -> None:
         """Fill blocks (by default all) with NaN, so that reading KV that was not written shows. For tests."""
-        slots = self._pool.data.unflatten(1, (self.num_blocks, self.block_size))  # [L, N, block size, ·]
-        slots[:, slice(None) if block_ids is None else list(block_ids)] = float("nan")
+        self._pool.poison(block_ids)
 
     @staticmethod
     def _uploaded(inputs: StepInputs, upload: Upload) -> StepInputs:
         """Return the step with its index tensors on the device, copied asynchronously in one piece."""
         longs = (inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.logit_rows)
         moved = upload.move([each.numpy() for each in longs])
-        return replace(inputs, token_ids=moved[0], positions=moved[1], slot_mapping=moved[2], logit_rows=moved[3])
+        axes = inputs.axis_positions
+        return replace(
+            inputs,
+            token_ids=moved[0],
+            positions=moved[1],
+            slot_mapping=moved[2],
+            logit_rows=moved[3],
+            axis_positions=None if axes is None else axes.to(moved[1].device),
+        )
 
     def _check(self, checkpoint: weights.Checkpoint) -> Decoder:
         """Check the checkpoint's headers against the config before memory is allocated. Return the model on `meta`."""
@@ -176,27 +209,51 @@ class Runner:
     def _num_blocks(self, config: EngineConfig, shard: Shard, free_bytes: int) -> int:
         """Return the size of the KV pool in blocks. Raises ValueError, or MemoryError if it does not fit in memory."""
         slot_bytes = self._slot_elements() * self.dtype.itemsize
-        num_blocks = config.num_blocks or config.kv_memory_bytes // shard.size // (slot_bytes * max(self.block_size, 1))
+        if self._device != CPU:
+            free_bytes -= self._step_bytes(config) + config.adapter_memory_bytes // shard.size
+        size = memory.PoolSize(
+            config.kv_memory_bytes // shard.size, config.is_kv_auto, slot_bytes, self.block_size, config.max_sequences,
+            config.max_model_len or self.model_config.max_positions,
+        )  # fmt: skip
+        num_blocks = config.num_blocks or memory.num_blocks(size, free_bytes, self._device)
         if self.block_size < 1 or num_blocks < 1:
             block = f"one block of {self.block_size} tokens"
             raise ValueError(f"kv_memory_bytes={config.kv_memory_bytes} is too small for {block}")
-        if self._device != CPU:
-            free_bytes -= self._step_bytes(config)
-        pool_bytes = num_blocks * self.block_size * slot_bytes
-        if pool_bytes > free_bytes:
-            needed, free = _gib(pool_bytes), _gib(free_bytes)
-            raise MemoryError(f"kv_memory_bytes: the KV cache needs {needed}, but {free} are free after the weights")
+        memory.check_pool(num_blocks * self.block_size * slot_bytes, free_bytes, self._device)
         return num_blocks
 
     def _slot_elements(self) -> int:
         return self.model_config.num_layers * self._model.attention_shape.kv_width
 
+    def _device_steps(self, device: Device, config: EngineConfig) -> DeviceSteps:
+        attention = self._attention
+        assert isinstance(attention, PagedAttention), "a device has paged attention"
+        limits = StepLimits(
+            config.max_step_tokens,
+            config.max_sequences,
+            ceil_div(self.max_model_len, self.block_size),
+            attention.chunk_tokens,
+        )
+        sampler = find_sampler(device.torch_device)
+        with torch.inference_mode():
+            return DeviceSteps(device, self._forward, sampler, self._sampled, limits, has_graphs=config.has_graphs)
+
+    def _forward(self, step: DeviceStep, inputs: StepInputs | None) -> torch.Tensor:
+        """Return the logits of a step on the device, [K, V]."""
+        adapted = None
+        if inputs is not None and inputs.adapters is not None:
+            adapted = self.adapters.begin(inputs.adapters, inputs.query_starts, inputs.logit_rows.numpy())
+        return self._model.forward(step, self._attention, adapted, keeps_dtype=True)
+
     def _step_bytes(self, config: EngineConfig) -> int:
-        """Estimate the GPU memory of a full step: activations of a layer, logits of all rows, library workspaces."""
+        """Estimate the GPU memory of a full step: activations of a layer, logits of all rows, partial results of
+        attention, library workspaces. Graphs share it."""
         *of_layer, head = self._model.linear_shapes()
         widths = sum(num_out for num_out, _ in of_layer) + 4 * head[1]
         logits = 4 * config.max_sequences * self.model_config.vocab_size
-        return config.max_step_tokens * widths * 4 + 3 * logits + _LIBRARY_BYTES
+        shape = self._model.attention_shape
+        parts = config.max_sequences * split_rule(shape).max_parts * (shape.output_width + shape.num_heads)
+        return config.max_step_tokens * widths * 4 + 3 * logits + 4 * parts + _LIBRARY_BYTES
 
     def _max_model_len(self, wanted: int) -> int:
         """Return the configured context or the model's, at most what the pool holds. Raises ValueError if too large."""
@@ -205,11 +262,9 @@ class Runner:
             raise ValueError(f"max_model_len must be at most {longest}, the model's context (got {wanted})")
         return min(wanted or longest, self.num_blocks * self.block_size)
 
-    def _allocate_pool(self) -> KvPool:
-        num_slots, width = self.num_blocks * self.block_size, self._model.attention_shape.kv_width
-        shape = (self.model_config.num_layers, num_slots, width)  # [L, slots, ·]
-        data = torch.empty(shape, dtype=self.dtype, device=self._device)
-        return KvPool(data, self.block_size)
+    def _allocate_pool(self, kernels: Kernels) -> KvPool:
+        shape, num_layers = self._model.attention_shape, self.model_config.num_layers
+        return kernels.allocate_pool(shape, num_layers, self.num_blocks, self.block_size, self.dtype, self._device)
 
 
 def settle_dtype(config: EngineConfig, shard: Shard) -> EngineConfig:
@@ -218,12 +273,8 @@ def settle_dtype(config: EngineConfig, shard: Shard) -> EngineConfig:
         return config
     model_config, device = read_config(config.model_dir), device_of(config.device, shard.rank, shard.size)
     checkpoint = weights.open_checkpoint(config.model_dir).without(model_config.ignored)
-    dtype = _choose_dtype("auto", checkpoint, model_config, shard, _kernels_for(device), device)
+    dtype = _choose_dtype("auto", checkpoint, model_config, shard, _kernels_for(device, config.attention), device)
     return replace(config, dtype=str(dtype).removeprefix("torch."))
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / (1 << 30):.1f} GiB"
 
 
 def _trim_heap() -> None:
@@ -233,9 +284,9 @@ def _trim_heap() -> None:
         trim(0)
 
 
-def _kernels_for(device: torch.device) -> Kernels:
+def _kernels_for(device: torch.device, attention: str) -> Kernels:
     if device != CPU:
-        return DeviceKernels()
+        return DeviceKernels(attention)
     return find_native_kernels() or CpuKernels()
 
 

@@ -13,7 +13,9 @@ import torch
 
 from engine.arrays import Floats
 from engine.inputs import SamplingInputs, StepOutput, TokenHistory
+from engine.sampling import plain_draw
 from engine.sampling.constraints import MIN_TEMPERATURE, apply_masks, sample_again
+from engine.sampling.device import Sampler, sample_rows
 from engine.sampling.draw import draw
 from engine.sampling.logprobs import select_logprobs
 
@@ -47,14 +49,22 @@ def sample(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
 
 
 def sample_on_device(logits: torch.Tensor, inputs: SamplingInputs) -> StepOutput:
-    """Sample like `sample`, for logits on a GPU. If every row is greedy, only two numbers per row are copied to the
-    host."""
-    is_plain = inputs.constrained is None and not inputs.biases and not inputs.histories
-    if not is_plain or (inputs.temperature >= MIN_TEMPERATURE).any() or (inputs.num_logprobs >= 0).any():
+    """Sample like `sample`, for logits on a GPU; only a few numbers per row are copied to the host. Without a GPU,
+    which Triton needs, logits are copied."""
+    if logits.device.type != "cuda":
         return sample(logits.cpu(), inputs)
-    token_ids, is_finite = torch.stack((logits.argmax(1), logits.sum(-1).isfinite().long())).cpu().numpy()
-    is_failed = is_finite == 0  # [K]
-    return StepOutput(token_ids.astype(np.int32), is_failed if is_failed.any() else None)
+    from engine.kernels.triton_penalties import adjust  # imported late, because Triton is optional
+
+    return sample_rows(logits, inputs, find_sampler(logits.device), adjust)
+
+
+def find_sampler(device: torch.device) -> Sampler:
+    """Return the draw for logits on a device: see `engine.kernels.triton_sampler.sample_columns`."""
+    if device.type != "cuda":
+        return plain_draw.sample_columns
+    from engine.kernels.triton_sampler import sample_columns  # imported late, because Triton is optional
+
+    return sample_columns
 
 
 def _penalize(logits: Floats, history: TokenHistory, inputs: SamplingInputs) -> None:

@@ -1,7 +1,8 @@
 """Compare a variant with its base model on text, and compare their decoding speed.
 
-Both models run in this process on the same windows of text. Each of the two parts stops at a time limit, after at least
-one window or round, so that a slow model gets a report from less text instead of none.
+Both models run in this process on the same windows of text, each in the type that serves it (dtype "auto"). Each of the
+two parts stops at a time limit, after at least one window or round, so that a slow model gets a report from less text
+instead of none.
 """
 
 from __future__ import annotations
@@ -150,7 +151,6 @@ def tokens_per_s(runner: Runner, config: EngineConfig, num_streams: int, num_in:
 def _config(folder: Path, num_threads: int) -> EngineConfig:
     return EngineConfig(
         model_dir=folder,
-        dtype="bfloat16",
         block_size=_BLOCK_SIZE,
         kv_memory_bytes=_KV_BYTES,
         num_threads=num_threads,

@@ -7,17 +7,18 @@ bits than the embedding. The same folder and recipe give the same bytes.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from engine.checkpoints import weights
 from engine.checkpoints.dense import Dense
@@ -27,9 +28,11 @@ from engine.models.decoder import Decoder
 from engine.models.registry import read_config
 from variants.recipe import Recipe, RecipeError
 from variants.rounding import round_by_group, round_by_output
+from variants.tensor_file import TensorFile, tensor_bytes
 
 _LEFT_BEHIND = (".safetensors", ".safetensors.index.json")
-_PIECE_ELEMENTS = 1 << 22  # elements of a matrix that are quantized at a time
+_PIECE_ELEMENTS = 1 << 18  # elements of a matrix that are quantized at a time: a thread's part of the CPU cache
+_LEVELS_PER_WORD = 8  # 4-bit levels in an int32
 
 OnBytes = Callable[[int, int], None]  # bytes of the base's weights that were read, and their total
 
@@ -60,17 +63,23 @@ class Plan:
         return self.sources[self.embedding if name == self.head else name]
 
     @property
-    def size_bytes(self) -> int:
-        """Size of the variant's weights."""
-        copied = [self.sources[name] for name in self.copied]
-        size_bytes = sum(math.prod(source.shape) * _dtype_of(source).itemsize for source in copied)
+    def tensors(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Return type and shape of each tensor of the variant."""
+        tensors = {name: (_dtype_of(self.sources[name]), self.sources[name].shape) for name in self.copied}
         for name in self.rounded:
             num_out, num_in = self.source_of(name).shape
             if self.recipe.group_size is None:
-                size_bytes += num_out * num_in + 4 * num_out  # levels and float32 scales
-            else:  # levels, bfloat16 scales and the shape
-                size_bytes += num_out * num_in // 2 + 2 * num_out * (num_in // self.recipe.group_size) + 16
-        return size_bytes
+                tensors |= {name: (torch.int8, (num_out, num_in)), f"{name}_scale": (torch.float32, (num_out, 1))}
+            else:
+                tensors[f"{name}_packed"] = torch.int32, (num_out, num_in // _LEVELS_PER_WORD)
+                tensors[f"{name}_scale"] = torch.bfloat16, (num_out, num_in // self.recipe.group_size)
+                tensors[f"{name}_shape"] = torch.int64, (2,)
+        return tensors
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the variant's weights."""
+        return sum(tensor_bytes(dtype, shape) for dtype, shape in self.tensors.values())
 
 
 def plan_variant(model_dir: Path, recipe: Recipe) -> Plan:
@@ -97,32 +106,60 @@ def plan_variant(model_dir: Path, recipe: Recipe) -> Plan:
 
 
 def write_variant(model_dir: Path, plan: Plan, folder: Path, on_bytes: OnBytes = lambda _done, _total: None) -> Written:
-    """Fill the empty folder `folder`. The variant's weights are in memory until they are written.
+    """Fill the empty folder `folder`, one matrix after the other, in as many threads as torch has.
 
     Raises OSError, WeightsError, and RecipeError if there is not enough space.
     """
     needed, free = plan.size_bytes, shutil.disk_usage(folder).free
     if needed > free:
         raise RecipeError(f"{folder}: the variant has {needed} bytes, and {free} are free")
-    tensors: dict[str, torch.Tensor] = {}
-    names = (*plan.copied, *plan.rounded)
-    with Files() as files:
-        sizes = [sum(part.size_bytes for part in plan.source_of(name).parts) for name in names]
-        for index, name in enumerate(names):
-            on_bytes(sum(sizes[:index]), sum(sizes))
-            source = plan.source_of(name)
-            if name in plan.rounded:
-                tensors |= _quantize(name, _read(source, files, torch.float32), plan.recipe.group_size)
-            else:
-                tensors[name] = _read(source, files, _dtype_of(source))
-    on_bytes(sum(sizes), sum(sizes))
     _copy_files(model_dir, folder, plan)
     try:
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    except SafetensorError as error:
-        raise RecipeError(f"{folder}: the weights cannot be written: {error}") from error
+        with _one_thread_per_operator() as num_threads, ThreadPoolExecutor(num_threads) as pool:
+            _write_tensors(plan, folder / "model.safetensors", pool, on_bytes)
+    except OSError as error:
+        raise RecipeError(f"{folder}: the weights cannot be written: {error.strerror}") from error
     base_bytes = sum(part.size_bytes for source in plan.sources.values() for part in source.parts)
     return Written(plan.rounded, plan.kept, base_bytes, needed)
+
+
+def _write_tensors(plan: Plan, path: Path, pool: Executor, on_bytes: OnBytes) -> None:
+    names = (*plan.copied, *plan.rounded)
+    total = sum(part.size_bytes for name in names for part in plan.source_of(name).parts)
+    with Files() as files, TensorFile(path, plan.tensors) as file:
+        done = 0
+        for name in names:
+            on_bytes(done, total)
+            source, group_size = plan.source_of(name), plan.recipe.group_size
+            size = sum(part.size_bytes for part in source.parts)
+            if name not in plan.rounded:
+                file.write(name, _read(source, files, _dtype_of(source)))
+                done += size
+                continue
+            weight = _read(source, files, torch.float32)
+            step = max(_PIECE_ELEMENTS // weight.shape[1], 1)
+            round_piece = partial(_write_rounded, file, name, weight, group_size)
+            firsts = range(0, len(weight), step)
+            for index, _ in enumerate(pool.map(round_piece, firsts, repeat(step)), 1):
+                on_bytes(done + size * index // len(firsts), total)
+            done += size
+            if group_size is not None:
+                file.write(f"{name}_shape", torch.tensor(weight.shape))
+    on_bytes(total, total)
+
+
+@contextlib.contextmanager
+def _one_thread_per_operator() -> Iterator[int]:
+    """Yield torch's number of threads and let each operator use one, because threads round different rows.
+
+    The threads of one operator wait for each other, which takes far longer than the work if the cores are busy.
+    """
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield num_threads
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 def _read(source: Source, files: Files, dtype: torch.dtype) -> torch.Tensor:
@@ -133,21 +170,18 @@ def _read(source: Source, files: Files, dtype: torch.dtype) -> torch.Tensor:
     return values
 
 
-def _quantize(name: str, weight: torch.Tensor, group_size: int | None) -> dict[str, torch.Tensor]:
-    """Return the tensors of a quantized matrix. Rounding in pieces limits the temporary memory."""
-    pieces = torch.split(weight, max(_PIECE_ELEMENTS // weight.shape[1], 1))
+def _write_rounded(
+    file: TensorFile, name: str, weight: torch.Tensor, group_size: int | None, first: int, num_rows: int
+) -> None:
+    """Round some rows of a matrix and write their levels and scales."""
+    rows = weight[first : first + num_rows]
     if group_size is None:
-        rounded = [round_by_output(piece) for piece in pieces]
-        return {
-            name: torch.cat([levels for levels, _ in rounded]),
-            f"{name}_scale": torch.cat([scales for _, scales in rounded]),
-        }
-    grouped = [round_by_group(piece, group_size) for piece in pieces]
-    return {
-        f"{name}_packed": torch.cat([_words(levels) for levels, _ in grouped]),
-        f"{name}_scale": torch.cat([scales for _, scales in grouped]),
-        f"{name}_shape": torch.tensor(weight.shape),
-    }
+        levels, scales = round_by_output(rows)
+        file.write(name, levels, first)
+    else:
+        levels, scales = round_by_group(rows, group_size)
+        file.write(f"{name}_packed", _words(levels), first)
+    file.write(f"{name}_scale", scales, first)
 
 
 def _words(levels: torch.Tensor) -> torch.Tensor:

@@ -1,69 +1,66 @@
-"""Measure a GPU in one call within ten minutes: the first thing to run on a new one.
+"""Measure a GPU within minutes, or check the measurement without one.
 
-    python -m bench.device --out FOLDER        (torch 2.11 or later with Triton; msgspec, llguidance, safetensors)
-    python -m bench.device --device cpu --out FOLDER        (checks the scripts themselves)
+    python -m bench.device run --until 540 --out FOLDER [--parts facts,kernels,families]
+    python -m bench.device run --device cpu --out FOLDER        runs every part for real on tiny shapes
+    python -m bench.device run --device fake --out FOLDER       writes every row as "not measured"
+    python -m bench.device record FOLDER                        checks the files and stores them in bench/device/results
 
-Runs the card's facts, the attention kernel, NCCL with one and two ranks, a model with one and two ranks, and, if pytest
-is installed, the tests marked `gpu`. Parts that need more devices than there are are skipped and named. A failing part
-does not stop the others. Each part's output is a file in FOLDER; a short table comes last.
+Each part runs in a process of its own and writes one JSON file, which grows with every figure; a table comes last. No
+part starts that does not fit into the remaining time, and a part that fails is recorded with its error. If a result is
+wrong, no speed is measured after that, and the exit status is 1. Needs torch 2.11 or later with Triton, and the wheels
+of `scripts/device_wheels.sh`. Leaves the card's settings unchanged.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import subprocess
 import sys
-import time
 from pathlib import Path
 
-PART_S = 240.0
+from bench.device.parts import PARTS, PartOptions, run_part
+from bench.device.records import RESULTS, store
+from bench.device.runs import run_all
 
 
-def main() -> None:
+def main() -> int:
+    options = _parser().parse_args()
+    if options.command == "record":
+        return store(options.folder, options.results)
+    if options.command == "run":
+        return run_all(options)
+    budgets = tuple(int(each) for each in options.budgets.split(","))
+    return run_part(
+        options.name,
+        PartOptions(
+            options.device, options.path, options.scratch, options.part_s, options.seconds, options.drain, budgets,
+            options.repeats, options.keep_going,
+        ),
+    )  # fmt: skip
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
-    parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    table = [run(name, command, options.out) for name, command in parts(options.device).items()]
-    sys.stdout.write("\n".join(table) + "\n")
-    sys.exit(any(" failed" in line for line in table))
-
-
-def parts(device: str) -> dict[str, list[str]]:
-    """Return the arguments of each part, the most informative part first."""
-    is_cpu, on = device == "cpu", ["--device", device]
-    few = ["--seconds", "0.001"] if is_cpu else []
-    model = ["--shape", "tiny", "--streams", "1,4", "--tokens", "8"] if is_cpu else ["--shape", "8B"]
-    found = {
-        "attention": ["-m", "bench.device.attention", *on, *few],
-        "one rank": ["-m", "bench.device.collectives", *on, "--ranks", "1", "--repeats", "5" if is_cpu else "50"],
-        "two ranks": ["-m", "bench.device.collectives", *on, "--ranks", "2", "--repeats", "5" if is_cpu else "50"],
-        "model": ["-m", "bench.device.ranks", *on, *model],
-        "facts": ["-m", "bench.device.facts", *on, *few],
-    }
-    if not is_cpu and importlib.util.find_spec("pytest") is not None:
-        found["tests"] = ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests/engine", "tests/bench"]
-    return found
-
-
-def run(name: str, command: list[str], folder: Path) -> str:
-    """Run one part and return its line of the table."""
-    started = time.perf_counter()
-    path = folder / f"{name.replace(' ', '_')}.txt"
-    with path.open("w") as file:
-        try:
-            code = subprocess.run(
-                [sys.executable, *command], stdout=file, stderr=subprocess.STDOUT, timeout=PART_S, check=False
-            ).returncode
-        except subprocess.TimeoutExpired:
-            code = 124
-    result = path.read_text().strip()
-    last = result.splitlines()[-1][:200] if result else ""
-    kind = "ok" if code == 0 else "skipped" if last.startswith("skipped: ") else f"failed ({code})"
-    return f"{name:<10} {kind:<12} {time.perf_counter() - started:6.1f} s   {last if kind != 'ok' else path}"
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure")
+    run.add_argument("--device", default="cuda", choices=("cuda", "cpu", "fake"))
+    run.add_argument("--until", type=float, default=540, help="seconds after which no part runs any more")
+    run.add_argument("--parts", default=",".join(PARTS), help="comma separated, in the order in which they run")
+    run.add_argument("--out", type=Path, required=True)
+    run.add_argument("--budgets", default="512,1024", help="tokens per step of part offline, comma separated")
+    record = commands.add_parser("record", help="check and store the files of a run")
+    record.add_argument("folder", type=Path)
+    record.add_argument("--results", type=Path, default=RESULTS, help=argparse.SUPPRESS)
+    part = commands.add_parser("part", help=argparse.SUPPRESS)
+    for name, kind in (("name", str), ("device", str), ("path", Path), ("part_s", float), ("budgets", str)):
+        part.add_argument(name, type=kind)
+    part.add_argument("--scratch", type=Path, default=Path("/dev/shm"))
+    for each in (run, part):
+        each.add_argument("--seconds", type=float, default=25, help="of each case of parts offline and http")
+        each.add_argument("--drain", type=float, default=60, help="seconds for sequences of part offline to end")
+        each.add_argument("--repeats", type=int, default=2, help="runs of each case of part offline")
+        each.add_argument("--keep-going", action="store_true", help="measure speeds even if a result is wrong")
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -26,17 +26,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.device.random_model import SHAPES, write_random
+
 SPARK = Path(__file__).parents[2] / "catalog/builtin/spark"
-SHAPES: dict[str, dict[str, Any]] = {
-    "tiny": {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-             "head_dim": 64, "intermediate_size": 688, "vocab_size": 4096},
-    "1B": {"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
-           "head_dim": 64, "intermediate_size": 8192, "vocab_size": 128256},
-    "8B": {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
-           "head_dim": 128, "intermediate_size": 14336, "vocab_size": 128256},
-    "m110": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4,
-             "head_dim": 64, "intermediate_size": 2048, "vocab_size": 32000},
-}  # fmt: skip
 NUM_PARITY = 24
 
 
@@ -71,7 +63,7 @@ def compare(options: argparse.Namespace) -> dict[str, Any]:
     expected = group(parity | {"device": "cpu", "ranks": 1})["first"]
     result: dict[str, Any] = {"torch": torch.__version__, "skipped": skipped, "is_equal": True, "by_ranks": {}}
     with tempfile.TemporaryDirectory() as folder:
-        write_random(Path(folder), SHAPES[options.shape])
+        write_random(Path(folder), options.shape, torch.device("cpu"))
         timed = {"model_dir": folder, "dtype": "bfloat16", "tokens": options.tokens, "threads": options.threads,
                  "streams": [int(each) for each in options.streams.split(",")]}  # fmt: skip
         for ranks in rank_counts:
@@ -133,36 +125,6 @@ def run(engine: Any, streams: int, num_out: int, vocab_size: int, first_id: int)
         for sequence_id, token in zip(report.sequence_ids.tolist(), report.token_ids.tolist(), strict=True):
             tokens[sequence_id].append(token)
     return time.perf_counter() - started, tokens
-
-
-def write_random(folder: Path, shape: dict[str, Any]) -> None:
-    """Write a random Llama of that shape in bfloat16, with weights large enough for distinct tokens."""
-    from safetensors.torch import save_file
-
-    config = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rms_norm_eps": 1e-5, "rope_theta": 5e5,
-              "max_position_embeddings": 4096, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-              "hidden_act": "silu", "bos_token_id": None, "eos_token_id": None} | shape  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    width, inner, head = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
-    queries, keys = shape["num_attention_heads"] * head, shape["num_key_value_heads"] * head
-    generator = torch.Generator().manual_seed(0)
-
-    def numbers(*size: int) -> torch.Tensor:
-        return torch.randn(size, generator=generator, dtype=torch.float32).mul_(size[-1] ** -0.5).bfloat16()
-
-    tensors = {"model.embed_tokens.weight": numbers(shape["vocab_size"], width)}
-    tensors["model.norm.weight"] = torch.ones(width, dtype=torch.bfloat16)
-    for number in range(shape["num_hidden_layers"]):
-        prefix = f"model.layers.{number}."
-        for name, size in {
-            "self_attn.q_proj": (queries, width), "self_attn.k_proj": (keys, width), "self_attn.v_proj": (keys, width),
-            "self_attn.o_proj": (width, queries), "mlp.gate_proj": (inner, width), "mlp.up_proj": (inner, width),
-            "mlp.down_proj": (width, inner),
-        }.items():  # fmt: skip
-            tensors[f"{prefix}{name}.weight"] = numbers(*size)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            tensors[f"{prefix}{name}.weight"] = torch.ones(width, dtype=torch.bfloat16)
-    save_file(tensors, folder / "model.safetensors")
 
 
 if __name__ == "__main__":

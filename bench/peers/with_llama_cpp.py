@@ -1,7 +1,8 @@
-"""llama.cpp as a peer: `PYTHON bench/peers/with_llama_cpp.py MODEL_DIR FORMAT THREADS`, format bf16, f16 or q8_0.
+"""llama.cpp as a peer: `PYTHON bench/peers/with_llama_cpp.py MODEL FORMAT THREADS`, format bf16, f16, q8_0 or q4_0.
 
-Writes the checkpoint's weights to a GGUF file beside them, then uses the library like its own batched example: all
-prompts in one batch, then one token of every stream per step, selected by NumPy.
+Writes the weights of the folder MODEL to a GGUF file beside them, or uses MODEL if it is a GGUF file. Then uses the
+library like its own batched example: all prompts in one batch, then one token of every stream per step, selected by
+NumPy.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ MAX_STREAMS, MAX_LEN, BATCH = 16, 1024, 2048
 
 
 def main() -> None:
-    folder, kind, num_threads = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-    serve(lambda: load(write_gguf(folder, kind), num_threads))
+    model, kind, num_threads = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    serve(lambda: load(model if model.is_file() else write_gguf(model, kind), num_threads))
 
 
 def write_gguf(folder: Path, kind: str) -> Path:
@@ -30,10 +31,13 @@ def write_gguf(folder: Path, kind: str) -> Path:
     from safetensors.torch import load_file
 
     path = folder / f"{kind}.gguf"
+    if path.exists():
+        return path
     config = json.loads((folder / "config.json").read_text())
     num_heads, head_dim = config["num_attention_heads"], config["head_dim"]
-    wanted = {"bf16": "BF16", "f16": "F16", "q8_0": "Q8_0"}[kind]
-    writer = gguf.GGUFWriter(path, "llama")
+    wanted = {"bf16": "BF16", "f16": "F16", "q8_0": "Q8_0", "q4_0": "Q4_0"}[kind]
+    draft = path.with_suffix(".draft")
+    writer = gguf.GGUFWriter(draft, "llama")
     writer.add_file_type(gguf.LlamaFileType[f"MOSTLY_{wanted}"])
     writer.add_vocab_size(config["vocab_size"])
     writer.add_tokenizer_model("none")
@@ -62,7 +66,7 @@ def write_gguf(folder: Path, kind: str) -> Path:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return draft.replace(path)
 
 
 def load(path: Path, num_threads: int) -> tuple[Generate, str]:

@@ -22,7 +22,7 @@ from engine.adapters.queue import LoadResult
 from engine.adapters.slot_pool import AdapterShape, AdapterSize, SlotPool, padded_rank, slot_bytes
 from engine.adapters.step import AdaptedStep, AdapterSlot
 from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
-from engine.arrays import Ints
+from engine.arrays import Ints, Longs
 from engine.checkpoints.stored import Files, StoredTensor, WeightsError
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.reference import Kernels
@@ -62,8 +62,8 @@ class AdapterCache:
         self._next_handle = 1
         self.updates: deque[AdapterUpdate] | None = None  # not yet sent to the other ranks; None if there are none
         adapter_slots: dict[int, AdapterSlot] = {}
-        self._step = AdaptedStep(adapter_slots)
         self._kernels = kernels or CpuKernels()
+        self._step = AdaptedStep(adapter_slots, self._kernels, decoder.device)
 
     @property
     def sites(self) -> dict[str, tuple[int, int]]:
@@ -89,13 +89,13 @@ class AdapterCache:
 
         return self._decoder.layers_with(change)
 
-    def begin(self, handles: Ints, query_starts: Ints) -> AdapterCache:
-        """Begin a step whose rows [R] use the adapters `handles`, 0 for none."""
-        self._step.begin(handles, query_starts)
+    def begin(self, handles: Ints, query_starts: Ints, logit_rows: Longs) -> AdapterCache:
+        """Begin a step whose rows [R] use the adapters `handles`, 0 for none. All arrays are on the host."""
+        self._step.begin(handles, query_starts, logit_rows)
         return self
 
-    def narrow(self, rows: torch.Tensor) -> None:
-        self._step.narrow(rows)
+    def narrow(self) -> None:
+        self._step.narrow()
 
     def apply(self, update: AdapterUpdate) -> None:
         """Apply an update of the leading rank. Precedes every step that uses the adapter."""
@@ -229,11 +229,13 @@ class AdapterCache:
                 pool = self._pools.get(size.shape)
             if pool is None:
                 pool = self._new_pool(size.shape)
+            slot = pool.take()
             self._used_bytes += size.num_bytes
-            return pool, pool.take()
+            return pool, slot
 
     def _new_pool(self, shape: AdapterShape, num_slots: int = 0) -> SlotPool:
-        pool = SlotPool(shape, self._sites, self._dtype, self._budget_bytes, self._kernels, num_slots)
+        device = self._decoder.device
+        pool = SlotPool(shape, self._sites, self._dtype, self._budget_bytes, self._kernels, num_slots, device)
         self._pools[shape] = pool
         return pool
 

@@ -2,12 +2,13 @@
 
 Adapters have the same shape if they change the same modules with the same padded rank. An adapter occupies one slot: a
 contiguous piece of memory, site after site in the order of the model, so that a step reads it sequentially. The memory
-of a freed slot returns to the operating system at once. Knows no files and no batches.
+of a freed slot returns to the operating system or to the device's allocator at once. Knows no files and no batches.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from engine.layers.linear import Linear
 _RANKS = (8, 16, 32, 64)
 _MAX_SLOTS = 4096
 _ALIGNMENT_BYTES = 64
+CPU = torch.device("cpu")
 
 Linears = Sequence[tuple[str, Linear]]  # linear maps that can be changed, each with the prefix of its parts' names
 
@@ -59,15 +61,15 @@ class Site:
     """The matrices that adapters of one shape add to one linear map, in the layout of the kernel that adds them."""
 
     def __init__(self, linear: Linear, names: Sequence[str], kernel: LowRank, memory: torch.Tensor) -> None:
-        """`memory` is [S, kernel.size], with a stride between slots."""
+        """`memory` is that of `LowRank.bind`."""
         self.names, self._kernel, self._memory = tuple(names), kernel, memory
         self._orders = [_order_within(linear, name) for name in names]
 
-    def write(self, slot: int, name: str, a: torch.Tensor, b: torch.Tensor) -> None:
-        """Store a [r', C] and b [out, r'] of one part, r' ≤ r. `b` includes the scale."""
+    def write(self, memory: torch.Tensor, name: str, a: torch.Tensor, b: torch.Tensor) -> None:
+        """Store a [r', C] and b [out, r'] of one part, r' ≤ r, in an adapter's memory. `b` includes the scale."""
         part = self.names.index(name)
         order = self._orders[part]
-        self._kernel.write(self._memory[slot], part, a, b if order is None else b[order])
+        self._kernel.write(memory, part, a, b if order is None else b[order])
 
     def bind(self, tokens: LowRankTokens) -> AddLowRank:
         return self._kernel.bind(self._memory, tokens)
@@ -84,6 +86,7 @@ class SlotPool:
         budget_bytes: int,
         kernels: Kernels,
         num_slots: int = 0,
+        device: torch.device = CPU,
     ) -> None:
         self.shape = shape
         self.slot_bytes = slot_bytes(shape, linears, dtype)
@@ -97,12 +100,16 @@ class SlotPool:
         }
         alignment = _ALIGNMENT_BYTES // dtype.itemsize
         stride = ceil_div(sum(kernel.size for kernel in found.values()), alignment) * alignment
-        self._memory = _SlotMemory(self.num_slots, stride, dtype)
-        first = 0
-        for index, kernel in found.items():
-            memory = self._memory.data[:, first : first + kernel.size]
+        spans = dict(zip(found, _spans([kernel.size for kernel in found.values()]), strict=True))
+        self._spans = spans  # the numbers of each site within a slot
+        self._memory: _SlotMemory | _DeviceMemory
+        if device == CPU:
+            self._memory = _SlotMemory(self.num_slots, stride, dtype)
+        else:
+            self._memory = _DeviceMemory(self.num_slots, stride, dtype, device, list(spans.values()))
+        for number, (index, kernel) in enumerate(found.items()):
+            memory = self._memory.of_site(number, spans[index])
             self.sites[index] = Site(linears[index][1], changed[index], kernel, memory)
-            first += kernel.size
         self._free = list(range(self.num_slots - 1, -1, -1))
         self.num_used = 0
 
@@ -112,6 +119,7 @@ class SlotPool:
 
     def take(self) -> int:
         """Return an empty slot, filled with zeros."""
+        self._memory.take(self._free[-1])
         self.num_used += 1
         return self._free.pop()
 
@@ -119,12 +127,14 @@ class SlotPool:
         """Fill a slot: module -> (a, b) of the whole model, in any floating-point type. Stores this rank's part."""
         for index, site in self.sites.items():
             prefix, linear = self._linears[index]
+            memory = self._memory.of_slot(slot)[self._spans[index]]
             for name in site.names:
-                site.write(slot, name, *linear.own_low_rank(name, *matrices[prefix + name]))
+                site.write(memory, name, *linear.own_low_rank(name, *matrices[prefix + name]))
+        self._memory.finish()
 
     def read(self, slot: int) -> torch.Tensor:
         """Return all values of a slot, in the layout of the kernels."""
-        return self._memory.data[slot]
+        return self._memory.of_slot(slot)
 
     def free(self, slot: int) -> None:
         """Clear a slot that is not used any more."""
@@ -146,6 +156,19 @@ class _SlotMemory:
         self._bytes = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.data = torch.frombuffer(self._memory, dtype=dtype).view(num_slots, width)
 
+    def of_site(self, _number: int, span: slice) -> torch.Tensor:
+        """Return a site's numbers in all slots, [S, size]."""
+        return self.data[:, span]
+
+    def of_slot(self, slot: int) -> torch.Tensor:
+        return self.data[slot]
+
+    def take(self, slot: int) -> None:
+        """Do nothing: pages are allocated when written."""
+
+    def finish(self) -> None:
+        """Do nothing: writes are complete."""
+
     def clear(self, slot: int) -> None:
         """Zero a slot. Whole pages return to the operating system."""
         first, last = slot * self._slot_bytes, (slot + 1) * self._slot_bytes
@@ -156,6 +179,48 @@ class _SlotMemory:
         self._bytes[first:first_page].zero_()
         self._bytes[last_page:last].zero_()
         self._memory.madvise(mmap.MADV_DONTNEED, first_page, last_page - first_page)
+
+
+class _DeviceMemory:
+    """Slots in a device's memory, allocated one by one: pools of different shapes share one budget."""
+
+    def __init__(
+        self, num_slots: int, width: int, dtype: torch.dtype, device: torch.device, spans: Sequence[slice]
+    ) -> None:
+        self._width, self._dtype, self._device = width, dtype, device
+        self._starts = torch.tensor([span.start * dtype.itemsize for span in spans], device=device)  # bytes
+        num_columns = ceil_div(num_slots, 2) * 2  # aligns each site's addresses to 16 bytes
+        self._addresses = torch.zeros(len(spans), num_columns, dtype=torch.int64, device=device)
+        self._slots: dict[int, torch.Tensor] = {}
+
+    def of_site(self, number: int, _span: slice) -> torch.Tensor:
+        """Return the addresses of a site's numbers in all slots, int64 [S]."""
+        return self._addresses[number]
+
+    def of_slot(self, slot: int) -> torch.Tensor:
+        return self._slots[slot]
+
+    def take(self, slot: int) -> None:
+        """Allocate a slot of zeros. Raises torch.OutOfMemoryError."""
+        self._slots[slot] = torch.zeros(self._width, dtype=self._dtype, device=self._device)
+        self._addresses[:, slot].copy_(self._starts + _address(self._slots[slot]))
+
+    def finish(self) -> None:
+        """Wait until writes are complete: steps may run on another stream."""
+        torch.cuda.current_stream(self._device).synchronize()
+
+    def clear(self, slot: int) -> None:
+        del self._slots[slot]
+
+
+def _address(x: torch.Tensor) -> int:
+    return x.data_ptr()
+
+
+def _spans(sizes: Sequence[int]) -> list[slice]:
+    """Return the ranges of sites of these sizes, one after the other."""
+    ends = list(itertools.accumulate(sizes))
+    return [slice(end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def slot_bytes(shape: AdapterShape, linears: Linears, dtype: torch.dtype) -> int:

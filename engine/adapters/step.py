@@ -8,7 +8,6 @@ Letters: T tokens, R rows, C inputs of a map, n tokens of one group.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from engine.adapters.slot_pool import SlotPool
 from engine.arrays import Ints, Longs
 from engine.kernels.interface import AddLowRank, LowRankTokens, Operator
+from engine.kernels.reference import Kernels
 
 AdapterSlot = tuple[SlotPool, int]
 
@@ -24,12 +24,8 @@ AdapterSlot = tuple[SlotPool, int]
 class _Group:
     """n tokens with adapters of one slot pool."""
 
-    def __init__(self, pool: SlotPool, rows_of: Sequence[tuple[int, Longs]]) -> None:
-        """`rows_of` lists the slots in use and the tokens of each, as indices among the step's tokens."""
-        slots = np.repeat([slot for slot, _ in rows_of], [len(rows) for _, rows in rows_of]).astype(np.int32)
-        rows = np.concatenate([rows for _, rows in rows_of])
-        self._tokens = LowRankTokens(torch.from_numpy(slots), torch.from_numpy(rows))
-        self._pool = pool
+    def __init__(self, pool: SlotPool, tokens: LowRankTokens) -> None:
+        self._pool, self._tokens = pool, tokens
         self._bound: dict[int, AddLowRank] = {}  # by site
 
     def add(self, site: int, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -51,17 +47,27 @@ class AdaptedStep:
     """
 
     adapter_slots: dict[int, AdapterSlot]
-    _of_token: Ints = field(default_factory=lambda: np.empty(0, np.int32))
-    _key: bytes = b""
-    _groups: list[_Group] = field(default_factory=list)
+    kernels: Kernels
+    device: torch.device
+    _groups: list[_Group] = field(default_factory=list)  # groups of the tokens that run now
+    _narrowed: list[_Group] = field(default_factory=list)
+    # Groups of the latest step, by their tokens' adapters: decode steps repeat them.
+    _of_latest: dict[bytes, list[_Group]] = field(default_factory=dict)
 
-    def begin(self, handles: Ints, query_starts: Ints) -> None:
-        """`handles` [R] are the adapters of the rows, 0 for none; `query_starts` [R + 1] their offsets."""
-        self._group(np.repeat(handles, np.diff(query_starts)))
+    def begin(self, handles: Ints, query_starts: Ints, logit_rows: Longs) -> None:
+        """`handles` [R] are the adapters of the rows, 0 for none; `query_starts` [R + 1] their offsets.
 
-    def narrow(self, rows: torch.Tensor) -> None:
-        """Keep only the tokens `rows` [K]: the last layer computes no others."""
-        self._group(self._of_token[rows.numpy()])
+        `logit_rows` [K] are the tokens that the last layer computes.
+        """
+        of_token = np.repeat(handles, np.diff(query_starts))
+        latest, self._of_latest = self._of_latest, {}
+        self._groups, self._narrowed = (
+            self._groups_of(each, len(handles), latest) for each in (of_token, of_token[logit_rows])
+        )
+
+    def narrow(self) -> None:
+        """Continue with the tokens of `logit_rows` only."""
+        self._groups = self._narrowed
 
     def wrap(self, site: int, linear: Operator) -> Operator:
         """Return an operator that adds the output of the step's adapters to that of `linear`."""
@@ -74,13 +80,22 @@ class AdaptedStep:
 
         return forward
 
-    def _group(self, of_token: Ints) -> None:
-        self._of_token = of_token
+    def _groups_of(self, of_token: Ints, max_adapters: int, latest: dict[bytes, list[_Group]]) -> list[_Group]:
         key = of_token.tobytes()
-        if key == self._key:
-            return  # same adapters as in the previous decode step
+        if key not in self._of_latest:
+            self._of_latest[key] = latest[key] if key in latest else self._group(of_token, max_adapters)
+        return self._of_latest[key]
+
+    def _group(self, of_token: Ints, max_adapters: int) -> list[_Group]:
         rows_of: dict[SlotPool, list[tuple[int, Longs]]] = {}
         for handle in np.unique(of_token[of_token > 0]).tolist():
             pool, slot = self.adapter_slots[handle]
             rows_of.setdefault(pool, []).append((slot, np.flatnonzero(of_token == handle)))
-        self._key, self._groups = key, [_Group(pool, rows) for pool, rows in rows_of.items()]
+        groups = []
+        for pool, found in rows_of.items():
+            slots = np.repeat([slot for slot, _ in found], [len(rows) for _, rows in found]).astype(np.int32)
+            rows = np.concatenate([rows for _, rows in found])
+            groups.append(
+                _Group(pool, self.kernels.low_rank_tokens(slots, rows, len(of_token), max_adapters, self.device))
+            )
+        return groups

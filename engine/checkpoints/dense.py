@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from engine.arrays import ceil_div
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor
 from engine.checkpoints.stored import (
     PIECE_BYTES,
     PIECE_ELEMENTS,
@@ -165,6 +166,22 @@ class ScaledFloat8:
             values *= scales[rows][:, columns] if width < num_in else scales[rows]  # [rows, in]
         require_finite(values, self.stored)
         destination[first:last].copy_(values)
+
+    def read_quantized(self, files: Files) -> QuantizedTensor:
+        """Return the whole matrix in the engine's packed form."""
+        num_out, num_in = self.shape
+        data = torch.from_numpy(files.read_bytes(self.stored, 0, self.stored.size_bytes)).view(num_out, num_in)
+        scales = files.read_reals(self.scale).reshape(-1, 1).expand(num_out, 1).contiguous()
+        require_finite(data.view(REALS[self.stored.dtype]).float(), self.stored)
+        require_finite(scales, self.scale)
+        return QuantizedTensor(8, data, scales, None, num_in, is_float=True)
+
+    def packed_form(self, _files: Files) -> PackedForm | None:
+        """Return None if scales belong to blocks, or if the floats have few mantissa bits."""
+        num_out, num_in = self.shape
+        if self.stored.dtype != "F8_E4M3" or math.prod(self.scale.shape) not in (1, num_out):
+            return None
+        return PackedForm(8, num_in, is_symmetric=True, is_float=True)
 
     def _block(self) -> tuple[int, int]:
         """Return how many outputs and inputs share a scale. Raises WeightsError if the shapes do not fit."""

@@ -21,6 +21,7 @@ import numpy as np
 from engine.arrays import ceil_div
 
 MAX_HEADER_BYTES = 128 * 1024 * 1024  # includes the vocabulary; the largest published ones take 20 MB
+_USUAL_HEADER_BYTES = 8 * 1024 * 1024  # read first: weights follow the header
 _MAX_VALUES = 1 << 23  # keys and list items; a vocabulary of 256,000 tokens has about 2 million
 _VERSIONS = (2, 3)
 _MAX_DIMENSIONS = 4
@@ -36,6 +37,10 @@ _STRING, _ARRAY = 8, 9
 
 class GgufError(Exception):
     """The file is not a valid GGUF file or has an unsupported value. The message names the file and key."""
+
+
+class _Truncated(GgufError):
+    """The header needs more bytes than were read."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +117,19 @@ def _read_one(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
             raise GgufError(f"{path.name} does not exist or is not a file")
         with path.open("rb") as file:
             file_bytes = os.fstat(file.fileno()).st_size
-            reader = _Reader(path.name, file.read(MAX_HEADER_BYTES))
+            data = file.read(_USUAL_HEADER_BYTES)
+            try:
+                return _parse(path, _Reader(path.name, data), file_bytes)
+            except _Truncated:
+                if len(data) < _USUAL_HEADER_BYTES:
+                    raise
+            data += file.read(MAX_HEADER_BYTES - len(data))
+            return _parse(path, _Reader(path.name, data), file_bytes)
     except OSError as error:
         raise GgufError(f"{path.name} cannot be read: {error.strerror}") from None
+
+
+def _parse(path: Path, reader: _Reader, file_bytes: int) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     if reader.take(4) != b"GGUF":
         raise GgufError(f"{path.name} is not a GGUF file")
     version = reader.number("<u4")
@@ -182,7 +197,7 @@ class _Reader:
 
     def take(self, num_bytes: int) -> bytes:
         if num_bytes > len(self._data) - self.position:
-            raise GgufError(f"{self.file}: the header is truncated or larger than {MAX_HEADER_BYTES} bytes")
+            raise self._truncated()
         data = self._data[self.position : self.position + num_bytes]
         self.position += num_bytes
         return data
@@ -212,9 +227,25 @@ class _Reader:
 
     def _array(self, kind: int, length: int) -> list[Any]:
         self._count(length)
-        if kind == _STRING:
-            return [self.text() for _ in range(length)]
-        return self._numbers(kind, length)
+        return self._texts(length) if kind == _STRING else self._numbers(kind, length)
+
+    def _texts(self, length: int) -> list[str]:
+        """Read strings as `text` does, in a loop without calls: a vocabulary has hundreds of thousands."""
+        data, position, end, texts = self._data, self.position, len(self._data), []
+        size_at = struct.Struct("<Q").unpack_from
+        for _ in range(length):
+            start = position + 8
+            if start > end:
+                raise self._truncated()
+            position = start + size_at(data, position)[0]
+            if position > end:
+                raise self._truncated()
+            texts.append(data[start:position].decode("utf-8", "replace"))
+        self.position = position
+        return texts
+
+    def _truncated(self) -> GgufError:
+        return _Truncated(f"{self.file}: the header is truncated or larger than {MAX_HEADER_BYTES} bytes")
 
     def _numbers(self, kind: int, length: int) -> list[Any]:
         if kind not in _NUMBERS:

@@ -14,6 +14,8 @@ import torch
 
 from engine.checkpoints.shard_slice import ShardSlice
 
+_CPU = torch.device("cpu")
+
 
 @dataclass(frozen=True)
 class PackedForm:
@@ -21,7 +23,8 @@ class PackedForm:
     the matrix.
 
     `group_size` inputs share a scale. `is_symmetric` is True if groups have neither zeros nor offsets.
-    `is_input_quantized` is True if the weights are meant for 8-bit inputs.
+    `is_input_quantized` is True if the weights are meant for 8-bit inputs. `is_float`: 8-bit floats (e4m3) take the
+    place of levels.
     """
 
     bits: int
@@ -29,6 +32,7 @@ class PackedForm:
     is_symmetric: bool
     is_input_quantized: bool = False
     has_offsets: bool = False
+    is_float: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +41,8 @@ class QuantizedTensor:
 
     `scales` is float32 [out, groups]; `zeros` is uint8 [out, groups], or None if every zero is 2^(bits - 1);
     `offsets` is float32 [out, groups], or None if every offset is 0. Input i is in group i // group_size, or in
-    `groups[i]` (int64 [in]) if the checkpoint reorders inputs. `is_input_quantized` is as in `PackedForm`.
+    `groups[i]` (int64 [in]) if the checkpoint reorders inputs. `is_input_quantized` and `is_float` are as in
+    `PackedForm`; 8-bit floats have one group, and no zeros or offsets.
     """
 
     bits: int
@@ -48,6 +53,7 @@ class QuantizedTensor:
     groups: torch.Tensor | None = None
     is_input_quantized: bool = False
     offsets: torch.Tensor | None = None
+    is_float: bool = False
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -58,7 +64,7 @@ class QuantizedTensor:
     def form(self) -> PackedForm:
         has_offsets = self.offsets is not None
         is_symmetric = self.zeros is None and not has_offsets
-        return PackedForm(self.bits, self.group_size, is_symmetric, self.is_input_quantized, has_offsets)
+        return PackedForm(self.bits, self.group_size, is_symmetric, self.is_input_quantized, has_offsets, self.is_float)
 
     def levels(self) -> torch.Tensor:
         """Return the levels as uint8 [out, in]."""
@@ -90,6 +96,12 @@ class QuantizedTensor:
         offsets = None if self.offsets is None else part(self.offsets)
         return replace(self, packed=packed, scales=part(self.scales), zeros=zeros, offsets=offsets)
 
+    def to(self, device: torch.device) -> QuantizedTensor:
+        """Return the matrix on a device."""
+        parts = ("packed", "scales", "zeros", "groups", "offsets")
+        found = {name: getattr(self, name) for name in parts}
+        return replace(self, **{name: part.to(device) for name, part in found.items() if part is not None})
+
     def converted(self, form: PackedForm) -> QuantizedTensor:
         """Return the same weights in a form from `common_form`."""
         if self.form == form:
@@ -106,7 +118,10 @@ class QuantizedTensor:
 
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights [out, in], computed in float32 and rounded once."""
-        zeros = torch.full((1, 1), 1 << (self.bits - 1)) if self.zeros is None else self.zeros
+        if self.is_float:
+            return (self.packed.view(torch.float8_e4m3fn).float() * self.scales).to(dtype)
+        middle = torch.full((1, 1), 1 << (self.bits - 1), device=self.packed.device)
+        zeros = middle if self.zeros is None else self.zeros
         values = dequantize_levels(self.levels(), self.scales, zeros, self.group_size, self.groups)
         if self.offsets is not None:
             values.unflatten(1, (-1, self.group_size)).add_(self.offsets.unsqueeze(-1))
@@ -114,14 +129,14 @@ class QuantizedTensor:
 
 
 class PackedSlot:
-    """Destination for a matrix of `shape` that stays packed, or for its slice `cut`."""
+    """Destination on `device` for a matrix of `shape` that stays packed, or for its slice `cut`."""
 
-    def __init__(self, shape: tuple[int, int], cut: ShardSlice | None = None) -> None:
-        self.shape, self._cut = shape, cut
+    def __init__(self, shape: tuple[int, int], cut: ShardSlice | None = None, device: torch.device = _CPU) -> None:
+        self.shape, self._cut, self._device = shape, cut, device
         self.matrix: QuantizedTensor
 
     def put(self, whole: QuantizedTensor) -> None:
-        self.matrix = whole if self._cut is None else whole.part(self._cut)
+        self.matrix = (whole if self._cut is None else whole.part(self._cut)).to(self._device)
 
 
 def common_form(forms: Collection[PackedForm]) -> PackedForm | None:
@@ -132,6 +147,8 @@ def common_form(forms: Collection[PackedForm]) -> PackedForm | None:
     first, *others = set(forms)
     if not others:
         return first
+    if any(form.is_float for form in forms):
+        return None
     has_zeros = any(not form.is_symmetric and not form.has_offsets for form in forms)
     if has_zeros or any(form.is_input_quantized != first.is_input_quantized for form in others):
         return None

@@ -9,6 +9,7 @@ import os
 
 import torch
 
+from engine.devices.faults import DeviceLost
 from engine.devices.host_memory import available_bytes
 
 CPU = torch.device("cpu")
@@ -32,9 +33,19 @@ def device_of(name: str, rank: int, size: int) -> torch.device:
 
 
 def make_current(device: torch.device) -> None:
-    """Make a GPU the current device of this process. Initializes the driver. Does nothing for the CPU."""
-    if device.type == "cuda":
+    """Make a GPU the current device of this process and create its context. Does nothing for the CPU.
+
+    Raises DeviceLost.
+    """
+    if device.type != "cuda":
+        return
+    try:
         torch.cuda.set_device(device)
+        torch.empty(1, device=device)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        raise DeviceLost(f"{device} cannot create a context: {(str(error).splitlines() or [''])[0]}") from error
 
 
 def free_memory_bytes(device: torch.device) -> int:
@@ -43,7 +54,7 @@ def free_memory_bytes(device: torch.device) -> int:
 
 
 def _visibility() -> str:
-    """Return a clause that says what may hide GPUs from this process."""
+    """Return a clause that names the variables that may hide GPUs from this process."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return "" if torch.version.cuda else " (this build of torch has no CUDA)"

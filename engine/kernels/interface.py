@@ -7,9 +7,10 @@ Letters: T tokens, R rows (sequences), H query heads, G KV heads, D head size, C
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from functools import cached_property
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -17,10 +18,64 @@ import torch
 from engine.arrays import Ints
 
 Operator = Callable[[torch.Tensor], torch.Tensor]
-RotaryTables = tuple[torch.Tensor, ...]  # (cos, sin) of a step's positions, see `Kernels.rotation`
-Rotate = Callable[[torch.Tensor, RotaryTables], object]  # rotates queries and keys in qkv [T, …] in place
 AddInPlace = Callable[[torch.Tensor, torch.Tensor], object]  # adds the second operand to the first
 AddLowRank = Callable[[torch.Tensor, torch.Tensor], object]  # (x [T, C], y [T, out]): adds to y, see `LowRank`
+AddNorm = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # (stream [T, C], x [T, C]) -> y, see `Kernels.add_norm`
+MixExperts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]  # see `Kernels.experts`
+EmbedNorm = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # token ids [T] -> stream and y, both [T, C]
+
+FLOAT8 = torch.float8_e4m3fn
+
+
+@dataclass(frozen=True, eq=False)
+class Float8Rows:
+    """Rows [T, C] of 8-bit floats, each with its own scale: `values` × `scales`.
+
+    Operators between products pass it on in place of a tensor, if the next product takes 8-bit floats.
+    """
+
+    values: torch.Tensor  # FLOAT8 [T, C]
+    scales: torch.Tensor  # float32 [T, 1]
+
+    def expand(self, dtype: torch.dtype) -> torch.Tensor:
+        return (self.values.float() * self.scales).to(dtype)
+
+    def as_operand(self) -> torch.Tensor:
+        return cast(torch.Tensor, self)
+
+
+@dataclass(frozen=True, eq=False)
+class NormConstants:
+    """The constants of a norm over float32 [T, C] with results of `dtype`.
+
+    `kind` is rms, layer or none, which only converts. Results of type FLOAT8 are `Float8Rows`.
+    """
+
+    kind: str
+    dtype: torch.dtype
+    weight: torch.Tensor | None = None  # [C]
+    bias: torch.Tensor | None = None  # [C]
+    eps: float = 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class RotaryLookup:
+    """The cosines and sines of a step's positions. Unpacks to (cos, sin), see `Kernels.rotation`, and looks both up
+    only once. Kernels that look up positions themselves read the fields instead."""
+
+    table: torch.Tensor  # [P, 1, 3, D/2]: cosines, negated sines, sines
+    positions: torch.Tensor  # int64 [T]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(self._rows)
+
+    @cached_property
+    def _rows(self) -> tuple[torch.Tensor, ...]:
+        return self.table.index_select(0, self.positions).split((1, 2), 2)
+
+
+RotaryTables = RotaryLookup | tuple[torch.Tensor, ...]  # (cos, sin), see `Kernels.rotation`
+Rotate = Callable[[torch.Tensor, RotaryTables], object]  # rotates queries and keys in qkv [T, …] in place
 
 
 @dataclass(frozen=True)
@@ -57,29 +112,29 @@ class AttentionShape:
     softcap: float | None = None
     value_dim: int | None = None
 
-    @property
+    @cached_property
     def query_width(self) -> int:
         return self.num_heads * self.head_dim
 
-    @property
+    @cached_property
     def num_planes(self) -> int:
         """Vectors stored per token and KV head: 2 (key and value), or 1 if the value is part of the key."""
         return 1 if self.value_dim is not None else 2
 
-    @property
+    @cached_property
     def kv_width(self) -> int:
         """Numbers stored per token and layer."""
         return self.num_planes * self.num_kv_heads * self.head_dim
 
-    @property
+    @cached_property
     def output_head_dim(self) -> int:
         return self.head_dim if self.value_dim is None else self.value_dim
 
-    @property
+    @cached_property
     def output_width(self) -> int:
         return self.num_heads * self.output_head_dim
 
-    @property
+    @cached_property
     def score_scale(self) -> float:
         return self.head_dim**-0.5 if self.scale is None else self.scale
 
@@ -108,6 +163,23 @@ class Activation:
 GATED_SILU = Activation()
 
 
+@dataclass(frozen=True, eq=False)
+class ExpertMatrices:
+    """The experts [first, first + E) of a mixture of `num_experts`, with I inner channels each.
+
+    `up` is [E, 2 I, C], or [E, I, C] if `activation` is not gated; `down` is [E, C, I].
+    """
+
+    up: torch.Tensor
+    down: torch.Tensor
+    up_bias: torch.Tensor | None  # [E, 2 I]
+    down_bias: torch.Tensor | None  # [E, C]
+    activation: Activation
+    num_experts: int
+    first: int = 0
+    is_input_weighted: bool = False  # weights multiply the inputs instead of the outputs
+
+
 @dataclass(frozen=True)
 class LowRankShape:
     """The part of a linear map x [T, C] -> y [T, out] that LoRA adapters change.
@@ -125,8 +197,9 @@ class LowRankShape:
 class LowRankTokens:
     """The n tokens of a step that use adapters."""
 
-    slots: torch.Tensor  # int32 [n], the adapter of each; equal ones are adjacent
-    rows: torch.Tensor  # int64 [n], the token's row in x and y
+    slots: torch.Tensor  # int32 [n] on the host, the adapter of each; equal ones are adjacent
+    rows: torch.Tensor  # int64 [n], the token's row in x and y; on a device int32 [T], padded
+    tiles: torch.Tensor | None = None  # only on a device, see `engine.kernels.device_low_rank.tile_tokens`
 
 
 class LowRank(Protocol):
@@ -143,15 +216,16 @@ class LowRank(Protocol):
         """Return the operator that adds each token's adapter, one of memory [S, size], to y.
 
         Rows of `memory` may be strided; rows of y are contiguous. A token's result does not depend on other tokens.
+        On a device, `memory` is int64 [S], the adapters' addresses.
         """
 
 
 @dataclass(frozen=True, eq=False)
 class KvPool:
-    """The paged KV cache.
+    """The paged KV cache of a CPU: `data` is [L, N × block size, planes × G × D], per layer one row per slot, keys
+    before values. `engine.kernels.block_pool` has the pool of a device."""
 
-    `data` is [L, N × block size, planes × G × D]: per layer one row per slot, keys before values.
-    """
+    layout: ClassVar[str] = "slots"  # blocks of pools with different layouts are not interchangeable
 
     data: torch.Tensor
     block_size: int
@@ -163,6 +237,27 @@ class KvPool:
     @property
     def num_blocks(self) -> int:
         return self.data.shape[1] // self.block_size
+
+    @property
+    def blocks(self) -> torch.Tensor:
+        """Return a view of `data` whose first dimension is N."""
+        return self.data.unflatten(1, (-1, self.block_size)).movedim(1, 0)
+
+    def zero_blocks(self, block_ids: Ints) -> None:
+        """Overwrite blocks with zeros. Asynchronous on a device."""
+        self.blocks.index_fill_(0, self._indices(block_ids), 0)
+
+    def copy_blocks(self, sources: Ints, targets: Ints) -> None:
+        """Copy each source block to its target. No block is both. Asynchronous on a device."""
+        blocks = self.blocks
+        blocks.index_copy_(0, self._indices(targets), blocks.index_select(0, self._indices(sources)))
+
+    def poison(self, block_ids: Sequence[int] | None = None) -> None:
+        """Fill blocks (by default all) with NaN, so that reading KV that was not written shows. For tests."""
+        self.blocks[slice(None) if block_ids is None else list(block_ids)] = float("nan")
+
+    def _indices(self, block_ids: Ints) -> torch.Tensor:
+        return torch.from_numpy(block_ids).long()
 
 
 class AttentionStep(Protocol):
@@ -190,3 +285,7 @@ class Attention(Protocol):
 
     def begin(self, step: AttentionStep) -> None: ...
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor: ...
+
+
+# (attention, layer, qkv [T, (H + 2 G) D], position tables) -> [T, H D], see `Kernels.self_attention`; may change qkv
+SelfAttend = Callable[[Attention, int, torch.Tensor, RotaryTables], torch.Tensor]

@@ -10,27 +10,40 @@ Letters: T tokens, R rows (sequences), H query heads, G KV heads, D head size, C
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
 
+from engine.arrays import Ints, Longs
 from engine.checkpoints.quantized import PackedForm, QuantizedTensor
+from engine.kernels.grouped_experts import GroupedExperts
 from engine.kernels.interface import (
+    FLOAT8,
     Activation,
     AddInPlace,
     AddLowRank,
+    AddNorm,
     Attention,
     AttentionShape,
     AttentionStep,
     AttentionWindow,
+    EmbedNorm,
+    ExpertMatrices,
+    Float8Rows,
     KvPool,
     LowRank,
     LowRankShape,
     LowRankTokens,
+    MixExperts,
+    NormConstants,
     Operator,
     RotaryTables,
     Rotate,
+    SelfAttend,
 )
+
+MAX_FLOAT8 = torch.finfo(FLOAT8).max  # 448
 
 ACTIVATIONS: dict[str, Operator] = {
     "silu": functional.silu,
@@ -43,6 +56,9 @@ ACTIVATIONS: dict[str, Operator] = {
 class Kernels:
     """The operators. Residual streams are float32 [T, C]; everything between norms and residuals has `dtype`."""
 
+    looks_up_positions = False
+    """True if `self_attention` looks up cosines and sines itself: the tables of a step are then a `RotaryLookup`."""
+
     has_cheap_multi_token_rows = False
     """True if attention over several tokens of a decode row costs little more than over one."""
 
@@ -54,16 +70,24 @@ class Kernels:
         """Return True if `packed_linear` supports a weight [out, C] in this form with inputs of `dtype`."""
         return True
 
+    def packed_fault(self, _form: PackedForm, /) -> str:
+        """Return why a supported form cannot be loaded on this device, or "" if it can."""
+        return ""
+
     def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
         """Return the operator of `linear` for a weight that stays packed.
 
         If the weight's form quantizes inputs, each row of x is first rounded to 255 levels of its largest absolute
-        value.
+        value. 8-bit floats take x as `Float8Rows`, or round its rows to these.
         """
         weight = matrix.dequantize(torch.float32)
 
-        def forward(x: torch.Tensor) -> torch.Tensor:
-            y = functional.linear(round_rows(x) if matrix.is_input_quantized else x.float(), weight)
+        def forward(x: torch.Tensor | Float8Rows) -> torch.Tensor:
+            if isinstance(x, Float8Rows) or matrix.is_float:
+                exact = (x if isinstance(x, Float8Rows) else float8_rows(x)).expand(torch.float32)
+            else:
+                exact = round_rows(x) if matrix.is_input_quantized else x.float()
+            y = functional.linear(exact, weight)
             return (y if bias is None else y + bias).to(dtype)
 
         return forward
@@ -103,6 +127,43 @@ class Kernels:
         width, exact = (weight.numel(),), weight.float()
         exact_bias = None if bias is None else bias.float()
         return lambda x: functional.layer_norm(x, width, exact, exact_bias, eps).to(dtype)  # [T, C]
+
+    def norm(self, norm: NormConstants) -> Operator:
+        """Return x [T, C] float32 -> normalized x, see `NormConstants`."""
+        if norm.dtype == FLOAT8:
+            exact = self.norm(replace(norm, dtype=torch.float32))
+            return lambda x: float8_rows(exact(x)).as_operand()
+        if norm.weight is None:
+            return lambda x: x.to(norm.dtype)
+        if norm.kind == "rms":
+            return self.rms_norm(norm.weight, norm.eps, norm.dtype)
+        return self.layer_norm(norm.weight, norm.bias, norm.eps, norm.dtype)
+
+    def add_norm(self, multiplier: float, norm: NormConstants, before: NormConstants | None = None) -> AddNorm:
+        """Return (stream float32 [T, C], x [T, C]) -> `norm` of the stream, after stream += x × multiplier in place.
+
+        With `before`, that norm of x is added instead of x.
+        """
+        add, normalize = self.add(multiplier), self.norm(norm)
+        normalize_input = None if before is None else self.norm(before)
+
+        def forward(stream: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+            add(stream, x if normalize_input is None else normalize_input(x.float()))
+            return normalize(stream)
+
+        return forward
+
+    def embed_norm(self, table: torch.Tensor, multiplier: float, norm: NormConstants) -> EmbedNorm:
+        """table [V, C]. Return token ids [T] -> their rows × multiplier, float32 [T, C], and `norm` of these."""
+        normalize = self.norm(norm)
+
+        def forward(token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            stream = table.index_select(0, token_ids).float()
+            if multiplier != 1:
+                stream.mul_(multiplier)
+            return stream, normalize(stream)
+
+        return forward
 
     def norm_heads(self, weight: torch.Tensor, eps: float) -> Callable[[torch.Tensor], None]:
         """weight [heads, D] float32. Return the in-place RMS norm of each of the first heads of x [T, heads × D …]."""
@@ -147,6 +208,19 @@ class Kernels:
 
         return gate
 
+    def float8_activation(self, activation: Activation) -> Operator:
+        """Return the operator of `activation` with results rounded to `Float8Rows`."""
+        activate = self.activation(activation)
+        return lambda x: float8_rows(activate(x)).as_operand()
+
+    def experts(self, matrices: ExpertMatrices) -> MixExperts:
+        """Return (x [T, C], weights float32 [T, K], experts int64 [T, K]) -> float32 [T, C].
+
+        The result is the weighted sum of each token's experts, of those that this rank has. The kernel may release the
+        matrices.
+        """
+        return GroupedExperts(matrices, self.linear, self.activation(matrices.activation)).mix
+
     def add(self, multiplier: float) -> AddInPlace:
         """Return stream [T, C] float32, x [T, C] -> stream += x × multiplier, in place."""
         return lambda stream, x: stream.add_(x, alpha=multiplier)
@@ -154,6 +228,48 @@ class Kernels:
     def low_rank(self, shape: LowRankShape, _dtype: torch.dtype, /) -> LowRank:
         """Return a kernel for LoRA adapters of `shape`."""
         return ReferenceLowRank(shape)
+
+    def allocate_pool(
+        self,
+        shape: AttentionShape,
+        num_layers: int,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> KvPool:
+        """Return a KV pool with undefined contents in the layout that `attention` reads."""
+        data = torch.empty(num_layers, num_blocks * block_size, shape.kv_width, dtype=dtype, device=device)
+        return KvPool(data, block_size)
+
+    def self_attention(
+        self, num_rotated_heads: int, norm_weight: torch.Tensor | None = None, eps: float = 0.0
+    ) -> SelfAttend:
+        """Return the operator that normalizes heads, rotates heads, stores keys and values, and attends.
+
+        norm_weight [heads, D] float32 as for `norm_heads`; without one, heads are not normalized. The first
+        `num_rotated_heads` heads, all queries and keys or none, are rotated.
+        """
+        normalize = None if norm_weight is None else self.norm_heads(norm_weight, eps)
+        rotate = self.rotation(num_rotated_heads) if num_rotated_heads else None
+
+        def attend(attention: Attention, layer: int, qkv: torch.Tensor, tables: RotaryTables) -> torch.Tensor:
+            if normalize is not None:
+                normalize(qkv)
+            if rotate is not None:
+                rotate(qkv, tables)
+            return attention.attend(layer, qkv)
+
+        return attend
+
+    def low_rank_tokens(
+        self, slots: Ints, rows: Longs, _num_tokens: int, _max_adapters: int, _device: torch.device, /
+    ) -> LowRankTokens:
+        """Return the tokens that use adapters, for `LowRank.bind`: those at `rows` of a step's `num_tokens` tokens.
+
+        Shapes on a device depend only on `num_tokens` and `max_adapters`, the most adapters that they may use.
+        """
+        return LowRankTokens(torch.from_numpy(slots), torch.from_numpy(rows))
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
         """Return attention over `pool`.
@@ -224,6 +340,13 @@ class ReferenceAttention:
             keys, values = kv[:, 0], kv[:, -1, :, : shape.output_head_dim]  # [context, G, ·]
             rows.append(attend_one(query[first:last], keys, values, shape, self._windows[layer], sinks))
         return torch.cat(rows)  # [T, H × output head size]
+
+
+def float8_rows(x: torch.Tensor) -> Float8Rows:
+    """Round each row of x [T, C] to 8-bit floats scaled so that its largest absolute value is the largest of these."""
+    exact = x.float()
+    scales = exact.abs().amax(-1, keepdim=True).clamp(min=1e-12) / MAX_FLOAT8  # [T, 1]
+    return Float8Rows((exact / scales).clamp(-MAX_FLOAT8, MAX_FLOAT8).to(FLOAT8), scales)
 
 
 def round_rows(x: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""Paged attention in Triton: one program per block of one row's tokens and up to 16 query heads of one KV head.
+"""Attention over a block pool in Triton: chunk rows, and decode rows in parts.
 
-Tokens and heads are the rows of one matrix, so that decode fills matrix units with its heads. Keys are read in tiles
-that start at multiples of the tile size, so a token's result does not depend on how its prompt was chunked. Sums are
-float32. `engine.kernels.paged_attention.attend_slowly` is the definition. Compatible with Triton 3.6 and later;
+A program has tokens of one row and up to 16 query heads of one KV head: tokens and heads are the rows of one matrix.
+Keys are read in tiles that start at multiples of the tile size, so a token's result does not depend on how its prompt
+was chunked. Sums are float32. `engine.kernels.torch_attention` is the definition. Compatible with Triton 3.6 and later;
 importing it needs Triton, and with TRITON_INTERPRET=1 it runs on a CPU.
 
 Does not import `annotations` from `__future__`, because Triton evaluates those of its kernels.
@@ -10,158 +10,266 @@ Does not import `annotations` from `__future__`, because Triton evaluates those 
 Letters: M rows of a program (tokens × heads), N keys of a tile, D head size, V value size.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from engine.kernels.launch import AttentionLayer, StepBlocks, heads_per_program
+from engine.arrays import ceil_div
+from engine.kernels.interface import FULL_ATTENTION, AttentionShape
+from engine.kernels.launch import (
+    AttentionLayer,
+    Backend,
+    DecodeParts,
+    DevicePlan,
+    Partial,
+    chunk_tokens,
+    heads_per_program,
+)
+from engine.kernels.triton_parts import join_parts, split
+from engine.kernels.triton_scan import scan
+from engine.kernels.triton_store import store
+
+_LOG2_E = tl.constexpr(1.4426950408889634)
+_MIN_PROGRAMS = 1_024  # smallest number of programs of a decode launch: more than a device runs at once
 
 
 @triton.jit(do_not_specialize=["table_stride"])
-def _attend(
-    qkv,
-    kv,
-    out,
-    sinks,
-    plan,
-    tables,
-    qkv_stride,
-    kv_stride,
-    out_stride,
-    table_stride,
-    scale,
-    softcap,
-    window,
-    chunk,
-    block_size: tl.constexpr,
-    group: tl.constexpr,
-    heads: tl.constexpr,
-    head_dim: tl.constexpr,
-    value_dim: tl.constexpr,
-    first_value: tl.constexpr,
-    num_m: tl.constexpr,
-    num_n: tl.constexpr,
-    num_d: tl.constexpr,
-    num_v: tl.constexpr,
-    has_softcap: tl.constexpr,
-    has_window: tl.constexpr,
-    has_chunk: tl.constexpr,
-    has_sinks: tl.constexpr,
-):
-    block, part = tl.program_id(0), tl.program_id(1)
+def _attend_chunks(
+    queries, kv, out, sinks, plan, tables, query_stride, out_stride, table_stride, scale, cap, window, chunk, kv_block,
+    kv_plane: tl.constexpr, kv_head: tl.constexpr, kv_token: tl.constexpr, block_size: tl.constexpr,
+    group: tl.constexpr, heads: tl.constexpr, head_dim: tl.constexpr, rest_dim: tl.constexpr, value_dim: tl.constexpr,
+    num_m: tl.constexpr, num_n: tl.constexpr, num_d: tl.constexpr, num_e: tl.constexpr, num_v: tl.constexpr,
+    has_softcap: tl.constexpr, has_window: tl.constexpr, has_chunk: tl.constexpr, has_sinks: tl.constexpr,
+):  # fmt: skip
+    entry, part = tl.program_id(1), tl.program_id(0)
+    num_tokens = tl.load(plan + entry * 4 + 2)
+    if num_tokens == 0:
+        return
+    slot = tl.load(plan + entry * 4)
+    first_token = tl.load(plan + entry * 4 + 1)
+    first_position = tl.load(plan + entry * 4 + 3)
     parts_each: tl.constexpr = (group + heads - 1) // heads
-    kv_head = part // parts_each
-    row = tl.load(plan + block * 4)
-    first_token = tl.load(plan + block * 4 + 1)
-    num_tokens = tl.load(plan + block * 4 + 2)
-    first_position = tl.load(plan + block * 4 + 3)
-
     m = tl.arange(0, num_m)
     token = m // heads
     head_in_group = (part % parts_each) * heads + m % heads
-    head = kv_head * group + head_in_group
+    head = part // parts_each * group + head_in_group
     is_row = (token < num_tokens) & (head_in_group < group)
-    position = first_position + token
     at = (first_token + token).to(tl.int64)
-
     d = tl.arange(0, num_d)
     v = tl.arange(0, num_v)
-    query_at = qkv + (at * qkv_stride + head * head_dim)[:, None] + d[None, :]
-    query = tl.load(query_at, mask=is_row[:, None] & (d < head_dim)[None, :], other=0.0)  # [M, D]
-
+    query_at = queries + (at * query_stride + head * (head_dim + rest_dim))[:, None]
+    query = tl.load(query_at + d[None, :], mask=is_row[:, None] & (d < head_dim)[None, :], other=0.0)  # [M, D]
+    rest = query
+    if num_e > 0:
+        e = tl.arange(0, num_e)
+        is_rest = is_row[:, None] & (e < rest_dim)[None, :]
+        rest = tl.load(query_at + head_dim + e[None, :], mask=is_rest, other=0.0)  # [M, E]
+    peak = tl.full([num_m], float("-inf"), tl.float32)
+    total = tl.zeros([num_m], tl.float32)
     if has_sinks:
-        peak = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32)  # [M]
-        total = tl.full([num_m], 1.0, tl.float32)
-    else:
-        peak = tl.full([num_m], float("-inf"), tl.float32)
-        total = tl.zeros([num_m], tl.float32)
-    mixed = tl.zeros([num_m, num_v], tl.float32)
-
-    last = first_position + num_tokens
-    begin = 0
+        peak = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * _LOG2_E
+        total += 1.0
+    position = first_position + token
+    begin, lowest = 0, position[:, None]
     if has_window:
-        begin = tl.maximum(first_position - window + 1, 0)
+        begin, lowest = tl.maximum(first_position - window + 1, 0), (position - window + 1)[:, None]
     if has_chunk:
-        begin = first_position - first_position % chunk
+        begin, lowest = first_position - first_position % chunk, (position - position % chunk)[:, None]
     begin = begin // num_n * num_n
-    for tile in range(begin, last, num_n):
-        key_position = tile + tl.arange(0, num_n)
-        is_key = key_position < last
-        block_id = tl.load(tables + row.to(tl.int64) * table_stride + key_position // block_size, mask=is_key, other=0)
-        slot = block_id.to(tl.int64) * block_size + key_position % block_size
-        from_slot = kv + slot * kv_stride + kv_head * head_dim
-        keys = tl.load(from_slot[:, None] + d[None, :], mask=is_key[:, None] & (d < head_dim)[None, :], other=0.0)
-        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale  # [M, N]
-        if has_softcap:
-            scores = softcap * (2.0 * tl.sigmoid(2.0 * scores / softcap) - 1.0)  # tanh, which Triton does not provide
-        is_seen = is_key[None, :] & (key_position[None, :] <= position[:, None])
-        if has_window:
-            is_seen = is_seen & (key_position[None, :] > position[:, None] - window)
-        if has_chunk:
-            is_seen = is_seen & (key_position[None, :] >= (position - position % chunk)[:, None])
-        scores = tl.where(is_seen, scores, float("-inf"))
-        higher = tl.maximum(peak, tl.max(scores, 1))
-        base = tl.where(higher == float("-inf"), 0.0, higher)  # no visible key yet
-        shrunk = tl.exp(peak - base)
-        weights = tl.exp(scores - base[:, None])  # [M, N]
-        total = total * shrunk + tl.sum(weights, 1)
-        values_at = from_slot[:, None] + first_value + v[None, :]
-        values = tl.load(values_at, mask=is_key[:, None] & (v < value_dim)[None, :], other=0.0)  # [N, V]
-        mixed = mixed * shrunk[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        peak = higher
-
+    peak, total, mixed = scan(
+        query, rest, peak, total, tl.zeros([num_m, num_v], tl.float32), kv + part // parts_each * kv_head, tables +
+        slot.to(tl.int64) * table_stride, position, lowest, begin, first_position + num_tokens, scale, cap, kv_block,
+        kv_plane, kv_token, block_size, head_dim, rest_dim, value_dim, num_n, num_d, num_e, num_v, has_softcap, True,
+        has_window or has_chunk,
+    )  # fmt: skip
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
     out_at = out + (at * out_stride + head * value_dim)[:, None] + v[None, :]
     tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & (v < value_dim)[None, :])
 
 
-def attend(qkv: torch.Tensor, kv: torch.Tensor, blocks: StepBlocks, layer: AttentionLayer) -> torch.Tensor:
-    """See `engine.kernels.launch.Launch`."""
-    shape, window, sinks = layer.shape, layer.window, layer.sinks
-    out = qkv.new_empty(len(qkv), shape.output_width)
-    heads, group = heads_per_program(shape), shape.num_heads // shape.num_kv_heads
-    width = triton.next_power_of_2(max(shape.head_dim, 16))
-    is_wide = width > 256
-    num_rows = max(triton.next_power_of_2(blocks.tokens_per_block * heads), 16)
-    grid = (len(blocks.plan), shape.num_kv_heads * -(-group // heads))
-    _attend[grid](
-        qkv,
-        kv,
+@triton.jit(do_not_specialize=["table_stride", "num_entries"])
+def _attend_decode(
+    queries, kv, out, sinks, items, starts, partial_mixed, partial_weight, tables, num_entries, query_stride,
+    out_stride, table_stride, scale, cap, kv_block, kv_plane: tl.constexpr, kv_head: tl.constexpr,
+    kv_token: tl.constexpr, block_size: tl.constexpr, num_heads: tl.constexpr, group: tl.constexpr, heads: tl.constexpr,
+    head_dim: tl.constexpr, rest_dim: tl.constexpr, value_dim: tl.constexpr, num_m: tl.constexpr, num_n: tl.constexpr,
+    num_d: tl.constexpr, num_e: tl.constexpr, num_v: tl.constexpr, has_softcap: tl.constexpr, is_bounded: tl.constexpr,
+    has_sinks: tl.constexpr,
+):  # fmt: skip
+    part = tl.program_id(0)
+    num_items = tl.load(starts + num_entries)
+    parts_each: tl.constexpr = (group + heads - 1) // heads
+    m = tl.arange(0, num_m)
+    head_in_group = (part % parts_each) * heads + m
+    head = part // parts_each * group + head_in_group
+    is_row = (m < heads) & (head_in_group < group)
+    d = tl.arange(0, num_d)
+    v = tl.arange(0, num_v)
+    for item in range(tl.program_id(1), num_items, tl.num_programs(1)):
+        slot = tl.load(items + item * 8)
+        token = tl.load(items + item * 8 + 1).to(tl.int64)
+        lowest = tl.load(items + item * 8 + 2)
+        begin = tl.load(items + item * 8 + 3)
+        last = tl.load(items + item * 8 + 4)
+        row_part = tl.load(items + item * 8 + 6)
+        query_at = queries + token * query_stride + head[:, None] * (head_dim + rest_dim)
+        query = tl.load(query_at + d[None, :], mask=is_row[:, None] & (d < head_dim)[None, :], other=0.0)  # [M, D]
+        rest = query
+        if num_e > 0:
+            e = tl.arange(0, num_e)
+            is_rest = is_row[:, None] & (e < rest_dim)[None, :]
+            rest = tl.load(query_at + head_dim + e[None, :], mask=is_rest, other=0.0)  # [M, E]
+        peak = tl.full([num_m], float("-inf"), tl.float32)
+        total = tl.zeros([num_m], tl.float32)
+        if has_sinks:  # they belong to the row's first part
+            sink = tl.load(sinks + head, mask=is_row, other=0.0).to(tl.float32) * _LOG2_E
+            peak = tl.where(row_part == 0, sink, peak)
+            total = tl.where(row_part == 0, total + 1.0, total)
+        peak, total, mixed = scan(
+            query, rest, peak, total, tl.zeros([num_m, num_v], tl.float32), kv + part // parts_each * kv_head, tables +
+            slot.to(tl.int64) * table_stride, peak, lowest, begin, last, scale, cap, kv_block, kv_plane, kv_token,
+            block_size, head_dim, rest_dim, value_dim, num_n, num_d, num_e, num_v, has_softcap, False, is_bounded,
+        )  # fmt: skip
+        num_parts = tl.load(items + item * 8 + 5)
+        token = tl.load(items + item * 8 + 1).to(tl.int64)
+        mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        is_stored = is_row[:, None] & (v < value_dim)[None, :]
+        if num_parts == 1:
+            out_at = out + token * out_stride + head[:, None] * value_dim + v[None, :]
+            tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_stored)
+        else:
+            at = head.to(tl.int64) + item * num_heads
+            tl.store(partial_mixed + at[:, None] * value_dim + v[None, :], mixed, mask=is_stored)
+            tl.store(partial_weight + at, peak + tl.log2(total), mask=is_row)
+
+
+def attend_chunks(queries: torch.Tensor, out: torch.Tensor, plan: DevicePlan, layer: AttentionLayer) -> None:
+    """See `engine.kernels.launch.Backend`."""
+    shape, heads = layer.shape, heads_per_program(layer.shape)
+    _attend_chunks[_num_head_programs(layer), len(plan.chunk_plan)](
+        queries,
+        layer.kv,
         out,
-        out if sinks is None else sinks,
-        blocks.plan,
-        blocks.block_tables,
-        qkv.stride(0),
-        kv.stride(0),
+        out if layer.sinks is None else layer.sinks,
+        plan.chunk_plan,
+        plan.block_tables,
+        queries.stride(0),
         out.stride(0),
-        blocks.block_tables.stride(0),
-        shape.score_scale,
-        shape.softcap or 1.0,
-        window.size or 1,
-        window.chunk or 1,
-        block_size=layer.block_size,
-        group=group,
-        heads=heads,
-        head_dim=shape.head_dim,
-        value_dim=shape.output_head_dim,
-        first_value=(shape.num_planes - 1) * shape.num_kv_heads * shape.head_dim,
-        num_m=num_rows,
-        num_n=_keys_per_tile(width, qkv.dtype),
-        num_d=width,
-        num_v=triton.next_power_of_2(max(shape.output_head_dim, 16)),
-        has_softcap=shape.softcap is not None,
-        has_window=window.size is not None,
-        has_chunk=window.chunk is not None,
-        has_sinks=sinks is not None,
-        num_warps=8 if is_wide else 4,
-        num_stages=1 if is_wide else 2,
+        plan.block_tables.stride(0),
+        window=layer.window.size or 1,
+        chunk=layer.window.chunk or 1,
+        num_m=max(triton.next_power_of_2(chunk_tokens(shape, queries.dtype) * heads), 16),
+        **tile_of(shape, queries.dtype, is_decode=False),
+        has_window=layer.window.size is not None,
+        has_chunk=layer.window.chunk is not None,
+        **_constants(layer),
     )
-    return out
 
 
-def _keys_per_tile(width: int, dtype: torch.dtype) -> int:
-    """Return the most keys for which two tiles of keys and values fit into a multiprocessor's shared memory. Float32
-    products are unrolled by the compiler, which takes a minute for large ones."""
-    if dtype == torch.float32:
-        return 16
-    return 64 if width <= 128 else 32 if width <= 256 else 16
+def attend_decode(
+    queries: torch.Tensor,
+    out: torch.Tensor,
+    plan: DevicePlan,
+    parts: DecodeParts,
+    partial: Partial,
+    layer: AttentionLayer,
+) -> None:
+    """See `engine.kernels.launch.Backend`."""
+    attend_parts(queries, out, plan, parts, partial, layer)
+    join_parts(out, plan, parts, partial, layer)
+
+
+def attend_parts(
+    queries: torch.Tensor,
+    out: torch.Tensor,
+    plan: DevicePlan,
+    parts: DecodeParts,
+    partial: Partial,
+    layer: AttentionLayer,
+) -> None:
+    """Write rows of one part to `out` and all other parts to `partial`."""
+    shape, num_entries = layer.shape, len(plan.decode_plan)
+    num_head_programs = _num_head_programs(layer)
+    num_columns = min(max(num_entries + num_entries // 4, ceil_div(_MIN_PROGRAMS, num_head_programs)), len(parts.items))
+    _attend_decode[num_head_programs, num_columns](
+        queries,
+        layer.kv,
+        out,
+        out if layer.sinks is None else layer.sinks,
+        parts.items,
+        parts.starts,
+        partial.mixed,
+        partial.weight,
+        plan.block_tables,
+        num_entries,
+        queries.stride(0),
+        out.stride(0),
+        plan.block_tables.stride(0),
+        num_heads=shape.num_heads,
+        num_m=16,
+        **tile_of(shape, queries.dtype, is_decode=True),
+        is_bounded=layer.window != FULL_ATTENTION,
+        **_constants(layer),
+    )
+
+
+def _num_head_programs(layer: AttentionLayer) -> int:
+    """Return the number of programs per token: one per KV head and 16 of its query heads."""
+    shape = layer.shape
+    return shape.num_kv_heads * ceil_div(shape.num_heads // shape.num_kv_heads, heads_per_program(shape))
+
+
+def _constants(layer: AttentionLayer) -> dict[str, Any]:
+    """Return the arguments that both kernels have."""
+    shape, softcap = layer.shape, layer.shape.softcap
+    kv_block, kv_plane, kv_head, kv_token, _ = layer.kv.stride()
+    head_dim, rest_dim = _divided(shape)
+    return {
+        "scale": shape.score_scale * _LOG2_E.value if softcap is None else shape.score_scale / softcap,
+        "cap": (softcap or 1.0) * _LOG2_E.value,
+        "kv_block": kv_block,
+        "kv_plane": kv_plane if shape.num_planes == 2 else 0,
+        "kv_head": kv_head,
+        "kv_token": kv_token,
+        "block_size": layer.kv.shape[3],
+        "group": shape.num_heads // shape.num_kv_heads,
+        "heads": heads_per_program(shape),
+        "head_dim": head_dim,
+        "rest_dim": rest_dim,
+        "value_dim": shape.output_head_dim,
+        "num_d": _padded(head_dim),
+        "num_e": _padded(rest_dim) if rest_dim else 0,
+        "num_v": _padded(shape.output_head_dim),
+        "has_softcap": softcap is not None,
+        "has_sinks": layer.sinks is not None,
+    }
+
+
+def tile_of(shape: AttentionShape, dtype: torch.dtype, *, is_decode: bool) -> dict[str, int]:
+    """Return the keys per tile, warps and stages of a program.
+
+    Tiles are the largest of which two, of keys and values, fit into a multiprocessor's shared memory beside those of
+    other programs. Float32 products are unrolled by the compiler, which takes a minute for large ones. A third stage
+    makes loads of block tables asynchronous, but takes registers that programs of decode rows need.
+    """
+    width = _padded(_divided(shape)[0])
+    if width > 256:
+        return {"num_n": 16 if dtype == torch.float32 else 32, "num_warps": 8, "num_stages": 2}
+    num_keys = 16 if dtype == torch.float32 else 64 if width <= 128 else 32
+    return {"num_n": num_keys, "num_warps": 4, "num_stages": 2 if is_decode else 3}
+
+
+def _divided(shape: AttentionShape) -> tuple[int, int]:
+    """Return the numbers of a key that are read first, and how many others it has: latent values are part of keys."""
+    first = shape.value_dim or shape.head_dim
+    return first, shape.head_dim - first
+
+
+def _padded(size: int) -> int:
+    """Return the smallest size of a matrix product that `size` fits into."""
+    return max(triton.next_power_of_2(size), 16)
+
+
+BACKEND = Backend(store, attend_chunks, split, attend_decode)

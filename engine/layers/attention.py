@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 
 from engine.checkpoints.shard_slice import Destination, ShardSlice, Span, destination_for
-from engine.kernels.interface import Attention, Operator, RotaryTables, Rotate
+from engine.kernels.interface import Attention, Operator, RotaryTables, SelfAttend
 from engine.kernels.reference import Kernels
 from engine.layers.config import AttentionConfig, NormConfig
 from engine.layers.linear import Linear
@@ -63,8 +63,8 @@ class SelfAttention:
         self._norm_weight = torch.ones(self._num_keyed_heads, config.head_dim, device=device)
         self._head_norms = torch.empty(2, config.head_dim, device=device) if qk_norm == "head" else None
         self.sinks = torch.empty(config.num_heads, device=device) if config.has_sinks else None  # float32 [H]
-        self._encode_positions: Rotate | None = None
-        self._normalize: list[Callable[[torch.Tensor], None]] = []
+        self._self_attend: SelfAttend
+        self._normalize: list[Callable[[torch.Tensor], None]] = []  # norms that `_self_attend` does not include
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -93,12 +93,9 @@ class SelfAttention:
         self._qkv.bind(kernels)
         self._out.bind(kernels)
         self.link()
-        self._bind_norms(kernels)
-        width = self._query_width
-        if self._positions == "rotary":
-            self._encode_positions = kernels.rotation(self._num_keyed_heads)
-        elif self._positions == "temperature":
-            self._encode_positions = lambda qkv, tables: qkv[:, :width].mul_(tables[0])
+        weight = self._bind_norms(kernels)
+        num_rotated = self._num_keyed_heads if self._positions == "rotary" else 0
+        self._self_attend = kernels.self_attention(num_rotated, weight, self._norm_config.eps)
 
     def link(self) -> None:
         """Cache the operators that are called in every step as attributes."""
@@ -109,9 +106,10 @@ class SelfAttention:
         qkv = self._qkv.forward(x)  # [T, (H + 2 G) D]
         for normalize in self._normalize:
             normalize(qkv)
-        if self._encode_positions is not None:
-            self._encode_positions(qkv, tables)
-        return attention.attend(index, qkv)
+        if self._positions == "temperature":
+            (factors,) = tables
+            qkv[:, : self._query_width].mul_(factors)
+        return self._self_attend(attention, index, qkv, tables)
 
     def _rearrange(self, order: torch.Tensor) -> None:
         """Permute queries and keys head by head; values stay unchanged."""
@@ -124,24 +122,27 @@ class SelfAttention:
         if self._head_norms is not None:
             self._head_norms = self._head_norms[:, order]
 
-    def _bind_norms(self, kernels: Kernels) -> None:
+    def _bind_norms(self, kernels: Kernels) -> torch.Tensor | None:
+        """Bind the norms that `_self_attend` cannot include. Return the weight of the norm that it includes, if any."""
         if self._qk_norm is None:
-            return
+            return None
         eps, num_heads = self._norm_config.eps, self._config.num_heads
         if self._head_norms is not None:
             self._norm_weight[:num_heads] = self._head_norms[0]
             self._norm_weight[num_heads:] = self._head_norms[1]
         weight = self._norm_weight + (0.0 if self._qk_norm == "weightless" else self._norm_config.offset)
         if self._qk_norm != "width":
-            self._normalize = [kernels.norm_heads(weight, eps)]
-            return
-        if not self._shard.is_whole:
+            if self._positions != "temperature":
+                return weight
+            self._normalize = [kernels.norm_heads(weight, eps)]  # before queries are scaled by their temperature
+        elif not self._shard.is_whole:
             self._normalize = [_norm_across(weight.flatten(), eps, self._whole, self._shard)]
-            return
-        width, last = self._query_width, self._num_keyed_heads * self._config.head_dim
-        of_queries = kernels.norm_heads(weight[:num_heads].reshape(1, -1), eps)
-        of_keys = kernels.norm_heads(weight[num_heads:].reshape(1, -1), eps)
-        self._normalize = [of_queries, lambda qkv: of_keys(qkv[:, width:last])]
+        else:
+            width, last = self._query_width, self._num_keyed_heads * self._config.head_dim
+            of_queries = kernels.norm_heads(weight[:num_heads].reshape(1, -1), eps)
+            of_keys = kernels.norm_heads(weight[num_heads:].reshape(1, -1), eps)
+            self._normalize = [of_queries, lambda qkv: of_keys(qkv[:, width:last])]
+        return None
 
 
 def _head_cuts(config: AttentionConfig, shard: Shard) -> tuple[ShardSlice | None, ShardSlice | None, ShardSlice | None]:

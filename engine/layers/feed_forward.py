@@ -52,7 +52,8 @@ class Mlp:
     def bind(self, kernels: Kernels) -> None:
         for linear in self.linears:
             linear.bind(kernels)
-        self._activate = kernels.activation(self._config.activation)
+        make = kernels.float8_activation if self._down.reads_float8 else kernels.activation
+        self._activate = make(self._config.activation)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self._down.forward(self._activate(self._up.forward(x)))

@@ -28,6 +28,7 @@ class Linear:
 
     forward: Operator
     is_packed = False  # True if the weight stays packed after `bind`
+    reads_float8 = False  # True if `forward` also takes `Float8Rows`, known after `bind`
 
     def __init__(
         self,
@@ -88,7 +89,10 @@ class Linear:
     def keep_packed(self) -> dict[str, PackedSlot]:
         """Keep the weight packed; return the slot of each part by name."""
         shapes = self.whole_shapes.items()
-        self._slots = [PackedSlot((num_out, num_in), self._cuts.get(name)) for name, (num_in, num_out) in shapes]
+        device = self._weight.device
+        self._slots = [
+            PackedSlot((num_out, num_in), self._cuts.get(name), device) for name, (num_in, num_out) in shapes
+        ]
         self._weight = self._weight.new_empty(0)
         return dict(zip(self.names, self._slots, strict=True))
 
@@ -120,7 +124,9 @@ class Linear:
         """Pass the weight to the device's operator; this layer no longer holds it."""
         self.is_packed = bool(self._slots)
         if self._slots:
-            self.forward = kernels.packed_linear(self._join().matrix, self._bias, self._weight.dtype)
+            matrix = self._join().matrix
+            self.forward = kernels.packed_linear(matrix, self._bias, self._weight.dtype)
+            self.reads_float8 = matrix.is_float
             self._slots = []
         else:
             self.forward = kernels.linear(self.take(), self._bias)
@@ -129,7 +135,7 @@ class Linear:
     def _join(self) -> PackedSlot:
         """Return one slot for all parts."""
         if len(self._slots) > 1:
-            slot = PackedSlot(self.shape)
+            slot = PackedSlot(self.shape, device=self._weight.device)
             slot.matrix = joined([each.matrix for each in self._slots])
             self._slots = [slot]
         return self._slots[0]

@@ -1,7 +1,6 @@
-"""A mixture of experts: a router selects a few experts per token, tokens are grouped by expert, and each group runs at
-once.
+"""A mixture of experts: a router selects a few experts per token, whose outputs are added with weights.
 
-A step iterates over the selected experts, never over tokens. Knows a checkpoint's names for the parts.
+Knows a checkpoint's names for the parts. The kernels decide how tokens are grouped by expert.
 
 Letters: T tokens, C channels, E experts, K selected experts per token, I inner channels of an expert.
 """
@@ -13,7 +12,7 @@ from collections.abc import Container, Iterator
 import torch
 
 from engine.checkpoints.shard_slice import Destination, destination_for
-from engine.kernels.interface import Operator
+from engine.kernels.interface import ExpertMatrices, MixExperts
 from engine.kernels.reference import Kernels
 from engine.layers.config import MoeConfig, RouterConfig
 from engine.layers.feed_forward import Mlp
@@ -83,8 +82,7 @@ class Experts:
         has_bias = config.has_bias
         self._up_bias = torch.empty(num_experts, width, dtype=dtype, device=device) if has_bias else None
         self._down_bias = torch.empty(num_experts, num_channels, dtype=dtype, device=device) if has_bias else None
-        self._operators: list[tuple[Operator, Operator]] = []  # E × up, down
-        self._activate: Operator
+        self.mix: MixExperts  # exists after `bind`
 
     def destinations(self, prefix: str, stored: Container[str]) -> Iterator[tuple[str, Destination]]:
         names, inner = self._config.names, self._config.inner
@@ -106,52 +104,22 @@ class Experts:
             yield f"{expert}{names.down}.weight", self._down[index]
 
     def bind(self, kernels: Kernels) -> None:
-        """Pass each expert's matrices to the device's operators; this layer no longer holds them."""
+        """Pass the matrices to the device's operators; this layer no longer holds them."""
         if self._config.names.is_interleaved:
             self._up = _halves(self._up)
             self._up_bias = None if self._up_bias is None else _halves(self._up_bias)
-        for index in range(len(self._up)):
-            up_bias = None if self._up_bias is None else self._up_bias[index]
-            down_bias = None if self._down_bias is None else self._down_bias[index]
-            up, down = kernels.linear(self._up[index], up_bias), kernels.linear(self._down[index], down_bias)
-            self._operators.append((up, down))
-        self._activate = kernels.activation(self._config.activation)
+        config, biases = self._config, (self._up_bias, self._down_bias)
+        matrices = ExpertMatrices(
+            self._up,
+            self._down,
+            *biases,
+            config.activation,
+            config.num_experts,
+            self._span[0],
+            config.is_input_weighted,
+        )
+        self.mix = kernels.experts(matrices)
         self._up, self._down = self._up.new_empty(0), self._down.new_empty(0)
-
-    def forward(self, x: torch.Tensor, weights: torch.Tensor, experts: torch.Tensor) -> torch.Tensor:
-        """x [T, C], weights and experts [T, K] -> the weighted sums, float32 [T, C]."""
-        num_chosen = experts.shape[1]
-        flat, order = experts.flatten().sort(stable=True)  # [T K], tokens of an expert adjacent
-        chosen, counts, begin = self._chosen(flat)
-        if not chosen:
-            return x.new_zeros(x.shape, dtype=torch.float32)
-        if self._cut is not None:
-            order = order[begin : begin + sum(counts)]
-        rows = order // num_chosen  # [T K], token index of each
-        row_weights = weights.flatten().index_select(0, order).unsqueeze(1)  # float32 [T K, 1]
-        grouped = x.index_select(0, rows)  # [T K, C]
-        if self._config.is_input_weighted:
-            grouped = (grouped * row_weights).to(x.dtype)
-        parts = [self._run(expert, group) for expert, group in zip(chosen, grouped.split(counts), strict=True)]
-        outputs = torch.cat(parts).float()  # [T K, C]
-        if not self._config.is_input_weighted:
-            outputs = outputs.mul_(row_weights)
-        return x.new_zeros(x.shape, dtype=torch.float32).index_add_(0, rows, outputs)
-
-    def _chosen(self, flat: torch.Tensor) -> tuple[list[int], list[int], int]:
-        """Return, for sorted experts [T K], the local experts that occur (relative to the first local one), the count
-        of each, and the start of their rows. On a device, only this operation of a forward pass synchronizes."""
-        first, last = self._span
-        if flat.is_cpu and self._cut is None:
-            chosen, counts = torch.unique_consecutive(flat, return_counts=True)
-            return chosen.tolist(), counts.tolist(), 0
-        every = flat.new_zeros(self._config.num_experts).scatter_add_(0, flat, torch.ones_like(flat)).tolist()
-        found = [(expert - first, every[expert]) for expert in range(first, last) if every[expert]]
-        return [expert for expert, _ in found], [count for _, count in found], sum(every[:first])
-
-    def _run(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        up, down = self._operators[expert]
-        return down(self._activate(up(x)))
 
 
 class Moe:
@@ -196,7 +164,7 @@ class Moe:
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, C] -> float32 [T, C]."""
-        mixed = self._experts.forward(x, *self._router.choose(x))
+        mixed = self._experts.mix(x, *self._router.choose(x))
         if self._shared is None:
             return mixed
         shared = self._shared.forward(x)  # [T, C]

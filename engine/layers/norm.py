@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from engine.kernels.interface import Operator
+from engine.kernels.interface import NormConstants, Operator
 from engine.kernels.reference import Kernels
 from engine.layers.config import NormConfig
 
@@ -35,13 +35,14 @@ class Norm:
         if self._bias is not None:
             yield f"{name}.bias", self._bias
 
-    def bind(self, kernels: Kernels) -> None:
+    def constants(self) -> NormConstants:
+        """Return the loaded constants, for an operator that includes this norm."""
         config = self._config
         weight = self._weight.float() + config.offset if config.offset else self._weight
-        if config.kind == "rms":
-            self.forward = kernels.rms_norm(weight, config.eps, self._out_dtype)
-        else:
-            self.forward = kernels.layer_norm(weight, self._bias, config.eps, self._out_dtype)
+        return NormConstants(config.kind, self._out_dtype, weight, self._bias, config.eps)
+
+    def bind(self, kernels: Kernels) -> None:
+        self.forward = kernels.norm(self.constants())
 
 
 class NoNorm:
@@ -53,8 +54,5 @@ class NoNorm:
     def destinations(self, _name: str) -> Iterator[tuple[str, torch.Tensor]]:
         yield from ()
 
-    def bind(self, kernels: Kernels) -> None:
-        """Do nothing: there are no operators to bind."""
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.to(self._dtype)
+    def constants(self) -> NormConstants:
+        return NormConstants("none", self._dtype)

@@ -1,8 +1,12 @@
-"""Position encodings of queries and keys: tables over positions 0 … P - 1, indexed once per step."""
+"""Position encodings of queries and keys: tables over positions 0 … P - 1, looked up at most once per step."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
+
+from engine.kernels.interface import RotaryLookup, RotaryTables
 
 
 class Rotary:
@@ -19,13 +23,27 @@ class Rotary:
         num_positions: int,
         dtype: torch.dtype,
         device: torch.device,
+        sections: Sequence[int] = (),
+        *,
+        is_lookup: bool = False,
     ) -> None:
+        """`sections` are the numbers of frequencies that use the position on each axis, in order. With `is_lookup`,
+        `at` leaves the lookup to the kernel."""
+        self._sections, self._is_lookup = sections, is_lookup
         table = _table(frequencies, attention_factor, head_dim, num_positions)
         self._table = table.to(dtype).to(device)  # [P, 1, 3, D/2]
 
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """int64 [T] -> cos [T, 1, 1, D/2], sin [T, 1, 2, D/2] with the first half negated."""
-        cos, sin = self._table.index_select(0, positions).split((1, 2), 2)
+    def at(self, positions: torch.Tensor) -> RotaryTables:
+        """int64 [T], or [axes, T] with sections -> cos [T, 1, 1, D/2], sin [T, 1, 2, D/2] with the first half
+        negated."""
+        if positions.ndim == 1:
+            if self._is_lookup:
+                return RotaryLookup(self._table, positions)
+            rows = self._table.index_select(0, positions)
+        else:
+            parts = self._table.split(tuple(self._sections), 3)
+            rows = torch.cat([part.index_select(0, own) for part, own in zip(parts, positions, strict=True)], 3)
+        cos, sin = rows.split((1, 2), 2)
         return cos, sin
 
 

@@ -23,7 +23,8 @@ class RopeConfig:
     defaults.
 
     The first `rotary_dim` numbers of a head are rotated (0: all), in pairs of one number from each half or, if
-    `is_interleaved`, of adjacent numbers.
+    `is_interleaved`, of adjacent numbers. With `sections`, tokens of images have positions on three axes (time, row,
+    column): the first `sections[0]` pairs are rotated by the position on the first axis, and so on.
     """
 
     theta: float = 10000.0
@@ -42,6 +43,7 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()
     rotary_dim: int = 0
     is_interleaved: bool = False
+    sections: tuple[int, ...] = ()
 
     def is_long_for(self, max_model_len: int) -> bool:
         """Return True if a context of `max_model_len` tokens needs the long factors of long RoPE."""

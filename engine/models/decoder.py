@@ -10,21 +10,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
-from engine.arrays import ceil_div
+from engine.arrays import Floats, Ints, Longs, ceil_div
 from engine.checkpoints.shard_slice import Destination
 from engine.kernels.interface import (
+    FLOAT8,
     AddInPlace,
+    AddNorm,
     Attention,
     AttentionShape,
     AttentionStep,
     KvPool,
+    NormConstants,
     Operator,
     RotaryTables,
 )
+from engine.kernels.mutual_attention import with_mutual_attention
 from engine.kernels.reference import Kernels
 from engine.layers.attention import SelfAttention
 from engine.layers.config import MoeConfig
@@ -47,8 +51,20 @@ _ROOTS = (
 )
 
 
-class ModelStep(AttentionStep, Protocol):
-    """The fields of `engine.inputs.StepInputs` that a forward pass reads."""
+class ImageTokens(Protocol):
+    """Tokens of images, with the vectors that replace their embeddings."""
+
+    @property
+    def rows(self) -> Longs: ...  # [N]
+    @property
+    def embeddings(self) -> Floats: ...  # [N, C]
+    @property
+    def mutual(self) -> Ints | None: ...  # [M, 2], spans of tokens that see each other
+
+
+class ModelStep(Protocol):
+    """The fields of `engine.inputs.StepInputs` and `engine.device_steps.DeviceStep` that a forward pass reads. The step
+    is also one that the attention accepts."""
 
     @property
     def token_ids(self) -> torch.Tensor: ...  # int64 [T]
@@ -56,6 +72,12 @@ class ModelStep(AttentionStep, Protocol):
     def positions(self) -> torch.Tensor: ...  # int64 [T]
     @property
     def logit_rows(self) -> torch.Tensor: ...  # int64 [K]
+    @property
+    def needs_every_logit(self) -> bool: ...  # True if `logit_rows` are all tokens in order
+    @property
+    def images(self) -> ImageTokens | None: ...
+    @property
+    def axis_positions(self) -> torch.Tensor | None: ...  # int64 [3, T]; None: `positions` on each axis
 
 
 class AdaptedLayers(Protocol):
@@ -64,8 +86,8 @@ class AdaptedLayers(Protocol):
     @property
     def layers(self) -> list[Layer]: ...
 
-    def narrow(self, rows: torch.Tensor) -> None:
-        """Keep only these rows of the step's tokens."""
+    def narrow(self) -> None:
+        """Continue with the sampled rows of the step's tokens."""
 
 
 class Decoder:
@@ -80,12 +102,14 @@ class Decoder:
             raise UnsupportedModel(fault)
         self.config = config
         self.dtype = dtype
-        self._device = device
+        self.device = device
         self._shard = shard
         self.attention_shape: AttentionShape = replace(
             config, attention=shard.of_attention(config.attention)
         ).attention_shape
-        self._embedding = Embedding(config.vocab_size, config.hidden_size, dtype, device, shard)
+        self._embedding = Embedding(
+            config.vocab_size, config.hidden_size, dtype, device, shard, config.embedding_multiplier
+        )
         kind = ParallelLayer if config.is_parallel else Layer
         self._layers = [kind(config, layer, dtype, device, shard) for layer in config.layers]
         self._norm = Norm(config.norm, config.hidden_size, dtype, device)
@@ -130,16 +154,20 @@ class Decoder:
         """Pass the loaded weights to the device's operators, and create the position tables."""
         for layer in self._layers:
             layer.bind(kernels)
-        self._norm.bind(kernels)
+        # Each layer adds its output to the stream and normalizes the stream for the next layer in one operator.
+        norms = [*(layer.input_norm() for layer in self._layers), self._norm.constants()]
+        for layer, norm in zip(self._layers, norms[1:], strict=True):
+            layer.bind_norms(kernels, norm)
         if self._untied_head is None:
             self._head = self._embedding.tied_head(kernels)
         else:
             self._untied_head.bind(kernels)
             self._head = self._untied_head.forward
+        self._embedding.bind(kernels, norms[0])
         if not self._shard.is_whole:
             self._head = gathered(self._head, self._shard, self.config.vocab_size)
         distinct = list(dict.fromkeys(layer.positions for layer in self.config.layers if layer.positions is not None))
-        self._tables = [self._table(positions, num_positions) for positions in distinct]
+        self._tables = [self._table(positions, num_positions, kernels) for positions in distinct]
         self._table_of = [
             None if layer.positions is None else distinct.index(layer.positions) for layer in self.config.layers
         ]
@@ -158,41 +186,71 @@ class Decoder:
         """Return copies of the layers with the same weights and other linear maps, for `forward`."""
         return [with_linears(layer, change) for layer in self._layers]
 
-    def forward(self, step: ModelStep, attention: Attention, adapted: AdaptedLayers | None = None) -> torch.Tensor:
-        """Return float32 logits [K, V] of the sampled rows on the leading rank, and store the KV of all T tokens."""
-        stream = self._embedding.forward(step.token_ids)  # float32 [T, C]
-        if self.config.embedding_multiplier != 1:
-            stream.mul_(self.config.embedding_multiplier)
-        tables: list[RotaryTables] = [table.at(step.positions) for table in self._tables]
-        attention.begin(step)
+    def forward(
+        self,
+        step: ModelStep,
+        attention: Attention,
+        adapted: AdaptedLayers | None = None,
+        *,
+        keeps_dtype: bool = False,
+    ) -> torch.Tensor:
+        """Return float32 logits [K, V] of the sampled rows on the leading rank, and store the KV of all T tokens.
+
+        With `keeps_dtype`, the logits have the head's type, which holds the same values in less memory.
+        """
+        stream, x = self._start(step)  # float32 [T, C] and the first layer's input [T, C]
+        positions = step.positions if step.axis_positions is None else step.axis_positions
+        tables: list[RotaryTables] = [table.at(positions) for table in self._tables]
+        mutual, rows = None if step.images is None else step.images.mutual, cast(AttentionStep, step)
+        attention.begin(rows if mutual is None else with_mutual_attention(rows, mutual))
         logit_rows = step.logit_rows
         layers = self._layers if adapted is None else adapted.layers
         num_sampled, last = logit_rows.shape[0], len(layers) - 1
-        is_every_row_sampled = num_sampled == stream.shape[0]
         for index, (layer, table) in enumerate(zip(layers, self._table_of, strict=True)):
-            mixed = layer.attend(index, stream, () if table is None else tables[table], attention)  # [T, H ·]
-            if index == last and not is_every_row_sampled:  # other rows are no longer needed
+            mixed = layer.attend(index, x, () if table is None else tables[table], attention)  # [T, H ·]
+            if index == last and not step.needs_every_logit:  # other rows are no longer needed
                 if num_sampled == 0:
                     return stream.new_empty(0, self.config.vocab_size)
                 mixed, stream = mixed.index_select(0, logit_rows), stream.index_select(0, logit_rows)
+                if self.config.is_parallel:
+                    x = x.index_select(0, logit_rows)
                 if adapted is not None:
-                    adapted.narrow(logit_rows)
-            layer.feed_forward(stream, mixed)
-        return self._logits(self._norm.forward(stream))  # [K, V]
+                    adapted.narrow()
+            x = layer.feed_forward(stream, x, mixed)
+        logits = self._logits(x)  # [K, V]
+        return logits if keeps_dtype else logits.float()
+
+    def _start(self, step: ModelStep) -> tuple[torch.Tensor, torch.Tensor]:
+        if step.images is None:
+            return self._embedding.start(step.token_ids)
+        rows = torch.from_numpy(step.images.rows).to(self.device)
+        vectors = torch.tensor(step.images.embeddings, device=self.device)
+        return self._embedding.start_with(step.token_ids, rows, vectors)
 
     def _logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[K, C] -> float32 [K, V]."""
-        logits, cap = self._head(x).float(), self.config.logit_softcap
+        """[K, C] -> [K, V], float32 if the logits are scaled or capped."""
+        logits, cap = self._head(x), self.config.logit_softcap
         if self.config.logit_multiplier != 1:
-            logits = logits * self.config.logit_multiplier
-        return logits if cap is None else logits.div(cap).tanh_().mul_(cap)
+            logits = logits.float() * self.config.logit_multiplier
+        return logits if cap is None else logits.float().div(cap).tanh_().mul_(cap)
 
-    def _table(self, positions: RopeConfig | QueryTemperature, num_positions: int) -> Rotary | Temperature:
+    def _table(
+        self, positions: RopeConfig | QueryTemperature, num_positions: int, kernels: Kernels
+    ) -> Rotary | Temperature:
         if isinstance(positions, QueryTemperature):
-            return Temperature(positions.rate, positions.interval, num_positions, self.dtype, self._device)
+            return Temperature(positions.rate, positions.interval, num_positions, self.dtype, self.device)
         head_dim = self.config.rotated_head_dim
         frequencies, attention_factor = rope_frequencies(positions, head_dim, num_positions)
-        return Rotary(frequencies, attention_factor, head_dim, num_positions, self.dtype, self._device)
+        return Rotary(
+            frequencies,
+            attention_factor,
+            head_dim,
+            num_positions,
+            self.dtype,
+            self.device,
+            positions.sections,
+            is_lookup=kernels.looks_up_positions,
+        )
 
 
 class Layer:
@@ -210,7 +268,8 @@ class Layer:
         self._names: Names = config.names
         self._output: Operator  # [T, H ·] -> [T, C], the attention's output
         self._feed: Operator  # [T, C] -> [T, C], the feed-forward's output
-        self._add: AddInPlace
+        self._add_attention: AddNorm  # adds the attention's output; returns the feed-forward's input
+        self._add_feed_forward: AddNorm  # adds the feed-forward's output; returns the next layer's input
         self._residual_multiplier = config.residual_multiplier
         self._attention = _attention(config, layer, dtype, device, shard)
         self._feed_forward: Mlp | Moe
@@ -265,23 +324,32 @@ class Layer:
                 yield from norm.destinations(f"{prefix}{name}")
 
     def bind(self, kernels: Kernels) -> None:
-        for part in (self._attention, self._feed_forward, self._before_attention, self._before_feed_forward):
-            part.bind(kernels)
-        for norm in (self._after_attention, self._after_feed_forward):
-            if norm is not None:
-                norm.bind(kernels)
-        self._add = kernels.add(self._residual_multiplier)
+        self._attention.bind(kernels)
+        self._feed_forward.bind(kernels)
         self.link()
+
+    def input_norm(self) -> NormConstants:
+        """Return the norm of the layer's input, for products that take 8-bit floats in these. Call after `bind`."""
+        norm, attention = self._before_attention.constants(), self._attention
+        reads_float8 = isinstance(attention, SelfAttention) and attention.linears[0].reads_float8
+        return replace(norm, dtype=FLOAT8) if reads_float8 else norm
+
+    def bind_norms(self, kernels: Kernels, following: NormConstants) -> None:
+        """Build the operators between products. `following` is the norm of the next layer's input, or of the head's."""
+        after_attention, after_feed_forward = (
+            None if norm is None else norm.constants() for norm in (self._after_attention, self._after_feed_forward)
+        )
+        multiplier, before_feed_forward = self._residual_multiplier, self._before_feed_forward.constants()
+        if isinstance(self._feed_forward, Mlp) and self._feed_forward.linears[0].reads_float8:
+            before_feed_forward = replace(before_feed_forward, dtype=FLOAT8)
+        self._add_attention = kernels.add_norm(multiplier, before_feed_forward, after_attention)
+        self._add_feed_forward = kernels.add_norm(multiplier, following, after_feed_forward)
 
     def link(self) -> None:
         """Build the operators that are called in every step."""
         self._output, self._feed = self._attention.project, self._feed_forward.forward
         if not self._shard.is_whole:
             self._reduce_outputs()
-        if self._after_attention is not None:
-            self._output = _then(self._output, self._after_attention)
-        if self._after_feed_forward is not None:
-            self._feed = _then(self._feed, self._after_feed_forward)
 
     def sites(self, prefix: str) -> Iterator[tuple[str, Linear]]:
         """Yield the linear maps that adapters can change, with the prefix of their parts' names; not experts' maps or
@@ -294,33 +362,38 @@ class Layer:
         """Apply all_reduce to the ranks' outputs before any other operation."""
         self._output, self._feed = _all_reduced(self._output, self._shard), _all_reduced(self._feed, self._shard)
 
-    def attend(self, index: int, stream: torch.Tensor, tables: RotaryTables, attention: Attention) -> torch.Tensor:
-        """Compute attention of stream [T, C]: the weighted values of each token [T, H ·]."""
-        return self._attention.mix(index, self._before_attention.forward(stream), tables, attention)
+    def attend(self, index: int, x: torch.Tensor, tables: RotaryTables, attention: Attention) -> torch.Tensor:
+        """Compute attention of the layer's input x [T, C]: the weighted values of each token [T, H ·]."""
+        return self._attention.mix(index, x, tables, attention)
 
-    def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
-        """Add the attention's output and then the feed-forward's to stream [T, C], in place."""
-        self._add(stream, self._output(mixed))
-        self._add(stream, self._feed(self._before_feed_forward.forward(stream)))
+    def feed_forward(self, stream: torch.Tensor, _x: torch.Tensor, mixed: torch.Tensor, /) -> torch.Tensor:
+        """Add the attention's output and then the feed-forward's to stream [T, C], in place.
+
+        Takes the layer's input x and `mixed` of `attend`, and returns the next layer's input [T, C].
+        """
+        x = self._add_attention(stream, self._output(mixed))
+        return self._add_feed_forward(stream, self._feed(x))
 
 
 class ParallelLayer(Layer):
     """Attention and feed-forward read the same normalized stream, and both are added to it."""
 
-    def feed_forward(self, stream: torch.Tensor, mixed: torch.Tensor) -> None:
-        fed = self._feed(self._before_attention.forward(stream))
+    def input_norm(self) -> NormConstants:
+        return self._before_attention.constants()  # the last layer selects rows of it
+
+    def bind_norms(self, kernels: Kernels, following: NormConstants) -> None:
+        self._add: AddInPlace = kernels.add(self._residual_multiplier)
+        self._add_feed_forward = kernels.add_norm(self._residual_multiplier, following)
+
+    def feed_forward(self, stream: torch.Tensor, x: torch.Tensor, mixed: torch.Tensor, /) -> torch.Tensor:
+        fed = self._feed(x)
         if not self._shard.is_whole:
-            self._add(stream, self._shard.all_reduce(fed + self._output(mixed)))
-            return
+            return self._add_feed_forward(stream, self._shard.all_reduce(fed + self._output(mixed)))
         self._add(stream, self._output(mixed))
-        self._add(stream, fed)
+        return self._add_feed_forward(stream, fed)
 
     def _reduce_outputs(self) -> None:
         """Apply one all_reduce to the sum of both."""
-
-
-def _then(operator: Operator, norm: Norm) -> Operator:
-    return lambda x: norm.forward(operator(x).float())
 
 
 def _all_reduced(operator: Operator, shard: Shard) -> Operator:

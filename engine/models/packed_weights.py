@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import torch
 
 from engine.checkpoints.quantized import PackedForm, PackedSlot, common_form
+from engine.checkpoints.stored import WeightsError
 from engine.checkpoints.weights import Checkpoint
 from engine.kernels.reference import Kernels
 from engine.layers.embedding import Embedding
@@ -57,6 +58,9 @@ def _packable(
     for matrix in model.packable:
         form = _common_form(matrix, checkpoint)
         if form is not None and kernels.supports_packed(form, matrix.shape, dtype):
+            fault = kernels.packed_fault(form)
+            if fault:
+                raise WeightsError(f"{matrix.names[0]}: {fault}")
             yield matrix
 
 

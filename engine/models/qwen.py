@@ -1,7 +1,8 @@
 """Qwen 2, 2.5 and 3, with and without mixtures of experts.
 
 Qwen 2 is Llama with biases on queries, keys and values. Qwen 3 normalizes query and key heads instead. The mixtures of
-Qwen 2 MoE have a gated shared expert.
+Qwen 2 MoE have a gated shared expert. The text part of Qwen 2-VL and 2.5-VL is Qwen 2 with positions on three axes;
+`engine/tasks/one_pass/vision_encoder.py` runs the vision part.
 """
 
 from __future__ import annotations
@@ -10,15 +11,39 @@ from dataclasses import replace
 
 from engine.kernels.interface import Activation
 from engine.layers.config import MlpConfig, MoeConfig
-from engine.models.config import ModelConfig
+from engine.models.config import LayerConfig, ModelConfig, RopeConfig
 from engine.models.fields import Fields
 from engine.models.llama import llama, read_activation
 from engine.models.mixtures import read_num_experts, read_router, with_mixture
+from engine.models.rope_fields import read_axis_sections
+
+_IMAGE_TENSORS = ("visual.", "model.visual.")
 
 
 def qwen2(fields: Fields) -> ModelConfig:
     fields = fields.with_defaults(max_position_embeddings=32_768)
     return llama(fields).with_attention(has_bias=True, has_output_bias=False)
+
+
+def qwen2_vl(fields: Fields) -> ModelConfig:
+    config = qwen2(_with_default_rope(fields))
+    sections = read_axis_sections(fields, config.attention.head_dim)
+
+    def change(_index: int, layer: LayerConfig) -> LayerConfig:
+        assert isinstance(layer.positions, RopeConfig)
+        return replace(layer, positions=replace(layer.positions, sections=sections))
+
+    return replace(config.with_layers(change), ignored=_IMAGE_TENSORS)
+
+
+def _with_default_rope(fields: Fields) -> Fields:
+    """Return the fields with `mrope`, the name of positions on several axes without scaling, as `default`."""
+    changed = {
+        name: {**value, "rope_type": "default", "type": "default"}
+        for name in ("rope_parameters", "rope_scaling")
+        if (value := fields.inner(name).raw) and "mrope" in (value.get("rope_type"), value.get("type"))
+    }
+    return Fields({**fields.raw, **changed}, fields.where)
 
 
 def qwen2_moe(fields: Fields) -> ModelConfig:

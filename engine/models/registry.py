@@ -19,10 +19,11 @@ from engine.models.gpt_oss import gpt_oss
 from engine.models.granite import granite
 from engine.models.llama import llama
 from engine.models.llama4 import llama4
+from engine.models.llava import llava
 from engine.models.mistral import mistral, mistral3, mixtral
 from engine.models.olmo2 import olmo2
 from engine.models.phi3 import phi3
-from engine.models.qwen import qwen2, qwen2_moe, qwen3, qwen3_moe
+from engine.models.qwen import qwen2, qwen2_moe, qwen2_vl, qwen3, qwen3_moe
 from engine.models.smollm3 import smollm3
 from engine.models.starcoder2 import starcoder2
 
@@ -40,12 +41,15 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], ModelConfig]] = {
     "Llama4ForConditionalGeneration": llama4,
     "LlamaForCausalLM": llama,
     "Mistral3ForConditionalGeneration": mistral3,
+    "LlavaForConditionalGeneration": llava,
     "MistralForCausalLM": mistral,
     "MixtralForCausalLM": mixtral,
     "Olmo2ForCausalLM": olmo2,
     "Phi3ForCausalLM": phi3,
     "Qwen2ForCausalLM": qwen2,
     "Qwen2MoeForCausalLM": qwen2_moe,
+    "Qwen2VLForConditionalGeneration": qwen2_vl,
+    "Qwen2_5_VLForConditionalGeneration": qwen2_vl,
     "Qwen3ForCausalLM": qwen3,
     "Qwen3MoeForCausalLM": qwen3_moe,
     "SmolLM3ForCausalLM": smollm3,

@@ -13,6 +13,7 @@ from engine.models.fields import Fields
 from engine.models.sliding_window import FULL, SLIDING
 
 _KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_NUM_AXES = 3
 
 
 def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial: bool = False) -> RopeConfig:
@@ -38,6 +39,17 @@ def read_rope(fields: Fields, head_dim: int, max_positions: int, can_be_partial:
     if kind == "longrope":
         return _longrope(rope, parameters, head_dim, max_positions)
     return _linear_or_yarn(rope, parameters)
+
+
+def read_axis_sections(fields: Fields, head_dim: int) -> tuple[int, ...]:
+    """Return the number of frequencies of each axis, see `RopeConfig.sections`. Raises UnsupportedModel."""
+    name = "rope_scaling" if fields.raw.get("rope_parameters") in (None, {}) else "rope_parameters"
+    half = head_dim // 2
+    sections = fields.inner(name).raw.get("mrope_section", [half // 4, half * 3 // 8, half - half // 4 - half * 3 // 8])
+    is_valid = isinstance(sections, list) and len(sections) == _NUM_AXES and all(type(each) is int for each in sections)
+    if not is_valid or min(sections) < 1 or sum(sections) != half:
+        raise fields.refusal("mrope_section", f"must be {_NUM_AXES} numbers whose sum is {half}")
+    return tuple(sections)
 
 
 def _unscaled(fields: Fields, parameters: Fields, head_dim: int, can_be_partial: bool) -> RopeConfig:

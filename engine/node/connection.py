@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from engine.node.call_trace import begin_trace, end_trace
 from engine.protocol import wire
 from engine.protocol.events import Event, Failed, Finished
 from engine.serving.calls import Call, Calls
@@ -19,6 +21,7 @@ from telemetry.coalescing_writer import CoalescingWriter
 if TYPE_CHECKING:
     from service_identity.service_identity import ServiceIdentity
     from service_identity.service_tokens import Service
+    from telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +34,8 @@ MIN_NONCE_BYTES = 16
 
 class Connection(asyncio.Protocol):
     """The node's end of one connection, registered in `connections` while it exists. Both ends authenticate with
-    service tokens that `identity` signs and verifies."""
+    service tokens that `identity` signs and verifies. `manage` makes or begins a change of the node and returns why it
+    cannot, or ""."""
 
     def __init__(
         self,
@@ -39,6 +43,8 @@ class Connection(asyncio.Protocol):
         identity: ServiceIdentity,
         node_id: str,
         connections: set[Connection],
+        manage: Callable[[wire.Manage], str],
+        tracing: Tracing | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._calls = calls
@@ -46,6 +52,8 @@ class Connection(asyncio.Protocol):
         self._node_id = node_id
         self._service: Service | None = None
         self._connections = connections
+        self._manage = manage
+        self._tracing = tracing
         self._nonce = os.urandom(32)
         self._decoder = wire.FrameDecoder()
         self._transport: asyncio.Transport | None = None
@@ -123,6 +131,11 @@ class Connection(asyncio.Protocol):
             call = self._open.get(message.call_id)
             if call is not None:
                 call.cancel()
+        elif isinstance(message, wire.Manage):
+            logger.info(
+                "gateway manages", extra={"gateway": self.peer, "action": message.action, "model": message.model}
+            )
+            self._send(wire.Managed(message.request_id, self._manage(message)))
         elif isinstance(message, wire.Ping):
             self._send(wire.Pong())
         else:
@@ -150,9 +163,14 @@ class Connection(asyncio.Protocol):
         if call_id in self._open:
             raise wire.WireError("a call id was used twice on one connection")
 
+        tracing = self._tracing if execute.traceparent else None
+        trace = None if tracing is None else begin_trace(tracing, execute, self._node_id)
+
         def emit(event: Event) -> None:
             if isinstance(event, Finished | Failed):
                 self._open.pop(call_id, None)
+                if trace is not None:
+                    end_trace(trace, event)
             self._send(wire.Reply(call_id, event))
 
         call = self._calls.begin(execute, emit)

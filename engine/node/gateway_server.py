@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
 from engine.node.connection import Connection
 from engine.node.settings import NodeSettings
+from engine.protocol.wire import Manage
 from engine.serving.addresses import Address
 from engine.serving.calls import Calls
 from engine.serving.http_server import BACKLOG, CannotListen, bind, bound_address, remove_socket_file
 
 if TYPE_CHECKING:
     from service_identity.service_identity import ServiceIdentity
+    from telemetry.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +34,15 @@ class GatewayServer:
         identity: ServiceIdentity,
         node_id: str,
         context: ssl.SSLContext | None,
+        manage: Callable[[Manage], str],
+        tracing: Tracing | None = None,
     ) -> None:
         self._calls = calls
         self._identity = identity
         self._node_id = node_id
         self._context = context
+        self._manage = manage
+        self._tracing = tracing
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
         self.address = ""
@@ -69,7 +76,7 @@ class GatewayServer:
         if len(self._connections) >= MAX_CONNECTIONS:
             logger.warning("connection refused", extra={"num_connections": len(self._connections)})
             return _RefusedConnection()
-        return Connection(self._calls, self._identity, self._node_id, self._connections)
+        return Connection(self._calls, self._identity, self._node_id, self._connections, self._manage, self._tracing)
 
 
 class _RefusedConnection(asyncio.Protocol):

@@ -2,13 +2,17 @@
 
     POST /execute   an Execute as JSON (call_id, namespace, revision, … are optional) -> its events, one JSON line each
     POST /load      {"model": …} -> 200 once the model is ready
-    POST /unload    {"model": …, "waits": false} -> 200 once it is unloaded; 409 if calls use it
+    POST /unload    {"model": …, "waits": false} -> 200 once it is unloaded; 409 if calls use it or it is pinned
+    POST /pin       {"model": …} -> 200 once the model is ready; it is not evicted until POST /unpin
+    GET  /files/KEY a range of a file in the disk cache, for other nodes of the PoP (`peer_files.py`)
     GET  /status    NodeStatus
     GET  /metrics   Prometheus text
     GET  /healthz   200 while the process runs
-    GET  /readyz    200 while the first wanted model can take calls and the node is not draining, else 503
+    GET  /readyz    200 while the first wanted model can take calls, no device is lost and the node is not draining; 503
+                    otherwise, with the reason if a device is lost
 
-The POST routes require a service token (`Authorization: Bearer TOKEN`), which can be used once. Plain ASGI.
+The POST routes require a service token (`Authorization: Bearer TOKEN`) of a gateway or operator, and /files one of a
+node. A token can be used once. Plain ASGI.
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
 
+from engine.node.served_files import ServedFiles
 from engine.protocol.events import Event, Failed, Finished
 from engine.protocol.status import NodeStatus
 from engine.protocol.tasks.registry import TaskInput
@@ -48,9 +53,11 @@ from telemetry import metrics
 
 if TYPE_CHECKING:
     from service_identity.service_identity import ServiceIdentity
+    from service_identity.service_tokens import Kind
 
 MAX_BODY_BYTES = 10 * 1024 * 1024
 DEFAULT_DEADLINE_S = 120.0
+_REPLICA_ACTIONS = ("load", "unload", "pin", "unpin")
 _STATUS = {"model_unavailable": 404, "out_of_capacity": 409}
 
 
@@ -71,7 +78,7 @@ class ExecuteBody(Struct, frozen=True, kw_only=True):
 
 
 class ReplicaBody(Struct, frozen=True, kw_only=True):
-    """A model to load or unload. With `waits`, unloading waits for running calls."""
+    """A model to load, unload, pin or unpin. With `waits`, unloading waits for running calls."""
 
     model: str
     waits: bool = False
@@ -88,7 +95,9 @@ class HttpApp:
         identity: ServiceIdentity,
         status: Callable[[], NodeStatus],
         is_ready: Callable[[], bool],
+        files: ServedFiles | None = None,
     ) -> None:
+        self._files = files
         self._calls = calls
         self._replicas = replicas
         self._store = store
@@ -101,8 +110,10 @@ class HttpApp:
         route = (scope["method"], scope["path"])
         if route == ("POST", "/execute"):
             await self._execute(scope, receive, send)
-        elif route in (("POST", "/load"), ("POST", "/unload")):
+        elif route in {("POST", f"/{action}") for action in _REPLICA_ACTIONS}:
             await self._change_replica(scope, receive, send)
+        elif scope["method"] == "GET" and scope["path"].startswith("/files/") and self._files is not None:
+            await self._send_file(self._files, scope, send)
         elif route == ("GET", "/status"):
             await send_response(send, 200, msgspec.json.encode(self._status()) + b"\n")
         elif route == ("GET", "/metrics"):
@@ -112,8 +123,10 @@ class HttpApp:
             await send_response(send, 200, b'{"status":"ok"}\n')
         elif route == ("GET", "/readyz"):
             is_ready = self._is_ready()
-            body = b'{"ready":%s}\n' % (b"true" if is_ready else b"false")
-            await send_response(send, 200 if is_ready else 503, body)
+            found: dict[str, object] = {"ready": is_ready}
+            if self._replicas.lost_device:
+                found["reason"] = self._replicas.lost_device
+            await send_response(send, 200 if is_ready else 503, msgspec.json.encode(found) + b"\n")
         else:
             await _send_error(send, 404, "no such route")
 
@@ -131,16 +144,21 @@ class HttpApp:
             await self._stream(execute, receive, send)
 
     async def _change_replica(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Load or unload a model. The work continues if the client disconnects."""
+        """Load, unload, pin or unpin a model. The work continues if the client disconnects."""
         body = await self._authorized_body(scope, receive, send)
         if body is None:
             return
         try:
             parsed = msgspec.json.decode(body, type=ReplicaBody)
-            if scope["path"] == "/load":
-                await self._replicas.load_current(parsed.model)
-            else:
-                await self._replicas.unload(parsed.model, waits=parsed.waits)
+            match scope["path"]:
+                case "/load":
+                    await self._replicas.load_current(parsed.model)
+                case "/pin":
+                    await self._replicas.pin(parsed.model)
+                case "/unpin":
+                    self._replicas.unpin(parsed.model)
+                case _:
+                    await self._replicas.unload(parsed.model, waits=parsed.waits)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             await _send_error(send, 400, str(error))
         except Refused as refused:
@@ -148,9 +166,15 @@ class HttpApp:
         else:
             await send_response(send, 200, msgspec.json.encode({"model": parsed.model}) + b"\n")
 
+    async def _send_file(self, files: ServedFiles, scope: Message, send: Send) -> None:
+        if self._is_authorized(scope, {"node"}):
+            await files.serve(scope, send)
+        else:
+            await _send_error(send, 401, "a service token of a node is required as a bearer token")
+
     async def _authorized_body(self, scope: Message, receive: Receive, send: Send) -> bytes | None:
         """Return the body of a request with a valid service token; send an error and return None for others."""
-        if not self._is_authorized(scope):
+        if not self._is_authorized(scope, {"operator", "gateway"}):
             await _send_error(send, 401, "a service token is required as a bearer token")
             return None
         try:
@@ -161,13 +185,10 @@ class HttpApp:
             pass
         return None
 
-    def _is_authorized(self, scope: Message) -> bool:
-        """Return True if the request has a valid service token that has not been used before."""
+    def _is_authorized(self, scope: Message, kinds: Collection[Kind]) -> bool:
+        """Return True if the request has a valid service token of one of `kinds` that has not been used before."""
         token = bearer_token(scope)
-        return (
-            token is not None
-            and self._identity.verify_once(token.decode("latin-1"), {"operator", "gateway"}) is not None
-        )
+        return token is not None and self._identity.verify_once(token.decode("latin-1"), kinds) is not None
 
     async def _parse(self, body: bytes) -> Execute:
         parsed = msgspec.json.decode(body, type=ExecuteBody)

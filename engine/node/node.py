@@ -9,13 +9,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import time
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 
+from engine.devices.host_memory import UNKNOWN, available_bytes
+from engine.node.device_facts import DeviceMonitor
+from engine.node.enrollment import keep_ring_current
 from engine.node.gateway_server import GatewayServer, tls_context
 from engine.node.http_app import HttpApp
+from engine.node.management import ACTIONS, Management
+from engine.node.peer_files import Peers
 from engine.node.presence import Presence
+from engine.node.served_files import ServedFiles
 from engine.node.settings import NodeSettings, parse_models
 from engine.processes.zygote import Zygote
 from engine.protocol.status import NodeStatus
@@ -27,12 +34,16 @@ from engine.serving.disk_cache import DiskCache
 from engine.serving.http_server import CannotListen, HttpServer
 from engine.serving.loaders import Loaders
 from engine.serving.model_store import ModelStore
-from engine.serving.replicas import Replicas
+from engine.serving.replicas import ReplicaMemory, Replicas
 from engine.tasks.registry import LOADERS
 from storage.ephemeral import Ephemeral
 from storage.objects import Objects
+from telemetry.tracing import open_tracing
+from telemetry.version import installed_version
 
 logger = logging.getLogger(__name__)
+
+USABLE_RATIO = 0.9  # of the device's memory; the rest is for activations and libraries
 
 
 class Node:
@@ -42,27 +53,48 @@ class Node:
         """Raises CannotListen, CacheInUse, OSError or ValueError for invalid settings."""
         self._settings = settings
         self._started_s = time.monotonic()
+        self._started_at_s = int(time.time())
+        self._instance = secrets.token_hex(8)
+        self._device = DeviceMonitor(settings.device)
         self._is_stopping = asyncio.Event()
         self._is_force_stopped = asyncio.Event()
         self._exit_stack = AsyncExitStack()
         self._objects = Objects.connect(settings.objects_url) if settings.objects_url else None
         self._cache = DiskCache(settings.cache_dir, settings.cache_max_bytes)
-        store = ModelStore(self._cache, self._objects)
+        self._identity = identity = settings.service_identity()
+        self._ephemeral = Ephemeral.connect(settings.redis_url)
+        peers = Peers(self._ephemeral, identity, settings.name, settings.pop)
+        store = ModelStore(self._cache, self._objects, peers)
         wanted = parse_models(settings.models)
+        self._budget_bytes = settings.memory_bytes or usable_bytes(settings, self._device.facts.memory_bytes)
         self._replicas = Replicas(
-            store, Loaders(zygote, settings, store), settings.max_replicas, wanted, on_change=self._changed
+            store,
+            Loaders(zygote, settings, store),
+            settings.max_replicas,
+            wanted,
+            on_change=self._changed,
+            pinned=parse_models(settings.pinned),
+            memory=ReplicaMemory(self._budget_bytes, settings.kv_memory_bytes, settings.kv_floor_bytes),
         )
         self._calls = Calls(self._replicas, settings.max_calls, adapters=NodeAdapters(store))
-        identity = settings.service_identity()
-        self._gateways = GatewayServer(self._calls, identity, settings.name, tls_context(settings))
-        app = HttpApp(self._calls, self._replicas, store, identity, self.status, lambda: self.is_ready)
+        self._tracing = open_tracing(settings.traces_url, settings.traces_ratio, "node", settings.pop, settings.name)
+        self._management = Management(self._calls, self._replicas, on_change=self._changed)
+        self._gateways = GatewayServer(
+            self._calls, identity, settings.name, tls_context(settings), self._management.change, self._tracing
+        )
+        app = HttpApp(
+            self._calls, self._replicas, store, identity, self.status, lambda: self.is_ready, ServedFiles(self._cache)
+        )
         self._http = HttpServer(app)
-        self._ephemeral = Ephemeral.connect(settings.redis_url)
         self._presence = Presence(self._ephemeral, settings.name, self.status)
 
     @property
     def is_ready(self) -> bool:
-        return self._replicas.is_ready and not self._calls.is_draining
+        return self._replicas.is_ready and not self._is_draining
+
+    @property
+    def _is_draining(self) -> bool:
+        return self._calls.is_draining or self._calls.is_paused
 
     def status(self) -> NodeStatus:
         """Return this node's current status."""
@@ -72,11 +104,21 @@ class Node:
             address=self._settings.advertise or self._gateways.address,
             http_address=self._http.address,
             protocol_version=VERSION,
-            is_draining=self._calls.is_draining,
+            is_draining=self._is_draining,
             num_calls=len(self._calls),
             device=self._settings.device,
+            device_name=self._device.facts.name,
+            memory_bytes=self._device.facts.memory_bytes,
+            power_w=self._device.reading.power_w,
+            temperature_c=self._device.reading.temperature_c,
+            budget_bytes=self._budget_bytes,
+            used_bytes=self._replicas.used_bytes,
+            version=installed_version(),
+            started_s=self._started_at_s,
+            instance=self._instance,
             replicas=self._replicas.statuses(),
             tasks=tuple(LOADERS),
+            actions=ACTIONS,
         )
 
     def stop(self) -> None:
@@ -90,6 +132,9 @@ class Node:
             self._exit_stack.push_async_callback(self._objects.close)
         self._exit_stack.push_async_callback(self._ephemeral.close)
         self._exit_stack.push_async_callback(self._replicas.close)
+        self._exit_stack.callback(self._management.close)
+        if self._tracing is not None:
+            self._exit_stack.callback(self._tracing.close)
         try:
             with _naming("HEARTH_NODE_LISTEN"):
                 await self._gateways.open(parse_address(self._settings.listen))
@@ -107,7 +152,13 @@ class Node:
         async with self._exit_stack:
             announcing = asyncio.create_task(self._presence.run())
             loading = asyncio.create_task(self._replicas.keep_ready())
-            await self._until_stopped(announcing, loading)
+            others = [
+                asyncio.create_task(self._device.run()),
+                asyncio.create_task(keep_ring_current(self._settings, self._identity)),
+            ]
+            await self._until_stopped(announcing, loading, *others)
+            for task in others:
+                task.cancel()
             await self._drain(loading)
             announcing.cancel()
             await asyncio.gather(announcing, return_exceptions=True)
@@ -140,6 +191,12 @@ class Node:
 
     def _changed(self) -> None:
         self._presence.changed()
+
+
+def usable_bytes(settings: NodeSettings, device_bytes: int) -> int:
+    """Return the part of the device's memory that models may use. 0, no limit, if the memory is unknown."""
+    free_bytes = device_bytes if settings.device == "cuda" else available_bytes()
+    return 0 if free_bytes == UNKNOWN else int(free_bytes * USABLE_RATIO * settings.memory_share)
 
 
 @contextlib.contextmanager

@@ -12,14 +12,18 @@ from typing import TYPE_CHECKING
 
 from catalog.card import parse_model_id
 from catalog.errors import InvalidModelId
+from engine.config import AUTO, default_sequences
 from engine.serving.addresses import parse_address, parse_http_address
+from engine.serving.cuda_check import attention_fault
 from telemetry.process_settings import ProcessSettings, is_objects_url, plain_name
-from telemetry.settings import at_least, one_of, parsed_by, setting
+from telemetry.settings import MAX_NUMBER, SettingError, at_least, one_of, parsed_by, setting, starts_with
 
 if TYPE_CHECKING:
     from service_identity.service_identity import ServiceIdentity
 
 DEFAULT_MODELS = "@cf/hearth/spark,@cf/hearth/minilm"
+MIN_KV_BYTES = 1 << 20
+_CPU_KV_BYTES = 256 << 20
 
 
 def parse_models(text: str) -> tuple[str, ...]:
@@ -27,6 +31,20 @@ def parse_models(text: str) -> tuple[str, ...]:
     if text.strip() == "none":
         return ()
     return tuple(parse_model_id(name.strip()) for name in text.split(","))
+
+
+def _is_share(value: float) -> str | None:
+    return None if 0 < value <= 1 else "must be greater than 0 and at most 1"
+
+
+def parse_kv_size(text: str) -> int:
+    """Return the bytes of a KV cache; 0 for "auto". Raises ValueError."""
+    if text == AUTO:
+        return 0
+    size_bytes = int(text) if text.isdecimal() else 0
+    if not MIN_KV_BYTES <= size_bytes <= MAX_NUMBER[int]:
+        raise ValueError(f"must be auto or at least {MIN_KV_BYTES} bytes")
+    return size_bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +74,18 @@ class NodeSettings(ProcessSettings):
         default="",
         check=plain_name,
     )
+    gateway_url: str = setting(
+        "HEARTH_GATEWAY_URL",
+        "URL of a gateway, from which an enrolled node reads the key ring: http://host:port or https://host.",
+        default="",
+        check=starts_with("http://", "https://"),
+    )
+    join_token: str = setting(
+        "HEARTH_NODE_JOIN_TOKEN",
+        "One-time token of `hearth node token`, with which a node without a service key joins at HEARTH_GATEWAY_URL.",
+        default="",
+        secret=True,
+    )
     objects_url: str = setting(
         "OBJECTS_URL",
         "Object store with published models: file:///folder or s3://bucket/prefix. Built-in models need none.",
@@ -70,9 +100,29 @@ class NodeSettings(ProcessSettings):
     )
     max_replicas: int = setting(
         "HEARTH_NODE_MAX_REPLICAS",
-        "Largest number of models loaded at once. The least recently used idle model is unloaded for another.",
-        default=4,
+        "Largest number of models loaded at once, besides the limit of HEARTH_NODE_MEMORY_BYTES.",
+        default=16,
         check=at_least(1),
+    )
+    memory_bytes: int = setting(
+        "HEARTH_NODE_MEMORY_BYTES",
+        "Bytes of device memory for the weights and KV caches of all models. If a model does not fit, idle models "
+        "with little demand are evicted. 0 uses 90 % of a GPU's memory, or of the memory available at startup.",
+        default=0,
+        check=at_least(0),
+    )
+    memory_share: float = setting(
+        "HEARTH_NODE_MEMORY_SHARE",
+        "Part of the memory that HEARTH_NODE_MEMORY_BYTES=0 uses, if several nodes share a device. `hearth up` divides "
+        "the device among its nodes.",
+        default=1.0,
+        check=_is_share,
+    )
+    pinned: str = setting(
+        "HEARTH_NODE_PINNED",
+        "Comma-separated ids of models that are kept loaded and never evicted; or none.",
+        default="none",
+        check=parsed_by(parse_models, InvalidModelId),
     )
     cache_dir: Path = setting(
         "HEARTH_NODE_CACHE_DIR",
@@ -83,7 +133,22 @@ class NodeSettings(ProcessSettings):
         "HEARTH_NODE_CACHE_BYTES", "Largest size of that folder in bytes.", default=64 << 30, check=at_least(1 << 20)
     )
     device: str = setting(
-        "HEARTH_NODE_DEVICE", "Device on which models run: cpu or cuda.", default="cpu", check=one_of("cpu", "cuda")
+        "HEARTH_NODE_DEVICE",
+        "Device on which models run: cpu or cuda. cuda needs a driver, compute capability 8.0 and a C compiler.",
+        default="cpu",
+        check=one_of("cpu", "cuda"),
+    )
+    attention: str = setting(
+        "HEARTH_NODE_ATTENTION",
+        "Attention kernels on a GPU: auto, triton or torch. auto uses Triton; torch is for comparison.",
+        default=AUTO,
+        check=attention_fault,
+    )
+    graphs: str = setting(
+        "HEARTH_NODE_GRAPHS",
+        "CUDA graphs on a GPU: on or off. off queues every kernel of a step separately, which is slower.",
+        default="on",
+        check=one_of("on", "off"),
     )
     dtype: str = setting(
         "HEARTH_NODE_DTYPE",
@@ -101,10 +166,17 @@ class NodeSettings(ProcessSettings):
         default=1,
         check=at_least(1),
     )
-    kv_memory_bytes: int = setting(
+    kv_size: str = setting(
         "HEARTH_NODE_KV_BYTES",
-        "Bytes of memory for the KV cache of each model.",
-        default=256 << 20,
+        "Bytes of memory for the KV cache of each model, if they are free when it is loaded; or auto: on a GPU what is "
+        "free beside weights and a step's memory, divided among the models to load at startup; elsewhere 256 MiB.",
+        default=AUTO,
+        check=parsed_by(parse_kv_size),
+    )
+    kv_floor_bytes: int = setting(
+        "HEARTH_NODE_KV_FLOOR_BYTES",
+        "Smallest KV cache of a model. Other models are evicted for this much, and a model with less is not loaded.",
+        default=64 << 20,
         check=at_least(1 << 20),
     )
     adapter_memory_bytes: int = setting(
@@ -114,11 +186,11 @@ class NodeSettings(ProcessSettings):
         default=512 << 20,
         check=at_least(0),
     )
-    max_sequences: int = setting(
+    sequence_limit: int = setting(
         "HEARTH_NODE_MAX_SEQUENCES",
-        "Largest number of sequences that a model generates at once.",
-        default=64,
-        check=at_least(1),
+        "Largest number of sequences that a model generates at once. 0 is 256 on a GPU and 64 elsewhere.",
+        default=0,
+        check=at_least(0),
     )
     max_waiting: int = setting(
         "HEARTH_NODE_MAX_WAITING",
@@ -149,6 +221,11 @@ class NodeSettings(ProcessSettings):
         "HEARTH_NODE_MAX_CALLS", "Largest number of open calls on this node.", default=2048, check=at_least(1)
     )
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.join_token and not self.gateway_url:
+            raise SettingError("HEARTH_GATEWAY_URL must be set with HEARTH_NODE_JOIN_TOKEN")
+
     def service_identity(self) -> ServiceIdentity:
         """Return this node's service identity. Raises ValueError, naming the setting, if the key files cannot be used
         or belong to another node or PoP."""
@@ -164,6 +241,22 @@ class NodeSettings(ProcessSettings):
         if identity.pop not in ("", self.pop):
             raise ValueError(f"HEARTH_SERVICE_KEYS: a key of the PoP {identity.pop}, and HEARTH_POP is {self.pop}")
         return identity
+
+    @property
+    def kv_memory_bytes(self) -> int:
+        """Bytes for each KV cache; 0 means all free memory."""
+        is_default = self.kv_size == AUTO and self.device != "cuda"
+        return _CPU_KV_BYTES if is_default else parse_kv_size(self.kv_size)
+
+    @property
+    def has_graphs(self) -> bool:
+        """True if steps on a GPU are captured."""
+        return self.graphs == "on"
+
+    @property
+    def max_sequences(self) -> int:
+        """Largest number of sequences that a model generates at once."""
+        return self.sequence_limit or default_sequences(self.device)
 
     @property
     def name(self) -> str:

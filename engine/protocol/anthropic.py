@@ -12,6 +12,7 @@ from engine.protocol import fields
 from engine.protocol.chat_completions import read_template_kwargs, reject_unsafe_fields
 from engine.protocol.fields import BadInput
 from engine.protocol.messages import MAX_CONTENT_PARTS, MAX_MESSAGES, ChatMessage, join_text_parts
+from engine.protocol.output_format import read_message_format
 from engine.protocol.sampling import read_sampling
 from engine.protocol.tasks.text_generation import TextGeneration
 from engine.protocol.tools import MAX_ID_CHARACTERS, read_tool_call, read_tool_options
@@ -47,17 +48,20 @@ def read_message_request(body: Mapping[str, Any], *, default_max_tokens: int, co
         tool_choice=tools.choice,
         named_tool=tools.named_tool,
         is_parallel_tool_calls=is_parallel,
-        template_kwargs=_thinking(body.get("thinking")),
+        template_kwargs=_template_kwargs(body),
         separates_reasoning=True,
+        constraint=read_message_format(body),
     )
 
 
-def _thinking(value: Any) -> dict[str, bool | str]:
-    """Return the chat template variables for `thinking`; none if it is omitted. `budget_tokens` has no effect."""
-    if value is None:
-        return {}
-    is_on = fields.mapping(value, "/thinking").get("type") != "disabled"
-    return read_template_kwargs({"chat_template_kwargs": {"enable_thinking": is_on}})
+def _template_kwargs(body: Mapping[str, Any]) -> dict[str, bool | str]:
+    """Return the chat template variables for `thinking` and `output_config.effort`. `budget_tokens` has no effect."""
+    switches: dict[str, bool] = {}
+    thinking = body.get("thinking")
+    if thinking is not None:
+        switches["enable_thinking"] = fields.mapping(thinking, "/thinking").get("type") != "disabled"
+    effort = fields.mapping(body.get("output_config") or {}, "/output_config").get("effort")
+    return read_template_kwargs({"reasoning_effort": effort, "chat_template_kwargs": switches})
 
 
 def _choice(value: dict[str, Any]) -> Any:

@@ -1,6 +1,6 @@
-"""Events of one call, sent by a node in this order: Started, then pieces (Token, ToolCallDelta) or one Result, then
-exactly one Finished or Failed. In a call with several choices each piece names its choice, and each choice ends with
-its own ChoiceEnded before the call ends.
+"""Events of one call, sent by a node in this order: Started, then pieces (Token, ToolCallDelta, Data) or one Result,
+then exactly one Finished or Failed. Progress may come anywhere between the first and the last event. In a call with
+several choices each piece names its choice, and each choice ends with its own ChoiceEnded before the call ends.
 
 Started is sent together with the first piece of output, not when the call arrives: until the first event a gateway may
 send the call to another node. Events contain no HTTP and do not depend on the format of responses.
@@ -31,13 +31,25 @@ FailureReason = Literal[
 class Usage(Struct, frozen=True, omit_defaults=True, kw_only=True):
     """Resources that a call consumed. `cached_tokens` is the part of `prompt_tokens` served from the prefix cache,
     `reasoning_tokens` the part of `completion_tokens` spent on reasoning. `device_us` is the call's share of device
-    time in microseconds, summed over devices."""
+    time in microseconds, summed over devices. `audio_ms` is the length of the audio in milliseconds, `num_image_tiles`
+    the number of image tiles of 512 by 512 pixels, `num_steps` the number of denoising steps of all images, and
+    `num_characters` the length of a text that was spoken.
+
+    `queue_us`, `prefill_us` and `decode_us` add up to the time of the call on the node: until the first token without
+    the device time of the prompt, that device time, and from the first token to the end. They are 0 if unknown."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     device_us: int = 0
+    audio_ms: int = 0
+    num_image_tiles: int = 0
+    num_steps: int = 0
+    num_characters: int = 0
+    queue_us: int = 0
+    prefill_us: int = 0
+    decode_us: int = 0
 
 
 def total_usage(usages: Sequence[Usage]) -> Usage:
@@ -103,6 +115,20 @@ class Result(Struct, frozen=True, tag="result", omit_defaults=True):
     data: bytes = b""
 
 
+class Data(Struct, frozen=True, tag="data"):
+    """A piece of binary output, such as encoded audio. The pieces of a call, joined, are its output."""
+
+    data: bytes
+
+
+class Progress(Struct, frozen=True, tag="progress"):
+    """Long work goes on: `num_done` of `num_total` steps are done. Clients do not receive this event; for the gateway,
+    it shows that the node works on the call."""
+
+    num_done: int
+    num_total: int
+
+
 class Finished(Struct, frozen=True, tag="finished", omit_defaults=True):
     """The end of a successful call. With several choices `reason` is that of the first; `usage` counts the prompt once
     and the completion tokens of all choices. `stop` is the stop string that ended the text, if any."""
@@ -115,13 +141,14 @@ class Finished(Struct, frozen=True, tag="finished", omit_defaults=True):
 class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
     """The end of a failed call. `usage` is what the call consumed until then. `is_retryable` permits a retry on another
     node, if no other event was sent. `num_crashes` counts the model processes that crashed while they worked on this
-    call, on earlier nodes included."""
+    call, on earlier nodes included. `retry_after_s` is when a client may try again, 0 if unknown."""
 
     reason: FailureReason
     message: str = ""
     is_retryable: bool = False
     usage: Usage = Usage()
     num_crashes: int = 0
+    retry_after_s: int = 0
 
     @property
     def is_blocked(self) -> bool:
@@ -129,4 +156,4 @@ class Failed(Struct, frozen=True, tag="failed", omit_defaults=True):
         return self.num_crashes > 0 and not self.is_retryable
 
 
-Event = Started | Token | ToolCallDelta | ChoiceEnded | Result | Finished | Failed
+Event = Started | Token | ToolCallDelta | ChoiceEnded | Result | Data | Progress | Finished | Failed

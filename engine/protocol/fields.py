@@ -5,6 +5,8 @@ The text of `BadInput` names the field and the limit, never the value. These rea
 
 from __future__ import annotations
 
+import base64
+import binascii
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -95,6 +97,34 @@ def texts(body: Mapping[str, Any], name: str, *, maximum: int) -> tuple[str, ...
     if not all(found):
         raise BadInput(f"'/{name}' must not hold an empty text")
     return tuple(found)
+
+
+def media(body: Mapping[str, Any], name: str) -> bytes:
+    """Return the bytes of a file in a field, as `media_bytes` reads them. Raises BadInput."""
+    value = body.get(name)
+    if value is None:
+        raise BadInput(f"required properties at '/' are '{name}'")
+    return media_bytes(value, f"/{name}")
+
+
+def media_bytes(value: Any, pointer: str) -> bytes:
+    """Return the bytes of a file, given as base64 (also as a `data:` URL) or as a list of integers from 0 to 255.
+
+    Raises BadInput.
+    """
+    if isinstance(value, str) and value[:8].lower().startswith(("http://", "https://")):
+        raise BadInput(f"'{pointer}' must hold the file itself: URLs are not fetched; send base64 or a `data:` URL")
+    try:
+        if isinstance(value, str):
+            text_of_file = value.partition(",")[2] if value.startswith("data:") else value
+            found = base64.b64decode(text_of_file, validate=True)
+        else:
+            found = bytes(value)
+    except (binascii.Error, ValueError, TypeError):
+        raise BadInput(f"'{pointer}' must be base64, or an array of integers from 0 to 255") from None
+    if not found:
+        raise BadInput(f"'{pointer}' must not be empty")
+    return found
 
 
 def check_whole_numbers(value: Any, pointer: str) -> None:

@@ -1,6 +1,7 @@
 """Chat messages, and the reader of `messages` in request bodies of the native and OpenAI formats.
 
-Content is a string or a list of text parts; an assistant's content may be null. Readers raise `BadInput`.
+Content is a string or a list of parts: texts, and images in messages of users. An assistant's content may be null.
+Readers raise `BadInput`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from engine.protocol import fields
 from engine.protocol.fields import BadInput
+from engine.protocol.images import Image
 from engine.protocol.tools import MAX_ID_CHARACTERS, ToolCall, read_message_tool_calls
 
 MAX_MESSAGES = 1000
 MAX_CONTENT_PARTS = 64
+MAX_IMAGES = 16  # in a conversation
 
 _ASSISTANT_PARTS = ("text", "refusal")
 
@@ -31,7 +34,8 @@ _ROLES = {
 
 class ChatMessage(Struct, frozen=True, omit_defaults=True):
     """One message. `content` is plain text: control tokens inside it are not interpreted. `tool_calls` and `reasoning`
-    belong to assistant messages; `tool_call_id` names the call that a tool message responds to."""
+    belong to assistant messages; `tool_call_id` names the call that a tool message responds to. `images` stand in
+    `content` at `image_offsets`, in ascending order."""
 
     role: str
     content: str = ""
@@ -39,6 +43,8 @@ class ChatMessage(Struct, frozen=True, omit_defaults=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str | None = None
     reasoning: str = ""
+    images: tuple[Image, ...] = ()
+    image_offsets: tuple[int, ...] = ()
 
 
 def read_messages(body: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
@@ -48,7 +54,23 @@ def read_messages(body: Mapping[str, Any]) -> tuple[ChatMessage, ...]:
         raise BadInput("required properties at '/' are 'messages'")
     if not 1 <= len(messages) <= MAX_MESSAGES:
         raise BadInput(f"'/messages' must have 1 to {MAX_MESSAGES} items")
-    return tuple([_message(i, message) for i, message in enumerate(messages)])
+    found = tuple([_message(i, message) for i, message in enumerate(messages)])
+    if sum([len(message.images) for message in found]) > MAX_IMAGES:
+        raise BadInput(f"'/messages' must have at most {MAX_IMAGES} images")
+    return found
+
+
+def with_image(messages: tuple[ChatMessage, ...], image: Image) -> tuple[ChatMessage, ...]:
+    """Return the messages with an image before the text of the user's last message. Raises BadInput."""
+    index = next((i for i in reversed(range(len(messages))) if messages[i].role == "user"), None)
+    if index is None:
+        raise BadInput("'/image' needs a message of the user")
+    message = messages[index]
+    images, offsets = (image, *message.images), (0, *message.image_offsets)
+    if sum([len(each.images) for each in messages]) >= MAX_IMAGES:
+        raise BadInput(f"'/messages' must have at most {MAX_IMAGES} images")
+    changed = structs.replace(message, images=images, image_offsets=offsets)
+    return (*messages[:index], changed, *messages[index + 1 :])
 
 
 def _message(index: int, message: Any) -> ChatMessage:
@@ -58,6 +80,8 @@ def _message(index: int, message: Any) -> ChatMessage:
     known_role = _ROLES.get(role) if isinstance(role, str) else None
     if known_role is None:
         raise BadInput(f"'/messages/{index}/role' must be one of system, user, assistant, tool")
+    if known_role == "user" and _has_images(message.get("content")):
+        return _message_with_images(message["content"], f"/messages/{index}/content")
     content = _content(index, message.get("content"), may_be_null=known_role == "assistant")
     if known_role == "assistant":
         calls = read_message_tool_calls(message, f"/messages/{index}")
@@ -71,6 +95,35 @@ def _message(index: int, message: Any) -> ChatMessage:
             tool_call_id=_label(index, message, "tool_call_id"),
         )
     return ChatMessage(known_role, content)
+
+
+def _has_images(content: Any) -> bool:
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") == "image_url" for part in content
+    )
+
+
+def _message_with_images(content: list[Any], pointer: str) -> ChatMessage:
+    """Read the parts of a user's message with images."""
+    texts: list[str] = []
+    images: list[Image] = []
+    offsets: list[int] = []
+    if len(content) > MAX_CONTENT_PARTS:
+        raise BadInput(f"'{pointer}' must have 1 to {MAX_CONTENT_PARTS} parts")
+    for number, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "image_url":
+            value = part.get("image_url")
+            url = value.get("url") if isinstance(value, dict) else value
+            if not isinstance(url, str):
+                raise BadInput(f"Type mismatch of '{pointer}/{number}/image_url/url', expected 'string'")
+            images.append(Image.of_file(fields.media_bytes(url, f"{pointer}/{number}/image_url/url")))
+            offsets.append(len("\n".join(texts)))
+        elif kind == "text" and isinstance(part.get("text"), str):
+            texts.append(part["text"])
+        else:
+            raise BadInput(f"'{pointer}' may hold parts of types 'text' and 'image_url' only")
+    return ChatMessage("user", "\n".join(texts), images=tuple(images), image_offsets=tuple(offsets))
 
 
 def _content(index: int, content: Any, *, may_be_null: bool) -> str:

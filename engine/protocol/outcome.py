@@ -8,6 +8,7 @@ from msgspec import Struct, field
 
 from engine.protocol.events import (
     ChoiceEnded,
+    Data,
     Event,
     Failed,
     Finished,
@@ -53,10 +54,11 @@ class Choice(Struct):
 
 class Outcome(Struct):
     """The output of a call so far; `add` its events in order. `end` is None until the call has ended. `text`,
-    `logprobs` and `tool_calls` are those of the first choice."""
+    `logprobs` and `tool_calls` are those of the first choice. `pieces` are the binary output, in order."""
 
     choices: list[Choice] = field(default_factory=lambda: [Choice()])
     result: Result | None = None
+    pieces: list[bytes] = []
     end: Finished | Failed | None = None
     started: Started = Started()
 
@@ -71,6 +73,8 @@ class Outcome(Struct):
             self._choice(event.choice).reason = event.reason
         elif isinstance(event, Result):
             self.result = event
+        elif isinstance(event, Data):
+            self.pieces.append(event.data)
         elif isinstance(event, Started):
             self.started = event
         elif isinstance(event, _ENDS):

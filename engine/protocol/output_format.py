@@ -97,6 +97,35 @@ def read_response_format(value: Any, pointer: str) -> Constraint | None:
     return _schema(schema, pointer)
 
 
+def read_message_format(body: Mapping[str, Any]) -> Constraint | None:
+    """Return the output format of an Anthropic Messages body, or None for free text.
+
+    The format is in `output_config.format`, in the older `output_format`, or in vLLM's fields. Raises BadInput, also
+    for output options that are not supported.
+    """
+    config = fields.mapping(body.get("output_config") or {}, "/output_config")
+    for name, value in config.items():
+        if name not in ("format", "effort") and value is not None:
+            raise BadInput(f"'/output_config/{name}' is not supported")
+    given = {"/output_config/format": config.get("format"), "/output_format": body.get("output_format")}
+    found = {pointer: _message_schema(value, pointer) for pointer, value in given.items() if value is not None}
+    other = read_constraint(body)
+    if len(found) + (other is not None) > 1:
+        names = [*found, *([] if other is None else [other.field or "/response_format"])]
+        raise BadInput(" and ".join(f"'{name}'" for name in names) + " cannot be combined")
+    return next(iter(found.values()), other)
+
+
+def _message_schema(value: Any, pointer: str) -> Constraint:
+    options = fields.mapping(value, pointer)
+    if options.get("type") != "json_schema":
+        raise BadInput(f"'{pointer}/type' must be json_schema")
+    for name in options:
+        if name not in ("type", "schema", "name"):
+            raise BadInput(f"'{pointer}/{name}' is not supported")
+    return _schema(options.get("schema"), f"{pointer}/schema")
+
+
 def _schema(value: Any, pointer: str) -> Constraint:
     schema = fields.mapping(value, pointer)
     fields.check_size(schema, pointer, max_bytes=MAX_SCHEMA_BYTES, max_depth=MAX_SCHEMA_DEPTH)

@@ -13,6 +13,7 @@ import msgspec
 
 from engine.protocol.events import (
     ChoiceEnded,
+    Data,
     Event,
     Finished,
     Started,
@@ -25,6 +26,7 @@ from engine.protocol.outcome import Outcome
 from engine.protocol.tools import ToolCall
 
 DONE = b"data: [DONE]\n\n"
+EVENT_STREAM = "text/event-stream"
 
 encode = msgspec.json.Encoder().encode
 
@@ -41,8 +43,18 @@ class Renderer:
     methods raise NotImplementedError because they are never called.
     """
 
+    media_type = "application/json"
+    """The media type of `whole`, which returns bytes of another kind for some tasks and formats."""
+
+    stream_media_type = EVENT_STREAM
+    """The media type of a stream. If it is another one, the stream has the bytes of the output and no frames."""
+
     def whole(self, outcome: Outcome) -> bytes:
         raise NotImplementedError
+
+    def whole_json(self, outcome: Outcome) -> bytes:
+        """Return `whole` as a JSON document, for batches. Binary output is in base64."""
+        return self.whole(outcome)
 
     def begin(self, started: Started) -> bytes:  # noqa: ARG002
         return b""
@@ -54,6 +66,9 @@ class Renderer:
         raise NotImplementedError
 
     def tool_call(self, delta: ToolCallDelta) -> bytes:
+        raise NotImplementedError
+
+    def data(self, data: bytes) -> bytes:
         raise NotImplementedError
 
     def choice_end(self, ended: ChoiceEnded) -> bytes:
@@ -101,6 +116,8 @@ def render_events(events: Sequence[Event], renderer: Renderer) -> bytes:
             frames += _flush(pending, event.choice, renderer) + renderer.tool_call(event)
         elif isinstance(event, ChoiceEnded):
             frames += _flush(pending, event.choice, renderer) + renderer.choice_end(event)
+        elif isinstance(event, Data):
+            frames += renderer.data(event.data)
         elif isinstance(event, Started):
             frames += renderer.begin(event)
         elif isinstance(event, Finished):

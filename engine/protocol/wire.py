@@ -6,7 +6,7 @@ bound to both nonces:
     node     Hello(version, sender, nonce)
     gateway  Hello(version, sender, nonce, token)
     node     Hello(version, sender, nonce, token)      the connection is open
-    gateway  Execute | Cancel | Ping ...        node  Reply | Pong ...
+    gateway  Execute | Cancel | Manage | Ping ...        node  Reply | Managed | Pong ...
 
 `FrameDecoder` is strict: a frame that is too long or malformed raises `WireError`, and the connection must be closed.
 The HTTP endpoint of a node sends the same messages as JSON lines (`to_json_line`).
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -27,6 +28,9 @@ VERSION = 1
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 KEEPALIVE_INTERVAL_S = 1.0
 KEEPALIVE_TIMEOUT_S = 5.0
+
+
+ManageAction = Literal["drain", "undrain", "load", "unload", "pin", "unpin"]
 
 
 class WireError(Exception):
@@ -45,7 +49,7 @@ class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=Tr
     namespaces may share blocks, different ones never do. `tenant` is a number for fairness only. `deadline_s` is the
     remaining time in seconds. Everything that an `is_ephemeral` call computed is wiped when it ends. `num_crashes` is
     the number of model processes that crashed while they worked on this call; `tokens_before_crash` is how many tokens
-    the last of them had generated."""
+    the last of them had generated. `traceparent` (W3C) is set if the call is traced."""
 
     call_id: int
     request_id: str
@@ -58,6 +62,7 @@ class Execute(Struct, frozen=True, tag="execute", omit_defaults=True, kw_only=Tr
     num_crashes: int = 0
     tokens_before_crash: int = 0
     is_ephemeral: bool = False
+    traceparent: str = ""
 
 
 class Cancel(Struct, frozen=True, tag="cancel"):
@@ -80,7 +85,23 @@ class Reply(Struct, frozen=True, tag="reply"):
     event: Event
 
 
-Message = Hello | Execute | Cancel | Ping | Pong | Reply
+class Manage(Struct, frozen=True, tag="manage"):
+    """Change the node: refuse new calls (`drain`) or accept them again (`undrain`), or load, unload, pin or unpin
+    `model`. Sent only to nodes whose status lists the action: older ones do not know this message."""
+
+    request_id: int
+    action: ManageAction
+    model: str = ""
+
+
+class Managed(Struct, frozen=True, tag="managed"):
+    """The response to Manage: the change has been made or has begun, unless `error` says why not."""
+
+    request_id: int
+    error: str = ""
+
+
+Message = Hello | Execute | Cancel | Manage | Ping | Pong | Reply | Managed
 
 _encoder = msgspec.msgpack.Encoder()
 _decode = msgspec.msgpack.Decoder[Message](Message).decode

@@ -16,16 +16,18 @@ import socket
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
+import torch
 from msgspec import Struct
 
 from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
 from engine.arrays import Ints
 from engine.config import EngineConfig
-from engine.devices.assignment import device_of
+from engine.devices.assignment import device_of, free_memory_bytes, make_current
+from engine.devices.faults import LOST_EXIT_CODE, DeviceLost, log_faults
 from engine.inputs import StepInputs
 from engine.kernels.collectives import Meeting, backend_of
 from engine.layers.shard import Shard
@@ -39,6 +41,8 @@ from engine.runner import Runner, settle_dtype
 from telemetry.child_process import describe_exit, die_with_parent, set_process_name
 
 logger = logging.getLogger(__name__)
+
+_KV_RATIO = 0.85  # part of the memory beside the weights that an automatic KV cache takes; a step uses the rest
 
 
 class GroupError(Exception):
@@ -122,6 +126,7 @@ class Followers:
         size = len(self._followers) + 1
         config = settle_dtype(config, Shard(0, size))
         device = device_of(config.device, 0, size)
+        config = _settle_kv(config, device)
         backend_of(device)  # raises before any rank waits for another
         meeting = Meeting(0, size)
         for follower in self._followers:
@@ -166,14 +171,31 @@ class Followers:
                 break
             poll.unregister(fd)
         ended = by_fd[fd]
-        message = f"rank {ended.rank} of {len(by_fd) + 1} {_how_ended(ended)}"
+        code = _exit_code(ended)
+        message = f"rank {ended.rank} of {len(by_fd) + 1} {describe_exit(code)}"
         logger.critical("%s", message)
         sys.stderr.flush()
         if not self._is_loaded:
-            failure = wire.encode_frame(wire.LoadFailed(f"GroupError: {message} while loading; see its log"))
+            is_device_lost = code == LOST_EXIT_CODE
+            failure = wire.encode_frame(
+                wire.LoadFailed(f"GroupError: {message} while loading; see its log", is_device_lost)
+            )
             with contextlib.suppress(OSError):
                 self._connection.sendall(failure)
         os._exit(1)
+
+
+def _settle_kv(config: EngineConfig, device: torch.device) -> EngineConfig:
+    """Return `config` with an automatic KV cache resolved, so that all ranks have the same size: most of what is free
+    on the leader's device, which the weights have not been read to yet."""
+    if not config.is_kv_auto:
+        return config
+    files = config.model_dir.iterdir() if config.model_dir.is_dir() else [config.model_dir]
+    weight_bytes = sum(each.stat().st_size for each in files if each.suffix in (".safetensors", ".gguf"))
+    make_current(device)
+    kv_bytes = int(_KV_RATIO * (free_memory_bytes(device) * config.tensor_parallel - weight_bytes))
+    kv_bytes = max(1, min(kv_bytes, config.kv_memory_bytes or kv_bytes))
+    return replace(config, kv_memory_bytes=kv_bytes, is_kv_auto=False)
 
 
 def _follow(channel: socket.socket, rank: int, size: int) -> None:
@@ -183,7 +205,12 @@ def _follow(channel: socket.socket, rank: int, size: int) -> None:
         return
     setup = msgspec.msgpack.decode(data, type=_Setup)
     config, _ = wire.decode_arguments(setup.arguments)
-    group = Meeting(rank, size, setup.port).join(device_of(config.device, rank, size))
+    device = device_of(config.device, rank, size)
+    try:
+        group = Meeting(rank, size, setup.port).join(device)
+    except DeviceLost as error:
+        logger.critical("%s", error)
+        raise SystemExit(LOST_EXIT_CODE) from error
     try:
         runner = Runner(config, shard=Shard(rank, size, group))
     except Exception as error:  # reported to the leader, whatever it is
@@ -193,7 +220,8 @@ def _follow(channel: socket.socket, rank: int, size: int) -> None:
     gc.collect()
     gc.freeze()
     while (message := receive_step(channel)) is not None:
-        apply_message(runner, message)
+        with log_faults(str(device), lambda: runner.num_steps):
+            apply_message(runner, message)
 
 
 def apply_message(runner: Runner, message: StepInputs | Ints | AdapterUpdate) -> None:
@@ -217,8 +245,8 @@ def _wait_until_ready(follower: _Follower, watcher: threading.Thread) -> None:
         raise GroupError(f"rank {follower.rank}: {ready.failure}")
 
 
-def _how_ended(follower: _Follower) -> str:
-    return describe_exit(os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1]))
+def _exit_code(follower: _Follower) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(follower.pid, 0)[1])
 
 
 def _send(channel: socket.socket, message: _Setup | _Ready) -> None:

@@ -14,7 +14,12 @@ import socket
 import time
 
 import msgspec
+import torch
 
+from engine.config import EngineConfig
+from engine.devices.assignment import CPU, free_memory_bytes
+from engine.devices.faults import DeviceLost, log_faults
+from engine.devices.memory import describe_shortage
 from engine.loop import Engine
 from engine.processes.frames import FrameReader
 from engine.ranks import wire
@@ -36,8 +41,9 @@ def main(connection: socket.socket, arguments: bytes) -> None:
         drafter = make_drafter(config, runner.max_model_len)
         engine = Engine(runner, config, revision, runner.adapters, drafter)
     except Exception as error:  # whatever is wrong with the model is reported to the replica, not a crash
+        failure = _load_failure(error, config)
         logger.error("loading failed: %s", type(error).__name__)
-        connection.sendall(wire.encode_frame(wire.LoadFailed(f"{type(error).__name__}: {error}")))
+        connection.sendall(wire.encode_frame(failure))
         return
     load_s = round(time.monotonic() - started, 3)
     info = msgspec.structs.replace(engine.info, architecture=runner.model_config.architecture, load_s=load_s)
@@ -46,11 +52,19 @@ def main(connection: socket.socket, arguments: bytes) -> None:
         connection.sendall(wire.encode_frame(wire.Loaded(info, engine.status(), follower_pids)))
     except (BrokenPipeError, ConnectionResetError):
         return  # the replica was closed meanwhile
-    serve(connection, engine)
+    serve(connection, engine, config.device)
 
 
-def serve(connection: socket.socket, engine: Engine) -> None:
-    """Receive, step and send until the replica closes its end."""
+def _load_failure(error: Exception, config: EngineConfig) -> wire.LoadFailed:
+    if isinstance(error, torch.OutOfMemoryError):
+        device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else CPU
+        return wire.LoadFailed(describe_shortage(error, free_memory_bytes(device), config.device))
+    is_device_lost = isinstance(error, DeviceLost)
+    return wire.LoadFailed(str(error) if is_device_lost else f"{type(error).__name__}: {error}", is_device_lost)
+
+
+def serve(connection: socket.socket, engine: Engine, device: str = "cpu") -> None:
+    """Receive, step and send until the replica closes its end. `device` is named if it fails."""
     gc.collect()
     gc.freeze()  # the loaded model is permanent: collections need not traverse it
     gc.disable()
@@ -62,7 +76,8 @@ def serve(connection: socket.socket, engine: Engine) -> None:
             if not inbox.drain(engine):
                 return
             if engine.has_work:
-                report = engine.step()
+                with log_faults(device, lambda: engine.scheduler.num_steps):
+                    report = engine.step()
                 connection.sendall(wire.encode_report(report, engine.status()))
     except (BrokenPipeError, ConnectionResetError):
         return

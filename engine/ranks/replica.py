@@ -30,6 +30,10 @@ class ReplicaLoadError(Exception):
     """The model could not be loaded. The message is for the operator."""
 
 
+class ReplicaDeviceLost(ReplicaLoadError):
+    """The model's device cannot create a context."""
+
+
 class Replica:
     """The handle of a rank process. Belongs to one event loop. Made by `start`.
 
@@ -167,7 +171,8 @@ class Replica:
             if not self._loaded.done():
                 self._loaded.set_result(message.info)
         elif not self._loaded.done():
-            self._loaded.set_exception(ReplicaLoadError(message.message))
+            kind = ReplicaDeviceLost if message.is_device_lost else ReplicaLoadError
+            self._loaded.set_exception(kind(message.message))
 
     def _deliver(self, report: StepReport) -> None:
         for sequence_id, output in outputs_of(report):

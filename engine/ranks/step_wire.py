@@ -15,8 +15,8 @@ import torch
 from msgspec import Struct
 
 from engine.adapters.updates import AdapterAdded, AdapterRemoved, AdapterUpdate
-from engine.arrays import Ints, Longs, ceil_div
-from engine.inputs import NO_SAMPLING, StepInputs
+from engine.arrays import Floats, Ints, Longs, ceil_div
+from engine.inputs import NO_SAMPLING, ImageRows, StepInputs
 from engine.processes.frames import framed, receive_frame
 from engine.ranks.wire import dtype_of, encode_array
 
@@ -34,6 +34,10 @@ class _Step(Struct, frozen=True, array_like=True, tag=True):
     sequence_ids: Longs
     num_decode_rows: int
     adapters: Ints | None
+    image_rows: Longs | None
+    image_embeddings: Floats | None
+    mutual_images: Ints | None
+    axis_positions: Longs | None
 
 
 class _Wipe(Struct, frozen=True, array_like=True, tag=True):
@@ -76,6 +80,10 @@ def encode_step(step: StepInputs, block_size: int) -> bytes:
         step.sequence_ids,
         step.num_decode_rows,
         step.adapters,
+        None if step.images is None else step.images.rows,
+        None if step.images is None else step.images.embeddings,
+        None if step.images is None else step.images.mutual,
+        None if step.axis_positions is None else step.axis_positions.numpy(),
     )
     return framed(_encoder.encode(message))
 
@@ -100,6 +108,9 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | AdapterUpdate | 
         return message.block_ids
     if not isinstance(message, _Step):
         return message
+    images = None
+    if message.image_rows is not None and message.image_embeddings is not None:
+        images = ImageRows(message.image_rows, message.image_embeddings, message.mutual_images)
     return StepInputs(
         token_ids=torch.from_numpy(message.token_ids),
         positions=torch.from_numpy(message.positions),
@@ -112,4 +123,6 @@ def receive_step(channel: socket.socket) -> StepInputs | Ints | AdapterUpdate | 
         num_decode_rows=message.num_decode_rows,
         sampling=NO_SAMPLING,
         adapters=message.adapters,
+        images=images,
+        axis_positions=None if message.axis_positions is None else torch.from_numpy(message.axis_positions),
     )

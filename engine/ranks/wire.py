@@ -38,7 +38,10 @@ class Loaded(Struct, frozen=True, tag="loaded"):
 
 
 class LoadFailed(Struct, frozen=True, tag="load_failed"):
+    """`is_device_lost`: the model's device cannot create a context, so that loading again is useless."""
+
     message: str
+    is_device_lost: bool = False
 
 
 class Work(Struct, frozen=True, tag="work"):

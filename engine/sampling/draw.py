@@ -1,7 +1,9 @@
 """Random sampling: draw a token from each row of logits by temperature, top-k, top-p and min-p.
 
-If a filter is set, the most likely candidates are found first, and the draw happens among them if the filter cannot
-leave others. The vocabulary is never sorted.
+Filters keep the tokens whose weight reaches a threshold, so equal weights are treated alike, and the draw is by weight
+in the order of token ids. If a filter is set, the most likely candidates are found first, and the draw happens among
+them if the filter cannot leave others. The vocabulary is never sorted. `engine/kernels/triton_sampler.py` does the same
+on a GPU.
 
 Letters: K rows, V vocabulary, M candidates.
 """
@@ -64,13 +66,15 @@ def draw(logits: torch.Tensor, inputs: SamplingInputs, rows: Rows, seeds: NDArra
 
 
 def _draw_filtered(weights: torch.Tensor, uniforms: Reals, filters: _Filters, num_candidates: int) -> Ints:
-    """Sample from weights [K, V] in order of likelihood; from all tokens if the candidates do not suffice."""
+    """Sample from the filtered weights [K, V]; searches all tokens only if the candidates do not suffice."""
     num_rows, vocab_size = weights.shape
-    top, top_ids = _likeliest(weights, min(num_candidates, vocab_size))  # [K, M], descending
-    remaining, is_final = _filter_candidates(top.numpy().astype(np.float64), weights, filters)
-    cumulative = remaining.cumsum(1)  # [K, M]
+    top, top_ids = (found.numpy() for found in _likeliest(weights, min(num_candidates, vocab_size)))  # [K, M]
+    remaining, is_final = _filter_candidates(top.astype(np.float64), weights, filters)
+    by_id = top_ids.argsort(1)
+    cumulative = np.take_along_axis(remaining, by_id, 1).cumsum(1)  # [K, M]
     index = (cumulative <= (uniforms * cumulative[:, -1])[:, None]).sum(1)  # first beyond the target
-    token_ids: Ints = top_ids.numpy()[np.arange(num_rows), index].astype(np.int32)
+    rows = np.arange(num_rows)
+    token_ids: Ints = top_ids[rows, by_id[rows, index]].astype(np.int32)
     wide = np.flatnonzero(~is_final)
     if len(wide):
         token_ids[wide] = _draw_by_weight(_filter_all(weights[wide], filters.select(wide)), uniforms[wide])
@@ -96,18 +100,24 @@ def _likeliest(weights: torch.Tensor, num_candidates: int) -> tuple[torch.Tensor
 
 def _filter_candidates(candidates: Reals, weights: torch.Tensor, filters: _Filters) -> tuple[Reals, NDArray[np.bool_]]:
     """Return candidates [K, M] with filtered ones set to 0, and whether each row's filters leave no other token."""
-    num_candidates, vocab_size = candidates.shape[1], weights.shape[1]
-    top_k, top_p, min_p = np.minimum(filters.top_k, vocab_size), filters.top_p, filters.min_p
-    is_limited = ((top_k > 0) & (top_k <= num_candidates)) | (num_candidates == vocab_size)
-    is_removed = (top_k > 0)[:, None] & (np.arange(num_candidates) >= top_k[:, None])
-    remaining = np.where(is_removed, 0.0, candidates)  # [K, M]
+    num_rows, num_candidates = candidates.shape
+    vocab_size, rows = weights.shape[1], np.arange(num_rows)
+    top_p, min_p = filters.top_p, filters.min_p
+    top_k = np.where(filters.top_k > 0, np.minimum(filters.top_k, vocab_size), vocab_size)
+    is_limited = top_k <= num_candidates
+    least = np.where(is_limited, candidates[rows, np.minimum(top_k, num_candidates) - 1], 0.0)  # [K], of top_k
+    remaining = np.where(candidates >= least[:, None], candidates, 0.0)  # [K, M]
     cumulative = remaining.cumsum(1)
     mass = np.where(is_limited, cumulative[:, -1], weights.sum(-1).numpy())  # [K], the whole that top_p refers to
-    is_covered = ((top_p < 1) & (cumulative[:, -1] >= top_p * mass)) | (candidates[:, -1] < min_p)
-    is_final = is_limited | (is_covered & (top_k == 0))
-    is_remaining = (cumulative - remaining < (top_p * mass)[:, None]) & (remaining >= min_p[:, None])
-    is_remaining[:, 0] = True  # the most likely token is never filtered
-    return np.where(is_remaining, remaining, 0.0), is_final
+    index = (cumulative < (top_p * mass)[:, None]).sum(1)  # of the last token that top_p needs; M if beyond
+    nucleus = candidates[rows, np.minimum(index, num_candidates - 1)]
+    threshold = np.maximum(np.maximum(least, min_p), np.where((top_p < 1) & (index < num_candidates), nucleus, 0.0))
+    # Tokens outside the candidates are at most as likely as the last candidate.
+    is_final = (candidates[:, -1] < threshold) | (num_candidates == vocab_size)
+    is_limited_by_more = (filters.top_k > 0) & ~is_limited  # top_p then refers to a part that is not known yet
+    is_final &= ~is_limited_by_more | (num_candidates == vocab_size)
+    threshold = np.minimum(threshold, candidates[:, 0])  # the most likely token is never filtered
+    return np.where(candidates >= threshold[:, None], candidates, 0.0), is_final
 
 
 def _filter_all(weights: torch.Tensor, filters: _Filters) -> torch.Tensor:

@@ -14,11 +14,11 @@ from collections.abc import Callable
 
 import numpy as np
 
-from engine.arrays import Ints
+from engine.arrays import Ints, Longs
 from engine.scheduling.block_manager import BlockManager
 from engine.scheduling.fairness import TenantCounters
 from engine.scheduling.prefix_hash import PrefixHasher
-from engine.scheduling.sequence import Sequence, SequenceRequest, SlotTable
+from engine.scheduling.sequence import UNKNOWN_TOKEN, Sequence, SequenceRequest, SlotTable
 from engine.scheduling.sequence_blocks import SequenceBlocks
 from engine.scheduling.step_budget import ScheduledStep, StepBudget
 from engine.scheduling.waiting import WaitingQueue
@@ -47,6 +47,8 @@ class Scheduler:
         self.preempted: dict[int, Sequence] = {}  # by sequence id
         self.num_preemptions = 0
         self.num_steps = 0
+        self.num_prompt_tokens = 0  # of sequences that have started
+        self.num_cached_tokens = 0  # of these, served from the prefix cache
         self._budget = StepBudget(table, max_step_tokens, max_prompt_logprob_tokens)
         self._free_slots = list(range(table.num_slots - 1, -1, -1))
         self._running = np.zeros(table.num_slots, dtype=np.int32)  # slots in order of admission
@@ -91,17 +93,40 @@ class Scheduler:
 
     def schedule(self) -> ScheduledStep:
         """Return the next step. It has no rows if nothing can run."""
-        while not self.sequence_blocks.grow(self.running):
+        while not self.sequence_blocks.grow(self._unfinished()):
             self._preempt(self._choose_victim())
         self._start_waiting()
-        step = self._budget.divide(self.running)
+        step = self._budget.divide(self._unfinished())
         if step.num_rows:
             self.num_steps += 1
             self.table.last_step[step.slots] = self.num_steps
         return step
 
+    def _unfinished(self) -> Ints:
+        """Return the running slots that need another step: all except slots whose last token is pending."""
+        running = self.running
+        is_unfinished = self.table.length[running] < self.table.max_total_len[running]
+        return running if is_unfinished.all() else running[is_unfinished]
+
+    def advance(self, step: ScheduledStep) -> tuple[Ints, Longs]:
+        """Count what a launched step computes, before its results are known.
+
+        Return the tokens with KV of each row after the step, int32 [R], and the indices [K] of the rows that sample.
+        The token of such a row is pending: it counts in `length`, and its id is unknown.
+        """
+        table, slots = self.table, step.slots
+        num_computed = table.num_computed[slots] + step.num_tokens
+        table.num_computed[slots] = num_computed
+        sampling = np.flatnonzero(num_computed == table.length[slots])
+        sampled = slots[sampling]
+        table.token_ids[sampled, table.length[sampled]] = UNKNOWN_TOKEN
+        table.length[sampled] += 1
+        table.num_pending[sampled] += 1
+        return num_computed, sampling
+
     def commit(self, step: ScheduledStep) -> None:
-        """Count the KV that a step wrote, and register the blocks that it completed."""
+        """Count the KV that a step wrote, and register the blocks that it completed. For steps with draft tokens, which
+        `advance` does not count."""
         num_computed = self.table.num_computed[step.slots] + step.num_tokens
         self.table.num_computed[step.slots] = num_computed
         self.sequence_blocks.register_computed(step.slots, num_computed)
@@ -128,7 +153,8 @@ class Scheduler:
         sequence.num_preemptions += 1
         self.num_preemptions += 1
         slot = sequence.slot
-        sequence.token_ids = self.table.token_ids[slot, : self.table.length[slot]].copy()
+        num_known = self.table.length[slot] - self.table.num_pending[slot]  # a pending token is sampled again later
+        sequence.token_ids = self.table.token_ids[slot, :num_known].copy()
         self._stop(sequence)
         self.preempted[sequence.sequence_id] = sequence
 
@@ -182,6 +208,8 @@ class Scheduler:
         num_matched = len(allocation.matched) * table.block_size
         if sequence.num_cached < 0:
             sequence.num_cached = num_matched
+            self.num_prompt_tokens += sequence.num_prompt
+            self.num_cached_tokens += num_matched
             self.counters.charge_prompt(sequence.tenant_index, sequence.num_prompt - num_matched, num_matched)
         table.fill(slot, sequence, num_matched)
         self.sequence_blocks.assign(slot, sequence, allocation)

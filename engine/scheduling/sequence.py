@@ -13,13 +13,35 @@ import numpy as np
 from msgspec import Struct
 
 from engine.adapters.local_adapter import LocalAdapter
-from engine.arrays import Floats, Ints, ceil_div
+from engine.arrays import Floats, Ints, Longs, ceil_div
 from engine.protocol.output_format import Constraint
 from engine.protocol.sampling import Sampling
 from engine.sampling_columns import SamplingColumns, needs_history, zero_columns
+from engine.scheduling.image_positions import axis_positions
 
 _SEED_MASK = (1 << 64) - 1
 _MAX_BIAS = 1e4  # bound of a logit bias
+UNKNOWN_TOKEN = -1  # placeholder for a token that a launched step samples
+
+
+class PromptImage(Struct, frozen=True, eq=False, array_like=True):
+    """An image in a prompt: the model's input vectors (float32 [n, C]) in place of the embeddings of the n tokens from
+    `start`, and the digest of the image.
+
+    `grid` is the number of rows and columns of the n tokens, for models whose positions have a row and a column. The
+    tokens of an image that `is_mutual` attend to each other, whatever their order.
+    """
+
+    start: int
+    digest: bytes
+    embeddings: Floats
+    grid: tuple[int, int] | None = None
+    is_mutual: bool = False
+
+    @property
+    def end(self) -> int:
+        """The token after the last."""
+        return self.start + len(self.embeddings)
 
 
 class SequenceRequest(Struct, frozen=True, eq=False, array_like=True):
@@ -35,7 +57,8 @@ class SequenceRequest(Struct, frozen=True, eq=False, array_like=True):
     "unclosed" if the limit comes before the text is a match, with "too_complex" if the matcher exceeds its limits.
     With an `adapter` every token is computed with it; if it cannot be loaded, the sequence ends with "bad_adapter".
 
-    The KV of an `is_ephemeral` sequence is wiped when its blocks are released.
+    The KV of an `is_ephemeral` sequence is wiped when its blocks are released. `images` do not overlap and are in
+    ascending order.
     """
 
     sequence_id: int
@@ -47,6 +70,7 @@ class SequenceRequest(Struct, frozen=True, eq=False, array_like=True):
     constraint: Constraint | None = None
     adapter: LocalAdapter | None = None
     is_ephemeral: bool = False
+    images: tuple[PromptImage, ...] = ()
 
 
 @dataclass(eq=False, slots=True)
@@ -111,7 +135,8 @@ class SlotTable:
         max_blocks = ceil_div(max_model_len, block_size)
         self.token_blocks = ints(num_slots, max_blocks, block_size)
         self.token_ids = self.token_blocks.reshape(num_slots, -1)  # prompt, then completion; same memory as above
-        self.length = ints(num_slots)  # known tokens
+        self.length = ints(num_slots)  # known tokens, plus pending tokens (see `num_pending`)
+        self.num_pending = ints(num_slots)  # tokens in `length` that are not sampled yet; their ids are UNKNOWN_TOKEN
         self.num_computed = ints(num_slots)  # tokens whose KV is written
         self.num_prompt = ints(num_slots)
         self.num_cached = ints(num_slots)  # see Sequence
@@ -119,6 +144,9 @@ class SlotTable:
         self.max_total_len = ints(num_slots)
         self.block_table = ints(num_slots, max_blocks)  # block ids in order
         self.num_blocks = ints(num_slots)  # number of valid entries in block_table
+        self.is_mirrored = False  # True if the device has a copy of the block table
+        self.num_mirrored = ints(num_slots)  # leading entries of block_table that the device already has
+        self.epoch = np.zeros(num_slots, dtype=np.int64)  # changes when the slot is filled or freed
         self.num_registered = ints(num_slots)  # blocks already offered to the prefix cache
         self.last_step = np.zeros(num_slots, dtype=np.int64)  # number of the latest step with tokens of the sequence
         self.is_protected = np.zeros(num_slots, dtype=np.bool_)  # never preempted: blocks for its limit are reserved
@@ -131,6 +159,8 @@ class SlotTable:
         # Sparse columns: slot -> value, only for slots that have one.
         self.logit_biases: dict[int, tuple[Ints, Floats]] = {}  # token ids, added values
         self.min_lengths: dict[int, tuple[int, Ints]] = {}  # length before which the given end tokens are forbidden
+        self.images: dict[int, tuple[PromptImage, ...]] = {}
+        self.axis_positions: dict[int, Longs] = {}  # [3, P], see `image_positions.py`
         self.num_prompt_logprobs: dict[int, int] = {}  # see Sequence; removed when complete
 
     def fill(self, slot: int, sequence: Sequence, num_matched: int) -> None:
@@ -143,6 +173,8 @@ class SlotTable:
         self.tenant[slot] = sequence.tenant_index
         self.token_ids[slot, :length] = sequence.token_ids
         self.length[slot] = length
+        self.num_pending[slot] = 0
+        self.epoch[slot] += 1
         self.num_computed[slot] = num_matched
         self.num_prompt[slot] = len(request.prompt)
         self.num_cached[slot] = sequence.num_cached
@@ -151,6 +183,7 @@ class SlotTable:
         self.adapter[slot] = sequence.adapter
         self.has_adapters = self.has_adapters or sequence.adapter > 0
         self.num_blocks[slot] = 0
+        self.num_mirrored[slot] = 0
         self.num_registered[slot] = num_matched // self.block_size
         self.last_step[slot] = 0
         self.is_protected[slot] = False
@@ -167,6 +200,10 @@ class SlotTable:
         if sequence.needs_prompt_logprobs:
             self.num_prompt_logprobs[slot] = sequence.num_prompt_logprobs
         self.device_us[slot] = sequence.device_us
+        if request.images:
+            self.images[slot] = request.images
+            if any(image.grid for image in request.images):
+                self.axis_positions[slot] = axis_positions(request.images, len(request.prompt))
 
     def sequence_at(self, slot: int) -> Sequence:
         """Return the sequence in a used slot."""
@@ -178,8 +215,11 @@ class SlotTable:
         """Free a used slot and store in its sequence what the sequence needs to continue later."""
         sequence = self.sequence_at(slot)
         self.sequences[slot], sequence.slot = None, -1
+        self.epoch[slot] += 1
         self.logit_biases.pop(slot, None)
         self.min_lengths.pop(slot, None)
+        self.images.pop(slot, None)
+        self.axis_positions.pop(slot, None)
         sequence.num_prompt_logprobs = self.num_prompt_logprobs.pop(slot, sequence.num_prompt)
         sequence.device_us = float(self.device_us[slot])
         if sequence.request.is_ephemeral:

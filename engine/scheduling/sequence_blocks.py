@@ -165,7 +165,7 @@ class SequenceBlocks:
             if len(hashes) == index:
                 assert hasher is not None
                 parent = hashes[-1] if hashes else ROOT
-                hashes.append(hasher.hash_block(parent, tokens[number * size : (number + 1) * size]))
+                hashes.append(hasher.hash_block(parent, tokens[number * size : (number + 1) * size], index))
             block_hash = hashes[index]
             self.manager.register(block, block_hash)
             if computing and computing.get(block_hash) == slot:
@@ -193,6 +193,7 @@ class SequenceBlocks:
             if last > first:
                 self._release(table.sequence_at(slot), table.block_table[slot, first:last], b"")
                 table.num_blocks[slot] = first
+                table.num_mirrored[slot] = min(int(table.num_mirrored[slot]), first)
 
     def _release(self, sequence: Sequence, blocks: Ints, owner: bytes) -> None:
         if sequence.request.is_ephemeral:

@@ -1,7 +1,8 @@
 """Step budget: how the tokens of one step are divided among the running sequences.
 
 Decode rows come first with one token each. Prefill chunks share the rest in equal parts between tenants. If there are
-more rows than tokens, the rows that have waited longest go first. No step exceeds the budget and no row starves.
+more rows than tokens, the rows that have waited longest go first. No row starves. A step exceeds the budget only to
+finish images whose tokens attend to each other.
 """
 
 from __future__ import annotations
@@ -45,6 +46,10 @@ class StepBudget:
 
         At least one token is scheduled if any sequence runs.
         """
+        step = self._divide(running)
+        return with_whole_images(step, self._table) if self._table.images else step
+
+    def _divide(self, running: Ints) -> ScheduledStep:
         table, budget = self._table, self._max_step_tokens
         remaining = table.length[running] - table.num_computed[running]
         is_decode = remaining == 1
@@ -84,6 +89,18 @@ class StepBudget:
         rows = np.flatnonzero(granted > 0)
         rows = rows[np.argsort(granted[rows] != 1, kind="stable")]
         return ScheduledStep(running[order[rows]], granted[rows])
+
+
+def with_whole_images(step: ScheduledStep, table: SlotTable) -> ScheduledStep:
+    """Extend the chunks that end within an image whose tokens attend to each other to the end of the image."""
+    ends = table.num_computed[step.slots] + step.num_tokens
+    for row, slot in enumerate(step.slots.tolist()):
+        for image in table.images.get(slot, ()):
+            if image.is_mutual and image.start < ends[row] < image.end:
+                ends[row] = image.end
+    num_tokens = ends - table.num_computed[step.slots]
+    order = np.argsort(num_tokens != 1, kind="stable")
+    return ScheduledStep(step.slots[order], num_tokens[order])
 
 
 def _first_come(wanted: Ints, budget: int) -> Ints:

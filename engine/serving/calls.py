@@ -16,7 +16,8 @@ from engine.protocol.tasks.text_generation import Adapter
 from engine.protocol.wire import Execute
 from engine.serving.adapters import NodeAdapters
 from engine.serving.quarantine import Quarantine
-from engine.serving.replicas import ModelReplica, Replicas
+from engine.serving.replica import ModelReplica
+from engine.serving.replicas import Replicas
 from engine.tasks.work import Refused, Run, Work
 from telemetry import metrics
 from telemetry.clock import SYSTEM_CLOCK, Clock
@@ -75,7 +76,12 @@ class Call:
             refusal = await self._wait_for_retry()
             if refusal is not None:
                 return self._end(refusal)
-            self._replica = await self._calls.replicas.acquire(execute.model, execute.revision, execute.task.slug)
+            self._replica = await self._calls.replicas.acquire(
+                execute.model,
+                execute.revision,
+                execute.task.slug,
+                self._timer.when() - asyncio.get_running_loop().time(),
+            )
             self._replica_load = self._replica.num_loads
             adapter = await self._acquire_adapter()
             work = Work(execute.task, execute.namespace, execute.tenant, adapter, execute.is_ephemeral)
@@ -162,7 +168,8 @@ class Calls:
         self.replicas = replicas
         self.adapters = adapters
         self.quarantine = Quarantine(clock)
-        self.is_draining = False
+        self.is_draining = False  # the process is about to exit
+        self.is_paused = False  # an operator has drained the node: new calls are refused for now
         self._max_calls = max_calls
         self._open: set[Call] = set()
         self._all_ended = asyncio.Event()
@@ -173,8 +180,9 @@ class Calls:
 
     def begin(self, execute: Execute, emit: Callable[[Event], None]) -> Call | None:
         """Begin a call. Return None if it is refused; its Failed has then been emitted."""
-        if self.is_draining or len(self._open) >= self._max_calls:
-            emit(_DRAINING if self.is_draining else _FULL)
+        is_draining = self.is_draining or self.is_paused
+        if is_draining or len(self._open) >= self._max_calls:
+            emit(_DRAINING if is_draining else _FULL)
             return None
         call = Call(self, execute, emit)
         self._open.add(call)

@@ -20,7 +20,8 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from catalog.errors import CardError
-from catalog.manifest import FileEntry, Manifest, decode_manifest, is_intact
+from catalog.manifest import FileEntry, Manifest, decode_manifest
+from engine.serving.verified_files import VerifiedFiles
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class DiskCache:
         self._manifests = folder / "manifests"
         self._quarantine = folder / "quarantine"
         self._max_bytes = max_bytes
+        self._verified = VerifiedFiles()
         for each in (self._blobs, self._models, self._manifests, self._quarantine):
             each.mkdir(parents=True, exist_ok=True)
         self._lock = (folder / "lock").open("wb")
@@ -73,17 +75,31 @@ class DiskCache:
             return None
 
     def missing_files(self, manifest: Manifest) -> list[FileEntry]:
-        """Return the distinct files of a model that are missing. Reads every byte: damaged files are quarantined
-        first."""
-        missing = {}
-        for entry in manifest.files:
-            path = self.blob_path(entry)
-            if path.exists() and not is_intact(path, entry):
+        """Return the distinct files of a model that are missing. Reads every file that has changed since this process
+        verified it; damaged files are quarantined first."""
+        found = {self.blob_path(entry): entry for entry in manifest.files}
+        damaged = self._verified.find_damaged(list(found.items()))
+        for path, entry in damaged:
+            if path.exists():
                 logger.error("damaged file quarantined", extra={"file": entry.path, "sha256": entry.sha256})
-                path.replace(self._quarantine / entry.sha256)
-            if not path.exists():
-                missing[entry.sha256] = entry
-        return list(missing.values())
+                with contextlib.suppress(FileNotFoundError):  # another thread was first
+                    path.replace(self._quarantine / entry.sha256)
+        return [entry for _, entry in damaged]
+
+    def find_file(self, sha256: str, revision: str) -> Path | None:
+        """Return the path of the file with this digest, or else of the manifest of this revision; None without either.
+        The path may not exist."""
+        if sha256:
+            return self._blobs / sha256
+        return self._manifests / f"{revision}.json" if revision else None
+
+    def find_latest(self, name: str) -> str | None:
+        """Return the revision of the model `name` that was used last, or None if none is complete."""
+        for revision in reversed(self._by_last_use()):
+            manifest = self.find_manifest(revision)
+            if manifest is not None and manifest.name == name:
+                return revision
+        return None
 
     def discard_part(self, entry: FileEntry) -> None:
         """Discard a partial download."""

@@ -29,8 +29,9 @@ class Loaders:
         self._store = store
         self._num_threads = settings.num_threads or max(1, len(os.sched_getaffinity(0)) - 1)
 
-    async def load(self, model: LocalModel, on_exit: Callable[[str], None]) -> TaskModel:
-        """Load a model. `on_exit` is called if its process ends unexpectedly. Raises ModelLoadError."""
+    async def load(self, model: LocalModel, on_exit: Callable[[str], None], kv_bytes: int = 0) -> TaskModel:
+        """Load a model with at most `kv_bytes` of KV cache, 0 for the setting. `on_exit` is called if its process ends
+        unexpectedly. Raises ModelLoadError."""
         manifest = model.manifest
         load = LOADERS.get(manifest.task)
         if load is None:
@@ -45,6 +46,7 @@ class Loaders:
             num_threads=self._num_threads,
             zygote=self._zygote,
             on_exit=on_exit,
+            kv_bytes=kv_bytes,
             open_model=self._open_model,
         )
         return await load(request)

@@ -1,11 +1,13 @@
 """Replicas: the models this process has loaded, is loading, or could not load.
 
-    cold ──► loading ──► ready ──► draining ──► removed     another model needs its slot, or an operator unloads it
-                ▲          │ crash
-                └──────────┘    after a growing delay; `failed` after MAX_CRASHES crashes in CRASH_WINDOW_S
+    cold ──► loading ──► ready ⇄ idle ──► evicted      another model needs its memory; the next call loads it again
+                ▲          │ crash   └──► draining ──► removed     an operator unloads it
+                └──────────┘    after a growing delay; `failed` after MAX_CRASHES crashes in CRASH_WINDOW_S, and if the
+                                device is lost: then it is not loaded again by this process
 
 There is one replica per model revision. It is loaded once, however many calls wait for it. `engine/tasks/` knows how
-the model of a task is loaded, `model_store.py` where its files come from.
+the model of a task is loaded, `model_store.py` where its files come from, and `replica_policy.py` decides which models
+share the memory.
 """
 
 from __future__ import annotations
@@ -13,19 +15,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from catalog.errors import CardError
 from engine.protocol.events import Failed
 from engine.protocol.status import ReplicaState, ReplicaStatus
-from engine.report import EngineStatus
 from engine.serving.disk_cache import CacheFull
 from engine.serving.model_store import FindsModels, LocalModel, ModelUnavailable
-from engine.tasks.loading import ModelLoadError
+from engine.serving.replica import MAX_CRASHES, LoadProgress, ModelReplica, status_of
+from engine.serving.replica_policy import Budget, Need, NoRoom, Plan, plan_load
+from engine.tasks.loading import ModelDeviceLost, ModelLoadError
+from engine.tasks.registry import KV_CACHE_TASKS
 from engine.tasks.work import Refused, TaskModel
 from storage.errors import StoreError
 from telemetry import metrics
@@ -35,57 +39,48 @@ logger = logging.getLogger(__name__)
 
 FIRST_RESTART_S = 0.05
 MAX_RESTART_S = 30.0
-MAX_CRASHES = 3
 CRASH_WINDOW_S = 300.0
 RETRY_FAILED_S = 2.0  # how long calls are refused after a failed load, before the next attempt
 MAX_RETRY_S = 30.0
 DRAIN_POLL_S = 0.02
-MAX_FAILED = 32  # failed replicas remembered
+MAX_REMEMBERED = 32  # replicas remembered that have failed, and that are evicted
+PARALLEL_LOADS = 2  # models read into memory at once
+MAX_LOADING = 32  # models that load or wait for it; calls to further models are refused
+MEMORY_WAIT_S = 5.0  # for which a load waits until models in use become idle
 
 
 class LoadsModels(Protocol):
-    """Loads a model in processes of its own; `on_exit` is called with a reason if one exits unexpectedly."""
+    """Loads a model in processes of its own, with at most `kv_bytes` of KV cache. `on_exit` is called with a reason if
+    a process exits unexpectedly."""
 
-    async def load(self, model: LocalModel, on_exit: Callable[[str], None]) -> TaskModel: ...
+    async def load(self, model: LocalModel, on_exit: Callable[[str], None], kv_bytes: int) -> TaskModel: ...
 
 
-@dataclass(eq=False)
-class ModelReplica:
-    """One model revision on this machine."""
+@dataclass(frozen=True)
+class ReplicaMemory:
+    """Memory for the models of this process. `budget_bytes` limits weights and KV caches together, 0 means no limit.
+    A model with a KV cache gets `kv_share_bytes` for it, or less, but at least `kv_floor_bytes`, if less is free. A
+    `kv_share_bytes` of 0 means an equal part of the free memory."""
 
-    model: str
-    revision: str
-    state: ReplicaState = "cold"
-    detail: str = ""
-    task: str = ""
-    num_calls: int = 0  # calls that have acquired this replica
-    num_loads: int = 0  # times this replica became ready
-    last_used_s: float = 0.0
-    has_slot: bool = False  # counts towards `max_replicas`
-    loaded: TaskModel | None = None
-    loading: asyncio.Task[None] | None = None
-    failed_s: float = 0.0
-    failure: Failed | None = None
-    has_crashed: asyncio.Event = field(default_factory=asyncio.Event)
-    crashes: deque[float] = field(default_factory=lambda: deque(maxlen=MAX_CRASHES))  # monotonic seconds
+    budget_bytes: int = 0
+    kv_share_bytes: int = 256 << 20
+    kv_floor_bytes: int = 64 << 20
 
-    @property
-    def is_alive(self) -> bool:
-        """False if a process has exited, even if `on_exit` was not called yet."""
-        return self.loaded is None or self.loaded.is_alive
-
-    @property
-    def task_model(self) -> TaskModel:
-        """The loaded model; only valid while this replica is acquired."""
-        assert self.loaded is not None, "only a ready replica can be acquired"
-        return self.loaded
+    def need_of(self, task: str, weight_bytes: int, num_sharing: int = 1) -> Need:
+        """Return what a model of a task needs. `num_sharing` models are to share what is free, this one included."""
+        if task not in KV_CACHE_TASKS:
+            return Need(weight_bytes)
+        if not self.kv_share_bytes:
+            return Need(weight_bytes, self.kv_floor_bytes, None, num_sharing)
+        return Need(weight_bytes, min(self.kv_floor_bytes, self.kv_share_bytes), self.kv_share_bytes)
 
 
 class Replicas:
-    """The replicas of this process, at most `max_replicas` of them loaded.
+    """The replicas of this process: at most `max_replicas` loaded ones, within `memory`.
 
-    `wanted` are the models to keep ready. A wanted model that was unloaded for another one is no longer wanted; one
-    that cannot be found is reported as failed. `on_change` is called whenever a replica's state changes.
+    `wanted` are the models to keep ready. A wanted model that was evicted for another one is no longer wanted; one
+    that cannot be found is reported as failed. `pinned` models are kept ready too and never evicted. `on_change` is
+    called whenever a replica's state changes.
     """
 
     def __init__(
@@ -96,15 +91,23 @@ class Replicas:
         wanted: Sequence[str] = (),
         on_change: Callable[[], None] = lambda: None,
         clock: Clock = SYSTEM_CLOCK,
+        *,
+        pinned: Iterable[str] = (),
+        memory: ReplicaMemory = ReplicaMemory(),
     ) -> None:
         self._store = store
         self._loaders = loaders
-        self._max_replicas = max_replicas
+        self._memory = memory
+        self._budget = Budget(memory.budget_bytes, max_replicas)
         self._on_change = on_change
         self._clock = clock
         self._replicas: dict[tuple[str, str], ModelReplica] = {}
         self._wanted = list(wanted)
+        self._pinned = dict.fromkeys(pinned)  # ordered
+        self._load_slots = asyncio.Semaphore(PARALLEL_LOADS)
+        self._memory_freed = asyncio.Event()
         self._not_found: dict[str, str] = {}  # wanted model -> why none of its revisions is known
+        self.lost_device = ""  # why a device cannot be used any more, if one cannot
         self._background: set[asyncio.Task[None]] = set()
         self._is_closing = False
 
@@ -112,18 +115,19 @@ class Replicas:
         return iter(list(self._replicas.values()))
 
     async def keep_ready(self) -> None:
-        """Load each wanted model, in order, and retry failed ones with a growing delay, until cancelled."""
-        delays_s = dict.fromkeys(self._wanted, RETRY_FAILED_S)
-        next_try_s = dict.fromkeys(self._wanted, 0.0)
+        """Load each wanted or pinned model, in order, and retry failed ones with a growing delay, until cancelled."""
+        delays_s: dict[str, float] = {}
+        next_try_s: dict[str, float] = {}
         while True:
-            for model in list(self._wanted):
+            for model in self._kept:
                 if self.is_model_ready(model):
-                    delays_s[model] = RETRY_FAILED_S
-                elif self._clock.monotonic_s() >= next_try_s[model]:
+                    delays_s.pop(model, None)
+                elif self._clock.monotonic_s() >= next_try_s.get(model, 0.0):
                     with contextlib.suppress(Refused):
                         await self.load_current(model)
-                    next_try_s[model] = self._clock.monotonic_s() + delays_s[model]
-                    delays_s[model] = min(MAX_RETRY_S, delays_s[model] * 2)
+                    delay_s = delays_s.get(model, RETRY_FAILED_S)
+                    next_try_s[model] = self._clock.monotonic_s() + delay_s
+                    delays_s[model] = min(MAX_RETRY_S, delay_s * 2)
             await asyncio.sleep(RETRY_FAILED_S * random.uniform(0.5, 1.0))  # noqa: S311 - desynchronizes nodes
 
     async def load_current(self, model: str) -> None:
@@ -137,16 +141,23 @@ class Replicas:
         self._not_found.pop(model, None)
         self.release(await self.acquire(model, revision))
 
-    async def acquire(self, model: str, revision: str, task: str = "") -> ModelReplica:
+    async def acquire(self, model: str, revision: str, task: str = "", wait_s: float = math.inf) -> ModelReplica:
         """Return the model's replica once it is ready; it stays loaded until `release`. Loads it if necessary.
 
-        Raises Refused, also if the model's task is not `task`.
+        Raises Refused, also if the model's task is not `task`, and if loading will take longer than `wait_s`. The
+        model is loaded all the same then.
         """
+        now_s = self._clock.monotonic_s()
         replica = self._find_or_load(model, revision)
+        replica.demand.add(now_s)
         if replica.state == "draining":
             raise Refused("out_of_capacity", f"{model} is being unloaded", is_retryable=True)
+        left_s = self._load_left_s(replica, now_s)
+        if left_s > max(0.0, wait_s):
+            message = f"{model} is being loaded and will be ready in about {left_s:.0f} s"
+            raise Refused("out_of_capacity", message, is_retryable=True, retry_after_s=math.ceil(left_s))
         replica.num_calls += 1
-        replica.last_used_s = self._clock.monotonic_s()
+        replica.last_used_s = now_s
         try:
             while replica.state == "loading" or not replica.is_alive:
                 if replica.state != "loading":  # its process has exited, and `on_exit` is about to be called
@@ -154,8 +165,7 @@ class Replicas:
                 assert replica.loading is not None
                 await asyncio.shield(replica.loading)
             if replica.failure is not None:
-                failure = replica.failure  # a new exception: a shared one would collect the tracebacks of all calls
-                raise Refused(failure.reason, failure.message, is_retryable=failure.is_retryable)
+                raise _copy_of(replica.failure)
             if task and replica.task != task:
                 raise Refused("invalid_input", f"{model} is a model for {replica.task}, not for {task}")
         except BaseException:
@@ -167,11 +177,13 @@ class Replicas:
         """Undo one `acquire`."""
         replica.num_calls -= 1
         replica.last_used_s = self._clock.monotonic_s()
+        if not replica.num_calls:
+            self._memory_freed.set()
 
     @property
     def is_ready(self) -> bool:
-        """True if the first wanted model can take calls, or no model is wanted."""
-        return all(self.is_model_ready(model) for model in self._wanted[:1])
+        """True if the first wanted model can take calls, or no model is wanted, and no device is lost."""
+        return not self.lost_device and all(self.is_model_ready(model) for model in self._wanted[:1])
 
     def is_model_ready(self, model: str) -> bool:
         """Return True if any revision of `model` can take calls."""
@@ -179,13 +191,49 @@ class Replicas:
 
     def statuses(self) -> tuple[ReplicaStatus, ...]:
         """Return the status of each replica, and of each wanted model that was not found."""
-        known = tuple(_status(replica) for replica in self._replicas.values())
-        models = {status.model for status in known}
-        return known + tuple(
-            ReplicaStatus(model=model, revision="", state="failed", detail=reason)
-            for model, reason in self._not_found.items()
-            if model not in models
+        now_s = self._clock.monotonic_s()
+        known = tuple(
+            status_of(replica, now_s, is_pinned=replica.model in self._pinned) for replica in self._replicas.values()
         )
+        models = {status.model for status in known}
+        return known + tuple(self._status_without_replica(model) for model in self._kept if model not in models)
+
+    def _status_without_replica(self, model: str) -> ReplicaStatus:
+        """Return the status of a model that is to be kept ready and has no replica yet."""
+        reason = self._not_found.get(model)
+        return ReplicaStatus(
+            model=model,
+            revision="",
+            state="cold" if reason is None else "failed",
+            detail=reason or "",
+            is_pinned=model in self._pinned,
+        )
+
+    @property
+    def _kept(self) -> list[str]:
+        """The models to keep ready, in the order in which they are loaded."""
+        return list(dict.fromkeys((*self._pinned, *self._wanted)))
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that weights and KV caches hold."""
+        return sum(each.weight_bytes + each.kv_bytes for each in self._replicas.values() if each.holds_memory)
+
+    def is_pinned(self, model: str) -> bool:
+        """Return True if the model is never evicted."""
+        return model in self._pinned
+
+    async def pin(self, model: str) -> None:
+        """Never evict `model` from now on, and load it and wait until it is ready. Raises Refused; the model then stays
+        pinned, and loading is retried."""
+        self._pinned[model] = None
+        self._on_change()
+        await self.load_current(model)
+
+    def unpin(self, model: str) -> None:
+        """Allow to evict `model` again. It stays loaded until its memory is needed."""
+        self._pinned.pop(model, None)
+        self._on_change()
 
     def cancel_idle_loading(self) -> None:
         """Cancel the loading of models that no call waits for, because the process is about to exit."""
@@ -199,13 +247,15 @@ class Replicas:
     async def unload(self, model: str, *, waits: bool) -> None:
         """Unload all replicas of `model`, which is no longer wanted. A later call loads the model again.
 
-        Raises Refused if the model is not loaded, or if calls use it. With `waits`, new calls are refused instead, and
-        the model is unloaded once the last call has ended.
+        Raises Refused if the model is not loaded or is pinned, or if calls use it. With `waits`, new calls are refused
+        instead, and the model is unloaded once the last call has ended.
         """
         found = [replica for replica in self if replica.model == model]
         num_calls = sum(replica.num_calls for replica in found)
         if not found:
             raise Refused("model_unavailable", f"{model} is not loaded")
+        if model in self._pinned:
+            raise Refused("out_of_capacity", f"{model} is pinned; unpin it first")
         if num_calls and not waits:
             raise Refused("out_of_capacity", f"{num_calls} calls use {model}", is_retryable=True)
         self._wanted = [name for name in self._wanted if name != model]
@@ -231,25 +281,49 @@ class Replicas:
     def _find_or_load(self, model: str, revision: str) -> ModelReplica:
         replica = self._replicas.get((model, revision))
         if replica is None:
-            self._forget_old_failures()
+            self._check_queue(model)
+            self._forget("failed")
             replica = self._replicas[model, revision] = ModelReplica(model, revision)
             self._start_loading(replica, delay_s=0.0)
-        elif replica.state == "failed" and self._may_retry(replica):
+        elif replica.state == "evicted" or (replica.state == "failed" and self._may_retry(replica)):
+            self._check_queue(model)
             self._start_loading(replica, delay_s=0.0)
         return replica
 
-    def _forget_old_failures(self) -> None:
-        failed = [each for each in self._replicas.values() if each.state == "failed" and not each.num_calls]
-        for replica in sorted(failed, key=lambda each: each.failed_s)[: max(0, len(failed) - MAX_FAILED + 1)]:
+    def _check_queue(self, model: str) -> None:
+        """Raise Refused if too many models are loading already."""
+        num_loading = sum(each.state == "loading" for each in self._replicas.values())
+        if num_loading >= MAX_LOADING:
+            message = f"{model} cannot be loaded now: {num_loading} models are loading"
+            raise Refused("out_of_capacity", message, is_retryable=True)
+
+    def _load_left_s(self, replica: ModelReplica, now_s: float) -> float:
+        """Return the seconds until a loading replica is ready, as far as they can be predicted."""
+        if replica.state != "loading":
+            return 0.0
+        before_s = 0.0
+        for each in self._replicas.values():
+            if each.state == "loading" and each is not replica and each.progress.started_s < replica.progress.started_s:
+                before_s += each.reload_s
+        return replica.progress.download_left_s(now_s) + before_s / PARALLEL_LOADS + replica.reload_s
+
+    def _forget(self, state: ReplicaState) -> None:
+        """Forget the replicas in this state, oldest first, that are more than are remembered."""
+        found = [each for each in self._replicas.values() if each.state == state and not each.num_calls]
+        oldest = sorted(found, key=lambda each: max(each.failed_s, each.last_used_s))
+        for replica in oldest[: max(0, len(found) - MAX_REMEMBERED + 1)]:
             del self._replicas[replica.model, replica.revision]
 
     def _may_retry(self, replica: ModelReplica) -> bool:
         now = self._clock.monotonic_s()
-        return not _is_crash_looping(replica, now) and now - replica.failed_s >= RETRY_FAILED_S
+        if replica.is_device_lost or _is_crash_looping(replica, now):
+            return False
+        return now - replica.failed_s >= RETRY_FAILED_S
 
     def _start_loading(self, replica: ModelReplica, delay_s: float) -> None:
         replica.state = "loading"
         replica.failure = None
+        replica.progress = LoadProgress(self._clock.monotonic_s())
         replica.has_crashed.clear()
         replica.loading = asyncio.create_task(self._load(replica, delay_s))
         self._on_change()
@@ -266,7 +340,6 @@ class Replicas:
 
         try:
             with _refusals(replica.model):
-                await self._take_slot(replica)
                 await self._load_files(replica, on_exit)
         except Refused as refused:
             self._fail(replica, refused)
@@ -289,18 +362,101 @@ class Replicas:
         self._on_change()
 
     async def _load_files(self, replica: ModelReplica, on_exit: Callable[[str], None]) -> None:
-        local = await self._store.open(replica.model, replica.revision)
-        replica.task = local.manifest.task
+        started_s = self._clock.monotonic_s()
+        progress = replica.progress
+
+        def on_progress(num_bytes: int, size_bytes: int) -> None:
+            progress.num_bytes, progress.size_bytes = num_bytes, size_bytes
+
+        local = await self._store.open(replica.model, replica.revision, on_progress)
+        open_s = 0.0 if progress.size_bytes else self._clock.monotonic_s() - started_s
         try:
-            replica.loaded = await self._loaders.load(local, on_exit)
-        except BaseException:
+            replica.task = local.manifest.task
+            file_bytes = sum(file.size_bytes for file in local.manifest.files)
+            await self._take_memory(replica, replica.weight_bytes or file_bytes)
+            progress.waits_for = "waiting for other models that are being loaded"
+            async with self._load_slots:
+                progress.waits_for = ""
+                started_s = self._clock.monotonic_s()
+                replica.loaded = await self._loaders.load(local, on_exit, replica.kv_bytes)
+        except BaseException as error:
+            if isinstance(error, ModelDeviceLost):
+                replica.is_device_lost, self.lost_device = True, str(error)
             self._store.release(local.revision)
             raise
+        replica.reload_s = open_s + self._clock.monotonic_s() - started_s
+        engine = replica.loaded.status()
+        replica.weight_bytes = engine.weight_bytes or file_bytes
+        replica.kv_bytes = engine.kv_bytes or replica.kv_bytes
+        self._evict_excess()
+
+    async def _take_memory(self, newcomer: ModelReplica, weight_bytes: int) -> None:
+        """Evict other models until weights and KV cache of this one fit; waits for models in use. Raises Refused."""
+        if newcomer.holds_memory:  # loaded again after a crash
+            return
+        holders = {each.model for each in self._replicas.values() if each.holds_memory}
+        num_sharing = len({newcomer.model, *self._kept} - holders)
+        need = self._memory.need_of(newcomer.task, weight_bytes, max(1, num_sharing))
+        reason = ""
+        try:
+            async with asyncio.timeout(MEMORY_WAIT_S):
+                while isinstance(plan := self._plan(need, self._budget), NoRoom):
+                    if not plan.is_temporary:
+                        raise Refused("out_of_capacity", plan.reason, is_retryable=True)
+                    reason = newcomer.progress.waits_for = plan.reason
+                    self._memory_freed.clear()
+                    await self._memory_freed.wait()
+        except TimeoutError:
+            raise Refused("out_of_capacity", reason, is_retryable=True) from None
+        newcomer.progress.waits_for = ""
+        newcomer.weight_bytes, newcomer.kv_bytes, newcomer.holds_memory = weight_bytes, plan.kv_bytes, True
+        await self._evict(plan)
+
+    def _plan(self, need: Need, budget: Budget) -> Plan | NoRoom:
+        now_s = self._clock.monotonic_s()
+        held = [
+            each.holding(now_s, is_pinned=each.model in self._pinned)
+            for each in self._replicas.values()
+            if each.holds_memory
+        ]
+        return plan_load(need, held, budget)
+
+    def _evict_excess(self) -> None:
+        """Evict idle models if a model turned out to need more memory than its files have bytes."""
+        plan = self._plan(Need(0), Budget(self._budget.memory_bytes, self._budget.max_models + 1))
+        if isinstance(plan, Plan) and plan.evicted:
+            self._in_background(self._evict(plan))
+
+    async def _evict(self, plan: Plan) -> None:
+        """Evict the models of a plan and wait until their processes have ended."""
+        ending = []
+        for replica in plan.evicted:
+            assert isinstance(replica, ModelReplica)
+            self._wanted = [model for model in self._wanted if model != replica.model]
+            self._not_found.pop(replica.model, None)
+            metrics.REPLICA_EVICTIONS.labels(replica.model).inc()
+            loaded, replica.loaded = replica.loaded, None
+            replica.state, replica.detail, replica.holds_memory = "evicted", "", False
+            logger.info("replica evicted", extra={"model": replica.model, "revision": replica.revision})
+            assert loaded is not None, "only ready models are evicted"
+            ending.append(self._in_background(self._end(loaded, replica.revision)))
+        self._forget("evicted")
+        if ending:
+            self._on_change()
+            await asyncio.wait(ending)
+
+    async def _end(self, loaded: TaskModel, revision: str) -> None:
+        """End the processes of an evicted model."""
+        try:
+            await loaded.close()
+        finally:
+            self._store.release(revision)
 
     def _fail(self, replica: ModelReplica, refused: Refused) -> None:
         replica.state, replica.detail = "failed", refused.failure.message
         replica.failure = refused.failure
-        replica.has_slot = False
+        replica.holds_memory = False
+        self._memory_freed.set()
         replica.failed_s = self._clock.monotonic_s()
         self._log_failure(replica.model, refused.failure)
 
@@ -314,21 +470,6 @@ class Replicas:
         metrics.MODEL_FAILURES.labels(failure.reason).inc()
         logger.error("model unavailable", extra={"model": model, "reason": failure.message})
         self._on_change()
-
-    async def _take_slot(self, newcomer: ModelReplica) -> None:
-        """Unload the least recently used idle replicas until there is a slot. Raises Refused."""
-        while not newcomer.has_slot:
-            loaded = [each for each in self._replicas.values() if each.has_slot]
-            if len(loaded) < self._max_replicas:
-                newcomer.has_slot = True
-                return
-            idle = [each for each in loaded if each.state == "ready" and each.num_calls == 0]
-            if not idle:
-                raise Refused("out_of_capacity", "all loaded models are in use", is_retryable=True)
-            evicted = min(idle, key=lambda each: each.last_used_s)
-            self._wanted = [model for model in self._wanted if model != evicted.model]
-            self._not_found.pop(evicted.model, None)
-            await self._unload(evicted)
 
     async def _drain(self, replica: ModelReplica) -> None:
         """Refuse new calls, wait until running ones have ended, and unload the replica."""
@@ -346,6 +487,7 @@ class Replicas:
     async def _unload(self, replica: ModelReplica) -> None:
         """Remove the replica and end its processes."""
         self._replicas.pop((replica.model, replica.revision), None)
+        self._memory_freed.set()
         loaded, replica.loaded = replica.loaded, None
         if loaded is not None:
             replica.state = "draining"
@@ -379,8 +521,10 @@ class Replicas:
         )
         self._start_loading(replica, delay_s)
 
-    def _in_background(self, work: Coroutine[None, None, None]) -> None:
-        self._keep_task(asyncio.get_running_loop().create_task(work))
+    def _in_background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._keep_task(task)
+        return task
 
     def _keep_task(self, task: asyncio.Task[None]) -> None:
         """Hold a reference to the task until it ends."""
@@ -391,6 +535,13 @@ class Replicas:
 def _is_crash_looping(replica: ModelReplica, now: float) -> bool:
     crashes = replica.crashes
     return len(crashes) == MAX_CRASHES and now - crashes[0] < CRASH_WINDOW_S
+
+
+def _copy_of(failure: Failed) -> Refused:
+    """Return a new exception, because a shared one would collect the tracebacks of all calls."""
+    return Refused(
+        failure.reason, failure.message, is_retryable=failure.is_retryable, retry_after_s=failure.retry_after_s
+    )
 
 
 @contextlib.contextmanager
@@ -406,24 +557,3 @@ def _refusals(model: str) -> Iterator[None]:
         raise Refused("out_of_capacity", f"the files of {model} cannot be fetched now", is_retryable=True) from error
     except OSError as error:
         raise Refused("model_unavailable", f"the files of {model} cannot be read here", is_retryable=True) from error
-
-
-def _status(replica: ModelReplica) -> ReplicaStatus:
-    engine = replica.loaded.status() if replica.loaded is not None else EngineStatus()
-    return ReplicaStatus(
-        model=replica.model,
-        revision=replica.revision,
-        state=replica.state,
-        num_running=engine.num_running,
-        num_waiting=engine.num_waiting,
-        queued_tokens=engine.queued_tokens,
-        num_blocks=engine.num_blocks,
-        num_free_blocks=engine.num_free_blocks,
-        num_cached_blocks=engine.num_cached_blocks,
-        num_computed_tokens=engine.num_computed_tokens,
-        num_preemptions=engine.num_preemptions,
-        num_steps=engine.num_steps,
-        num_ranks=engine.num_ranks,
-        busy_us=engine.busy_us,
-        detail=replica.detail,
-    )

@@ -47,7 +47,7 @@ class Drafter(Protocol):
 class Speculator:
     """Adds draft tokens to the steps of one engine.
 
-    `is_constrained` returns True for the id of a constrained sequence. `has_cheap_multi_token_rows` says whether a row
+    `is_constrained` returns True for the id of a constrained sequence. `has_cheap_multi_token_rows` is True if a row
     may alternate between one and several tokens a step at no cost.
     """
 

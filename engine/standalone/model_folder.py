@@ -60,7 +60,7 @@ class FolderStore:
             raise ModelUnavailable(f"this server serves {self.name} only")
         return self.revision
 
-    async def open(self, name: str, revision: str) -> LocalModel:
+    async def open(self, name: str, revision: str, on_progress: object = None) -> LocalModel:  # noqa: ARG002 - nothing is downloaded
         await self.current_revision(name)
         if not self._folder.exists():
             raise ModelUnavailable(f"{self._folder} does not exist any more")

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import uvloop
 
 from engine.processes.zygote import Zygote
+from engine.serving.cuda_check import check_cuda
 from engine.standalone.settings import ServeSettings, read_flags
 from telemetry.logs import configure_logs
 from telemetry.settings import SettingError
@@ -46,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     """Returns the exit code."""
     try:
         settings = read_flags(arguments)
+        if settings.device == "cuda":
+            check_cuda("--device cuda")
     except SettingError as error:
         sys.stderr.write(f"hearth engine: {error}\n")
         return 2

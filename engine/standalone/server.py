@@ -13,43 +13,25 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from importlib import metadata
+from dataclasses import replace
 
-from engine.processes.child_link import HANG_TIMEOUT_S
 from engine.processes.zygote import Zygote
 from engine.serving.addresses import Address
 from engine.serving.http_server import HttpServer
 from engine.serving.loaders import Loaders
-from engine.serving.replicas import Replicas
+from engine.serving.replicas import ReplicaMemory, Replicas
 from engine.standalone.app import create_app
 from engine.standalone.model_folder import FolderStore, dtype_of, sampling_defaults, weight_bytes
 from engine.standalone.served_model import ServedModel
 from engine.standalone.settings import ServeSettings
 from engine.tasks.work import ModelDescription, Refused, TaskModel
+from telemetry.version import installed_version
 
 logger = logging.getLogger(__name__)
 
 PROGRESS_S = 5.0
 
 _ANY_HOST = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - an address to connect to
-
-
-@dataclass(frozen=True)
-class _LoadSettings:
-    """The settings that `Loaders` reads, with the resolved precision."""
-
-    device: str
-    dtype: str
-    num_threads: int
-    tensor_parallel: int
-    kv_memory_bytes: int
-    adapter_memory_bytes: int
-    max_sequences: int
-    max_waiting: int
-    max_step_tokens: int
-    speculation: str
-    step_timeout_s: float = HANG_TIMEOUT_S
 
 
 class StandaloneServer:
@@ -63,10 +45,12 @@ class StandaloneServer:
         self._is_force_stopped = asyncio.Event()
         self._store = FolderStore(settings)
         defaults = sampling_defaults(settings.model_dir)
-        self._dtype = dtype_of(settings.model_dir) if settings.dtype == "config" else settings.dtype
-        self._replicas = Replicas(self._store, Loaders(zygote, self._load_settings(), self._store), max_replicas=1)
+        if settings.dtype == "config":
+            settings = replace(settings, dtype=dtype_of(settings.model_dir))
+        memory = ReplicaMemory(kv_share_bytes=settings.kv_memory_bytes)
+        self._replicas = Replicas(self._store, Loaders(zygote, settings, self._store), max_replicas=1, memory=memory)
         self._model = ServedModel(self._store, self._replicas, settings.model_names, settings.model_dir, defaults)
-        app = create_app(self._model, api_key=settings.api_key, version=metadata.version("hearth"))
+        app = create_app(self._model, api_key=settings.api_key, version=installed_version())
         self._http = HttpServer(app, max_connections=None)
 
     def stop(self) -> None:
@@ -132,21 +116,6 @@ class StandaloneServer:
         await draining
         force_stop.cancel()
         _print(f"stopped after {time.monotonic() - self._started_s:.0f} s")
-
-    def _load_settings(self) -> _LoadSettings:
-        settings = self._settings
-        return _LoadSettings(
-            device=settings.device,
-            dtype=self._dtype,
-            num_threads=settings.num_threads,
-            tensor_parallel=settings.tensor_parallel,
-            kv_memory_bytes=settings.kv_memory_bytes,
-            adapter_memory_bytes=0,
-            max_sequences=settings.max_sequences,
-            max_waiting=settings.max_waiting,
-            max_step_tokens=settings.max_step_tokens,
-            speculation=settings.speculation,
-        )
 
     def _print_ready(self, model: TaskModel) -> None:
         """Print one line to standard output that contains a ready-to-run curl command."""

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from engine.config import DEFAULT_SPECULATION, DRAFT
+from engine.config import AUTO, DEFAULT_SPECULATION, DRAFT, default_sequences
+from engine.processes.child_link import HANG_TIMEOUT_S
+from engine.serving.cuda_check import attention_fault
 from telemetry.settings import SettingError
 
 DESCRIPTION = """\
@@ -24,13 +26,15 @@ _UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]i?B)?", re.IGNORECASE)
 _MAX_KEY_FILE_BYTES = 4096
 _MAX_NAME_CHARACTERS = 256
+_CPU_KV_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
 class ServeSettings:
     """Settings of a standalone server. Callers may use any of `model_names`; the first is the canonical one.
 
-    `dtype` "config" is the precision in `config.json`; `max_model_len` 0 is the model's own context.
+    `dtype` "config" is the precision in `config.json`; `max_model_len` 0 is the model's own context, `kv_memory_bytes`
+    0 what is free.
     """
 
     model_dir: Path
@@ -38,6 +42,7 @@ class ServeSettings:
     host: str
     port: int
     device: str
+    attention: str
     dtype: str
     max_model_len: int
     kv_memory_bytes: int
@@ -50,6 +55,9 @@ class ServeSettings:
     api_key: str
     drain_timeout_s: float
     log_level: str
+    adapter_memory_bytes: int = 0  # this server has no adapters
+    has_graphs: bool = True
+    step_timeout_s: float = HANG_TIMEOUT_S
 
     def __repr__(self) -> str:
         return f"ServeSettings({self.model_dir}, {self.host}:{self.port})"  # without the API key
@@ -65,10 +73,11 @@ def read_flags(arguments: Sequence[str]) -> ServeSettings:
         host=flags.host,
         port=flags.port,
         device=flags.device,
+        attention=flags.attention,
         dtype=flags.dtype,
         max_model_len=flags.max_model_len,
-        kv_memory_bytes=flags.kv_memory,
-        max_sequences=flags.max_sequences,
+        kv_memory_bytes=_CPU_KV_BYTES if not flags.kv_memory and flags.device != "cuda" else flags.kv_memory,
+        max_sequences=flags.max_sequences or default_sequences(flags.device),
         max_waiting=flags.max_waiting,
         max_step_tokens=flags.max_step_tokens,
         num_threads=flags.threads,
@@ -103,10 +112,17 @@ def _add_model(add: Callable[..., object]) -> None:
     add("model_dir", metavar="MODEL_DIR", help="folder with config.json, tokenizer.json and weights, or a GGUF file")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="device on which the model runs")
     add(
+        "--attention",
+        default=AUTO,
+        type=_attention,
+        metavar="KERNELS",
+        help="attention kernels on a GPU: auto, triton or torch",
+    )
+    add(
         "--dtype",
-        default="config",
-        choices=("config", "auto", "bfloat16", "float32"),
-        help="precision of weights and KV cache: as in config.json, the fastest on this machine, or the given one",
+        default="auto",
+        choices=("auto", "config", "bfloat16", "float32"),
+        help="precision of weights and KV cache: the fastest on this machine, as in config.json, or the given one",
     )
     add("--threads", default=0, type=_integer(0, 4096), metavar="N", help="number of threads; 0 uses all cores but one")
     add(
@@ -135,14 +151,20 @@ def _add_limits(add: Callable[..., object]) -> None:
         metavar="TOKENS",
         help="largest context; 0 is the model's own",
     )
-    add("--kv-memory", default="1GiB", type=_size, metavar="SIZE", help="memory for the KV cache, such as 2GiB")
+    add(
+        "--kv-memory",
+        default=AUTO,
+        type=_auto_or(_size),
+        metavar="SIZE",
+        help="memory for the KV cache, such as 2GiB; auto is what is free on a GPU, elsewhere 1GiB",
+    )
     add(
         "--max-sequences",
         "--max-num-seqs",
-        default=64,
-        type=_integer(1, 1 << 16),
+        default=AUTO,
+        type=_auto_or(_integer(1, 1 << 16)),
         metavar="N",
-        help="largest number of sequences generated at once",
+        help="largest number of sequences generated at once; auto is 256 on a GPU, elsewhere 64",
     )
     add(
         "--max-waiting",
@@ -235,6 +257,18 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def _attention(text: str) -> str:
+    fault = attention_fault(text)
+    if fault is not None:
+        raise argparse.ArgumentTypeError(f"{text}: {fault}")
+    return text
+
+
+def _auto_or(parse: Callable[[str], int]) -> Callable[[str], int]:
+    """Return a parser that returns 0 for "auto"."""
+    return lambda text: 0 if text == AUTO else parse(text)
 
 
 def _size(text: str) -> int:

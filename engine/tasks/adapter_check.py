@@ -1,6 +1,6 @@
 """Check whether an adapter fits this model before its first sequence. Headers are read once, in a thread.
 
-The process that runs the model checks again what it loads; this check names the problem for the caller.
+The process that runs the model checks the adapter again when it loads it; this check names the problem for the caller.
 """
 
 from __future__ import annotations

@@ -67,4 +67,7 @@ class Choices:
             completion_tokens=sum(usage.completion_tokens for usage in usages),
             reasoning_tokens=sum(usage.reasoning_tokens for usage in usages),
             device_us=sum(usage.device_us for usage in usages),
+            queue_us=usages[0].queue_us,
+            prefill_us=usages[0].prefill_us,
+            decode_us=max(usage.decode_us for usage in usages),
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -76,6 +77,9 @@ class Generation:
         self._num_tokens = 0
         self._num_reasoning = 0  # reasoning tokens
         self._device_us = 0
+        self._prefill_us = 0  # device time until the first token
+        self._arrived_s = time.perf_counter()
+        self._first_token_s: float | None = None
         self._num_unemitted = 0  # tokens whose text is still held back
         self._logprobs: list[TokenLogprob] = []
         self._is_started = False
@@ -125,6 +129,8 @@ class Generation:
             self._end(Finished("length", self._usage()))
             self._replica.abort(self._sequence_id)
             return
+        if output.token_ids and self._first_token_s is None:
+            self._first_token_s, self._prefill_us = time.perf_counter(), self._device_us
         if output.token_ids:
             self._start()
             self._emit_pieces(self._pieces_of(output))
@@ -229,10 +235,22 @@ class Generation:
         self._emit(event)
 
     def _usage(self) -> Usage:
+        queue_us, prefill_us, decode_us = self._phases()
         return Usage(
             prompt_tokens=self._num_prompt,
             cached_tokens=self._num_cached,
             completion_tokens=self._num_tokens,
             reasoning_tokens=self._num_reasoning,
             device_us=self._device_us,
+            queue_us=queue_us,
+            prefill_us=prefill_us,
+            decode_us=decode_us,
         )
+
+    def _phases(self) -> tuple[int, int, int]:
+        """Return `queue_us`, `prefill_us` and `decode_us` of the usage, as of now."""
+        now_s = time.perf_counter()
+        first_us = round(((self._first_token_s or now_s) - self._arrived_s) * 1e6)
+        prefill_us = min(self._prefill_us, first_us)
+        decode_us = 0 if self._first_token_s is None else round((now_s - self._first_token_s) * 1e6)
+        return first_us - prefill_us, prefill_us, decode_us

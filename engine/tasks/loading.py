@@ -15,13 +15,22 @@ class ModelLoadError(Exception):
     """Raised if a model whose files are present cannot be loaded. The text explains the reason to the operator."""
 
 
+class ModelDeviceLost(ModelLoadError):
+    """Raised if the model's device cannot create a context, so that loading again is useless."""
+
+
 class LoadSettings(Protocol):
-    """Settings for loading models, shared by the node and the standalone server."""
+    """Settings for loading models, shared by the node and the standalone server. A `kv_memory_bytes` of 0 takes what is
+    free."""
 
     @property
     def device(self) -> str: ...
     @property
+    def attention(self) -> str: ...
+    @property
     def dtype(self) -> str: ...
+    @property
+    def has_graphs(self) -> bool: ...
     @property
     def num_threads(self) -> int: ...
     @property
@@ -50,7 +59,8 @@ class LoadRequest:
 
     `context_window`, `tool_parser` and `speculation` are those of the model's manifest; `num_threads` is at least 1.
     `on_exit` is called with a message if a process of the model ends unexpectedly. `open_model` provides the folder of
-    another model, such as a draft model, within a context; None if that model is unavailable.
+    another model, such as a draft model, within a context; None if that model is unavailable. `kv_bytes` is the memory
+    for the KV cache, 0 for that of `settings`.
     """
 
     folder: Path
@@ -63,3 +73,4 @@ class LoadRequest:
     zygote: Zygote
     on_exit: Callable[[str], None]
     open_model: Callable[[str], AbstractAsyncContextManager[Path | None]]
+    kv_bytes: int = 0

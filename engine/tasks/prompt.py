@@ -22,12 +22,23 @@ _LONG_TEXT_CHARS = 20_000  # longer texts are tokenized in a thread, off the eve
 
 
 class PromptReader:
-    """Reads the prompts of one model. `form` is how the model's template writes tool calls."""
+    """Reads the prompts of one model.
 
-    def __init__(self, tokenizer: Tokenizer, form: ToolFormat | None, info: EngineInfo) -> None:
+    `form` is how the model's template writes tool calls. `image_markup` is the template's text for an image, and the
+    text that replaces it.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        form: ToolFormat | None,
+        info: EngineInfo,
+        image_markup: tuple[str, str] | None = None,
+    ) -> None:
         self._tokenizer = tokenizer
         self._form = form
         self._info = info
+        self._image_markup = image_markup
 
     async def read(self, task: TextGeneration) -> Sequence[int]:
         """Return the token ids of the prompt: at least one, and fewer than the context holds. Raises Refused."""
@@ -52,7 +63,7 @@ class PromptReader:
 
     def _check_token_ids(self, token_ids: Sequence[int]) -> Sequence[int]:
         """Return the caller's token ids if they are valid."""
-        self._refuse_long(token_ids)
+        self.refuse_long(token_ids)
         vocab_size = self._info.vocab_size
         if not all(0 <= token_id < vocab_size for token_id in token_ids):
             raise Refused("invalid_input", f"token ids must be from 0 to {vocab_size - 1}")
@@ -66,7 +77,7 @@ class PromptReader:
             prompt = self._encode_now(task) if is_quick else await asyncio.to_thread(self._encode_now, task)
         except TemplateRefused as error:
             raise Refused("invalid_input", str(error)) from error
-        self._refuse_long(prompt)
+        self.refuse_long(prompt)
         return prompt
 
     def _encode_now(self, task: TextGeneration) -> list[int]:
@@ -74,13 +85,15 @@ class PromptReader:
         if task.messages is not None:
             messages = template_messages(task.messages, self._form)
             tools = template_tools(shown_tools(task)) or None
-            return self._tokenizer.encode_conversation(messages, tools=tools, **template_kwargs)
+            markup = self._image_markup if task.images else None
+            return self._tokenizer.encode_conversation(messages, tools=tools, image_markup=markup, **template_kwargs)
         assert task.prompt is not None
         if task.raw or not self._tokenizer.has_chat_template:
             return self._tokenizer.encode(task.prompt, parse_special=task.raw)
         return self._tokenizer.encode_conversation([{"role": "user", "content": task.prompt}], **template_kwargs)
 
-    def _refuse_long(self, prompt: Sequence[int]) -> None:
+    def refuse_long(self, prompt: Sequence[int]) -> None:
+        """Raise Refused if the context cannot hold the prompt and a token of output."""
         max_model_len = self._info.max_model_len
         if len(prompt) >= max_model_len:
             raise _too_long(f"the prompt has {len(prompt)} tokens", max_model_len)

@@ -14,6 +14,8 @@ from engine.tasks.work import TaskModel
 
 Loader = Callable[[LoadRequest], Awaitable[TaskModel]]  # raises ModelLoadError
 
+KV_CACHE_TASKS = frozenset({"text-generation"})  # tasks whose models have a KV cache
+
 LOADERS: dict[str, Loader] = {
     slug: importlib.import_module(f"engine.tasks.{slug.replace('-', '_')}").load for slug in TASKS
 }

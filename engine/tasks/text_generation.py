@@ -18,12 +18,12 @@ import numpy as np
 
 from engine.config import DEFAULT_SPECULATION, DRAFT, EngineConfig
 from engine.processes.zygote import ZygoteError
-from engine.protocol.events import Finished, Started, Usage
+from engine.protocol.events import Event, Failed, Finished, Started, Usage
 from engine.protocol.output_format import Constraint
 from engine.protocol.tasks.text_generation import TextGeneration
-from engine.ranks.replica import Replica, ReplicaLoadError
+from engine.ranks.replica import Replica, ReplicaDeviceLost, ReplicaLoadError
 from engine.report import EngineInfo, EngineStatus
-from engine.scheduling.sequence import SequenceRequest
+from engine.scheduling.sequence import PromptImage, SequenceRequest
 from engine.structured.checker import ConstraintChecker
 from engine.structured.refusal import ConstraintRefused
 from engine.tasks.adapter_check import AdapterCheck
@@ -31,9 +31,10 @@ from engine.tasks.choices import Choices, of_choice
 from engine.tasks.generated_text import GeneratedText
 from engine.tasks.generation import Generation
 from engine.tasks.input_check import check_input
-from engine.tasks.loading import LoadRequest, ModelLoadError
+from engine.tasks.loading import LoadRequest, ModelDeviceLost, ModelLoadError
 from engine.tasks.prompt import PromptReader
 from engine.tasks.prompt_echo import PromptEcho
+from engine.tasks.vision import Vision, load_vision
 from engine.tasks.work import Emit, ModelDescription, Refused, Run, Work
 from engine.text.detokenizer import StopStringFinder
 from engine.text.files import TokenizerUnusable
@@ -56,14 +57,28 @@ async def load(request: LoadRequest) -> TextGenerator:
             config = _engine_config(request, speculation)
             replica = await Replica.start(request.zygote, config, request.revision, request.on_exit)
         try:
-            checker = ConstraintChecker(config.model_dir, replica.info.vocab_size, replica.info.eos_token_ids)
-            # Detecting the tool call syntax renders the template, which may take a while, so it runs in a thread.
-            return await asyncio.to_thread(
-                TextGenerator, replica, await tokenizer_ready, checker, tool_parser=request.tool_parser
-            )
+            vision = await load_vision(request)
         except BaseException:
             await replica.close()
             raise
+        try:
+            checker = ConstraintChecker(config.model_dir, replica.info.vocab_size, replica.info.eos_token_ids)
+            # Detecting the tool call syntax renders the template, which may take a while, so it runs in a thread.
+            return await asyncio.to_thread(
+                TextGenerator,
+                replica,
+                await tokenizer_ready,
+                checker,
+                tool_parser=request.tool_parser,
+                vision=vision,
+            )
+        except BaseException:
+            await replica.close()
+            if vision is not None:
+                await vision.close()
+            raise
+    except ReplicaDeviceLost as error:
+        raise ModelDeviceLost(str(error)) from error
     except (TokenizerUnusable, ReplicaLoadError, ZygoteError) as error:
         raise ModelLoadError(str(error)) from error
     finally:
@@ -77,7 +92,10 @@ def _engine_config(request: LoadRequest, speculation: str) -> EngineConfig:
         model_dir=request.folder,
         dtype=settings.dtype,
         device=settings.device,
-        kv_memory_bytes=settings.kv_memory_bytes,
+        has_graphs=settings.has_graphs,
+        attention=settings.attention,
+        kv_memory_bytes=request.kv_bytes or settings.kv_memory_bytes,
+        is_kv_auto=not settings.kv_memory_bytes,
         adapter_memory_bytes=settings.adapter_memory_bytes,
         max_sequences=settings.max_sequences,
         max_waiting=settings.max_waiting,
@@ -124,10 +142,17 @@ class TextGenerator:
     """One text model of this node: its tokenizer, its replica, and the checker of its constraints."""
 
     def __init__(
-        self, replica: Replica, tokenizer: Tokenizer, checker: Checker, *, tool_parser: str | None = None
+        self,
+        replica: Replica,
+        tokenizer: Tokenizer,
+        checker: Checker,
+        *,
+        tool_parser: str | None = None,
+        vision: Vision | None = None,
     ) -> None:
         """`tool_parser` names the tool call syntax if the chat template does not show it."""
         self._replica = replica
+        self._vision = vision
         self._tokenizer = tokenizer
         self._checker = checker
         self._sequence_ids = itertools.count(1)
@@ -136,13 +161,13 @@ class TextGenerator:
         words = frozenset() if template is None else template.words | template.written
         hints = words if template is not None and template.reads_tools else ()
         self._form = None if template is None else find_tool_format(template.render, tool_parser, hints)
-        self._prompts = PromptReader(tokenizer, self._form, replica.info)
+        self._prompts = PromptReader(tokenizer, self._form, replica.info, None if vision is None else vision.markup)
         self._reasoning = find_reasoning(words)
         self._controls = _controls(tokenizer)
 
     @property
     def is_alive(self) -> bool:
-        return self._replica.is_alive
+        return self._replica.is_alive and (self._vision is None or self._vision.is_alive)
 
     @property
     def info(self) -> EngineInfo:
@@ -167,17 +192,34 @@ class TextGenerator:
 
     async def close(self) -> None:
         await self._replica.close()
+        if self._vision is not None:
+            await self._vision.close()
         await self._checker.close()
 
     async def prompt_ids(self, task: TextGeneration) -> Sequence[int]:
         """Return the ids of the prompt: at least one, and fewer than the context. Raises Refused."""
-        return await self._prompts.read(task)
+        prompt, _, _ = await self._read(task)
+        return prompt
+
+    async def _read(self, task: TextGeneration) -> tuple[Sequence[int], tuple[PromptImage, ...], int]:
+        """Return the ids of the prompt, its images, and the device time of the images in microseconds. Raises
+        Refused."""
+        images = task.images
+        if not images:
+            return await self._prompts.read(task), (), 0
+        if self._vision is None or not all(image.is_decoded for image in images):
+            raise Refused("invalid_input", "'/messages' must not have images: this model takes text only")
+        prompt, found, device_us = await self._vision.insert(await self._prompts.read(task), images)
+        self._prompts.refuse_long(prompt)
+        return prompt, found, device_us
 
     async def start(self, work: Work[TextGeneration], emit: Emit) -> Run:
         """Tokenize, check the length and the output format, and add the sequences to the engine. Raises Refused."""
         check_input(work, self.info.vocab_size)
         task = _without_stops_in_json(work.task)
-        prompt = await self._prompts.read(task)
+        prompt, images, device_us = await self._read(task)
+        if images:
+            emit = _adding_device_time(emit, device_us)
         if task.only_counts:
             emit(Started(prompt_tokens=len(prompt)))
             emit(Finished("stop"))
@@ -187,7 +229,7 @@ class TextGenerator:
             await self._adapters.check(work.adapter)
         room = self._room(task, prompt)
         constraint = await self._enforceable(plan, work.namespace, task.constraint)
-        request = self._request(work, task, prompt, room, constraint)
+        request = msgspec.structs.replace(self._request(work, task, prompt, room, constraint), images=images)
         echo = await self._echo(task, prompt) if task.echoes_prompt else None
         return self._begin(task, plan, request, echo, emit)
 
@@ -311,6 +353,18 @@ class TextGenerator:
             if phase == "content" and not self._reasoning.content_opening
             else ReasoningState(self._reasoning, phase)
         )
+
+
+def _adding_device_time(emit: Emit, device_us: int) -> Emit:
+    """Return a function that emits events with this device time added to the usage."""
+
+    def emit_with(event: Event) -> None:
+        if isinstance(event, Finished | Failed):
+            usage = msgspec.structs.replace(event.usage, device_us=event.usage.device_us + device_us)
+            event = msgspec.structs.replace(event, usage=usage)
+        emit(event)
+
+    return emit_with
 
 
 def _without_stops_in_json(task: TextGeneration) -> TextGeneration:

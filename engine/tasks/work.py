@@ -35,9 +35,11 @@ class Work(Generic[Input]):
 class Refused(Exception):
     """Raised for work that cannot be started; `failure` is sent to the caller."""
 
-    def __init__(self, reason: FailureReason, message: str, *, is_retryable: bool = False) -> None:
+    def __init__(
+        self, reason: FailureReason, message: str, *, is_retryable: bool = False, retry_after_s: int = 0
+    ) -> None:
         super().__init__(message)
-        self.failure = Failed(reason, message, is_retryable)
+        self.failure = Failed(reason, message, is_retryable, retry_after_s=retry_after_s)
 
 
 class Run(Protocol):

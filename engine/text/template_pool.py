@@ -86,7 +86,7 @@ class TemplatePool:
         self._idle: list[_Worker] = []
 
     def compile(self, source: str, max_cpu_s: float = MAX_RENDER_CPU_S) -> Compiled:
-        """Check a template and return what it is made of. Raises TemplateRefused."""
+        """Check a template and return its parts. Raises TemplateRefused."""
         response = self._ask(source, None, datetime.now(), max_cpu_s)
         assert isinstance(response, Compiled)
         return response

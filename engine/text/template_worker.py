@@ -1,6 +1,6 @@
 """The process that compiles and renders chat templates: `python -m engine.text.template_worker`.
 
-A template comes from whoever publishes a model, so it runs in Jinja's immutable sandbox, in a process that holds no
+A template comes from the publisher of a model, so it runs in Jinja's immutable sandbox, in a process that holds no
 secrets, has bounded memory, and cannot open files or start processes. A CPU timer ends the process during a render
 that takes too long; `template_pool.py` then starts another one. The connection is standard input, a socket; frames in
 both directions have 4 bytes of little-endian length.

@@ -108,10 +108,12 @@ class Tokenizer:
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        image_markup: tuple[str, str] | None = None,
         **template_kwargs: Any,
     ) -> list[int]:
         """Return the prompt for the assistant's next message. Blocks while the template renders.
 
+        `image_markup` is a text of the template that is replaced by another, wherever callers have not written it.
         All arguments are text from callers: control tokens in them are plain text, except visible ones (`<think>`)
         in assistant messages. The beginning-of-text token is only added by the template. Raises TemplateRefused.
         """
@@ -127,6 +129,8 @@ class Tokenizer:
             add_generation_prompt=add_generation_prompt,
             **{name: guard.mark(value) for name, value in template_kwargs.items()},
         )
+        if image_markup is not None:
+            rendered = rendered.replace(*image_markup)
         return self._encode_parts(rendered, self._controls.pattern, guard)
 
     def detokenizer(self, *, starts_text: bool = True, show: Collection[str] = ()) -> Detokenizer:

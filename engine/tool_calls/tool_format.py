@@ -117,7 +117,7 @@ def template_messages(messages: Sequence[ChatMessage], form: ToolFormat | None) 
     arguments_as_text = form is not None and form.arguments_as_text
     turns = []
     for message in messages:
-        turn: dict[str, Any] = {"role": message.role, "content": message.content}
+        turn: dict[str, Any] = {"role": message.role, "content": _content(message)}
         if message.reasoning:
             turn |= {"reasoning_content": message.reasoning, "thinking": message.reasoning}
         if message.tool_calls:
@@ -138,6 +138,24 @@ def template_messages(messages: Sequence[ChatMessage], form: ToolFormat | None) 
             turn["name"] = message.name
         turns.append(turn)
     return turns
+
+
+def _content(message: ChatMessage) -> str | list[dict[str, str]]:
+    """Return the text of a message, or its parts if it has images."""
+    if not message.images:
+        return message.content
+    parts: list[dict[str, str]] = []
+    start = 0
+    for offset in (*message.image_offsets, None):
+        text = message.content[start:offset]
+        if start:
+            text = text.removeprefix("\n")  # which joins the texts of parts
+        if text:
+            parts.append({"type": "text", "text": text})
+        if offset is not None:
+            parts.append({"type": "image"})
+            start = offset
+    return parts
 
 
 class _CallIds:

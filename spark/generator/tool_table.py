@@ -21,7 +21,7 @@ class Domain:
     parameters: dict[str, Field]
     wordings: tuple[str, ...]
     result: dict[str, Field] = field(default_factory=dict)
-    """Empty: the tool does something and says whether it worked."""
+    """Empty: the tool does something and reports success or failure."""
     answer: str = "Done."
     optional: dict[str, tuple[str, str, tuple[str, ...]]] = field(default_factory=dict)
     """Key: names, kind, how a user adds it at the end of the question."""

@@ -59,7 +59,10 @@ def test_runner_reports_the_properties_of_the_model(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("free_bytes", "message"),
-    [(100_000, "the weights in .* need .* GiB more"), (1 << 20, "kv_memory_bytes: the KV cache needs 1.0 GiB")],
+    [
+        (100_000, r"the weights in torch.float32 need \d+ bytes .* and 100000 bytes .* are free on cpu; unload"),
+        (1 << 20, r"the KV cache needs 10737\d+ bytes \(1.0 GiB\), and \d+ bytes .* lower HEARTH_NODE_KV_BYTES"),
+    ],
 )
 def test_model_that_does_not_fit_in_memory_is_rejected_before_allocation(
     folder: Path, free_bytes: int, message: str, monkeypatch: pytest.MonkeyPatch
@@ -74,6 +77,17 @@ def test_kv_memory_determines_the_number_of_blocks(folder: Path) -> None:
     token_bytes = 3 * 2 * 2 * 8 * 4  # layers, keys and values, KV heads, head size, float32
     runner = runner_of(folder, num_blocks=0, kv_memory_bytes=token_bytes * 16 * 10 + 5)
     assert runner.num_blocks == 10
+
+
+def test_automatic_kv_memory_takes_what_is_free_up_to_its_limit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.runner.free_memory_bytes", lambda _device: 2 << 30)
+    auto = {"num_blocks": 0, "is_kv_auto": True, "max_sequences": 4}
+    assert runner_of(folder, **auto, kv_memory_bytes=0).num_blocks == 2 * 4 * 256 // 16, "the model is small"
+    token_bytes = 3 * 2 * 2 * 8 * 4
+    assert runner_of(folder, **auto, kv_memory_bytes=token_bytes * 16 * 10).num_blocks == 10
+    monkeypatch.setattr("engine.runner.free_memory_bytes", lambda _device: 300_000)
+    with pytest.raises(MemoryError, match=r"the KV cache needs \d+ bytes \(1.0 GiB\)"):
+        runner_of(folder, **auto, kv_memory_bytes=0)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from engine.inputs import LogitBias, SamplingInputs, TokenHistory
 from engine.kernels.native.library import find_library
 from engine.sampler import sample
+from engine.sampling import plain_draw
+from engine.sampling.device import sample_rows
 from engine.sampling.draw import _likeliest
+from engine.sampling.history import adjust, upload
+from engine.sampling.packed import NUM_COLUMNS, pack
+from engine.sampling.plain_draw import sample_columns
 from engine.sampling.random_numbers import uniform
 from tests.engine import one_thread  # noqa: F401
 
@@ -284,6 +289,20 @@ def test_filters_always_keep_the_most_likely_token(parameters: dict[str, float],
     assert sample(logits, inputs_of([parameters, parameters])).token_ids.tolist() == expected
 
 
+@pytest.mark.parametrize("vocab_size", [40, 300, 20_000])
+@pytest.mark.parametrize("parameters", [{"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.9}])
+def test_filters_treat_equal_logits_alike_and_draw_in_the_order_of_ids(parameters: dict[str, Any], vocab_size: int):
+    likely = [5, 11, 17, 38]
+    logits = torch.full((vocab_size,), -20.0)
+    logits[likely] = 2.0
+    counts = draw_many(logits, 400, temperature=1.0, **parameters)
+    assert np.flatnonzero(counts).tolist() == likely
+    rows = [{"seeds": 5, "positions": position} | parameters for position in range(50)]
+    tokens = sample(logits.expand(50, -1).clone(), inputs_of(rows)).token_ids
+    numbers = uniform(np.full(50, 5, np.uint64), np.arange(50))
+    assert tokens.tolist() == [likely[int(number * 4)] for number in numbers]
+
+
 # ── constrained rows ──
 
 
@@ -438,3 +457,77 @@ def test_non_finite_constrained_row_fails_alone():
     assert output.is_failed is not None
     assert output.is_failed.tolist() == [True, False]
     assert output.token_ids[1] == 6
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+@pytest.mark.parametrize("min_p", [0.0, 0.05])
+def test_plain_device_draw_equals_the_cpu_sampler(top_k: int, top_p: float, min_p: float) -> None:
+    logits = torch.randn(64, VOCAB, generator=torch.Generator().manual_seed(3)) * 3
+    logits[5, 7] = float("nan")
+    rows = [
+        {"temperature": 0.0 if row % 5 == 0 else 0.8, "top_k": top_k, "top_p": top_p, "min_p": min_p, "seeds": row}
+        for row in range(64)
+    ]
+    inputs = inputs_of(rows)
+    expected = sample(logits.clone(), inputs)
+    found = sample_rows(logits.clone(), inputs, sample_columns, adjust)
+    assert found.is_failed is not None
+    assert found.is_failed.tolist() == [row == 5 for row in range(64)]
+    is_healthy = ~found.is_failed
+    assert found.token_ids[is_healthy].tolist() == expected.token_ids[is_healthy].tolist()
+
+
+def test_plain_device_draw_remembers_the_tokens_of_rows_with_a_slot() -> None:
+    logits, slots = torch.eye(4)[:3], torch.tensor([2, -1, 0], dtype=torch.int32)
+    last_tokens = torch.full((3,), 9, dtype=torch.int32)
+    sample_columns(logits, torch.zeros(NUM_COLUMNS, 3), slots, last_tokens)
+    assert last_tokens.tolist() == [2, 9, 0]
+
+
+def test_plain_device_draw_uses_the_random_numbers_of_seed_and_position() -> None:
+    rng = np.random.default_rng(0)
+    rows = [
+        {"seeds": seed, "positions": position}
+        for seed, position in zip(
+            [0, 1, 2**63, 2**64 - 1, *rng.integers(0, 2**64, 500, np.uint64).tolist()],
+            [0, 2**31 - 1, 7, 131_072, *rng.integers(0, 200_000, 500).tolist()],
+            strict=True,
+        )
+    ]
+    inputs = inputs_of(rows)
+    columns = np.zeros((NUM_COLUMNS, len(rows)), np.float32)
+    pack(inputs, columns)
+    expected = np.minimum(uniform(inputs.seeds, inputs.positions).astype(np.float32), np.float32(1 - 2.0**-24))
+    assert plain_draw.uniform(torch.from_numpy(columns)).numpy().tobytes() == expected.tobytes()
+
+
+def test_plain_device_adjustments_equal_the_cpu_samplers() -> None:
+    logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(4)) * 3
+    penalties = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": -0.3}
+    histories = (
+        TokenHistory(4, np.array([3, 3, 7, 8, 8, 8], np.int32), 2),
+        TokenHistory(1, np.array([9], np.int32), 1),
+        TokenHistory(2, np.array([], np.int32), 0),
+    )
+    biases = tuple(
+        LogitBias(row, np.array([3, 7], np.int32), np.array([value, -1.0], np.float32))
+        for row, value in ((0, 2.0), (4, 5.0), (4, -7.0))
+    )
+    inputs = dataclasses.replace(inputs_of([{"temperature": 0.0} | penalties] * 6, histories), biases=biases)
+    expected, found = logits.clone(), logits.clone()
+    sample(expected, inputs)
+    adjust(found, *upload(inputs, torch.device("cpu")))
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
+    assert not torch.equal(found[4], logits[4])
+
+
+@pytest.mark.parametrize(
+    "parameters", [{"temperature": 0.7}, {"temperature": 1.2, "top_p": 0.9}, {"top_k": 6, "top_p": 0.8, "min_p": 0.02}]
+)
+def test_plain_device_draw_follows_the_requested_distribution(parameters: dict[str, Any]) -> None:
+    logits, num_draws = logits_of(1.5, vocab=40), 100_000
+    inputs = inputs_of([parameters | {"seeds": 5}] * num_draws)
+    inputs = dataclasses.replace(inputs, positions=np.arange(num_draws))
+    tokens = sample_rows(logits.repeat(num_draws, 1), inputs, sample_columns, adjust).token_ids
+    assert_distributed(np.bincount(tokens, minlength=40), expected_probabilities(logits, **parameters))

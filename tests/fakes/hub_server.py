@@ -6,6 +6,7 @@ differ from the announced digest. Records every request.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -34,10 +35,11 @@ class Request:
 
 @dataclass
 class Cut:
-    """Closes the connection of the next GET of a file after `after_bytes` of the body, normally or with a reset."""
+    """Closes the connection of the next GET of a file after `after_bytes` of the body, normally or with a reset; or
+    holds the rest of the body back until `HubServer.release` is set."""
 
     after_bytes: int
-    kind: Literal["close", "reset"] = "close"
+    kind: Literal["close", "reset", "hold"] = "close"
 
 
 @dataclass
@@ -49,6 +51,7 @@ class HubServer:
     cuts: dict[str, list[Cut]] = field(default_factory=dict)
     served_instead: dict[str, bytes] = field(default_factory=dict)
     requests: list[Request] = field(default_factory=list)
+    release: threading.Event = field(default_factory=threading.Event)
 
     @classmethod
     def of_folder(cls, repo_id: str, folder: Path) -> HubServer:
@@ -68,6 +71,7 @@ class HubServer:
         return self
 
     def __exit__(self, *_error: object) -> None:
+        self.release.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join(5)
@@ -153,7 +157,12 @@ class _Handler(BaseHTTPRequestHandler):
         part = body if cut is None else body[: cut.after_bytes]
         self.wfile.write(part)
         seen.sent_bytes = len(part)
-        if cut is not None:
+        if cut is not None and cut.kind == "hold":
+            self.wfile.flush()
+            self.server_hub.release.wait()
+            with contextlib.suppress(OSError):  # the client has gone
+                self.wfile.write(body[cut.after_bytes :])
+        elif cut is not None:
             self.close_connection = True
             if cut.kind == "reset":
                 self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

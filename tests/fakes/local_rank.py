@@ -182,7 +182,7 @@ class TokenLoaders:
         self._entry = entry
         self.models: dict[str, TokenModel] = {}
 
-    async def load(self, model: LocalModel, on_exit: Callable[[str], None]) -> TokenModel:
+    async def load(self, model: LocalModel, on_exit: Callable[[str], None], kv_bytes: int = 0) -> TokenModel:
         replica = await Replica.start(self._zygote, self._config, "r", on_exit, entry=self._entry)  # type: ignore[arg-type]
         self.models[model.name] = TokenModel(replica)
         return self.models[model.name]

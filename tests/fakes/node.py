@@ -11,16 +11,29 @@ import contextlib
 import os
 import struct
 import threading
-from collections.abc import Coroutine
+from array import array
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import msgspec
 
 from engine.protocol import events, wire
+from engine.protocol.speech_detector import FRAME_SAMPLES
 from engine.protocol.status import NodeStatus, ReplicaState, ReplicaStatus
+from engine.protocol.tasks.automatic_speech_recognition import AutomaticSpeechRecognition, Segment, Transcript, Word
+from engine.protocol.tasks.image_classification import ImageClassification, Label, Labels
+from engine.protocol.tasks.image_to_text import ImageToText, description_result
+from engine.protocol.tasks.object_detection import Box, DetectedObject, DetectedObjects, ObjectDetection
 from engine.protocol.tasks.registry import TaskInput
+from engine.protocol.tasks.summarization import Summarization
+from engine.protocol.tasks.text_classification import Classification, TextClassification
 from engine.protocol.tasks.text_embeddings import Embeddings, TextEmbeddings
+from engine.protocol.tasks.text_generation import TextGeneration
+from engine.protocol.tasks.text_to_image import GeneratedImages, TextToImage
+from engine.protocol.tasks.text_to_speech import TextToSpeech
+from engine.protocol.tasks.translation import Translation
+from engine.protocol.tasks.voice_activity_detection import LiveChunk, VoiceActivityDetection
 from service_identity.service_identity import ServiceIdentity
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
@@ -28,6 +41,7 @@ from tests.waiting import PATIENCE_S
 
 WORDS = ("Hello", " from", " the", " fake", " node", " ✓")
 DIMENSIONS = 8
+LOUD = 1000  # samples above this are speech
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,6 +99,11 @@ class FakeNode:
         self.state: ReplicaState = "ready"
         self.queued_tokens = 0
         self.num_waiting = 0
+        self.version = "0"
+        self.actions: tuple[str, ...] = get_args(wire.ManageAction)
+        self.device_name = "Fake CPU"
+        self.changes: list[wire.Manage] = []
+        self.change_error = ""  # the response to changes
         self._models = models
         self._redis_url = redis_url
         self._loop = asyncio.new_event_loop()
@@ -111,6 +130,10 @@ class FakeNode:
     def die(self) -> None:
         """Behave like a process killed by SIGKILL: all connections drop, nothing listens, and presence expires."""
         self._call(self._vanish())
+
+    def drop_connections(self) -> None:
+        """Close all connections of gateways, which can connect again at once."""
+        self._call(self._drop_connections())
 
     def publish(self) -> None:
         """Publish the node's current status at once."""
@@ -182,7 +205,16 @@ class FakeNode:
                 for name, revision in self._models.items()
             ),
             tasks=(),
+            version=self.version,
+            actions=self.actions,
+            device_name=self.device_name,
+            memory_bytes=8 << 30,
+            started_s=1_700_000_000,
         )
+
+    async def _drop_connections(self) -> None:
+        for connection in list(self.connections):
+            connection.transport.abort()
 
     async def _vanish(self) -> None:
         for job in list(self._jobs):
@@ -241,6 +273,9 @@ class NodeSide(asyncio.Protocol):
             self.send(wire.Hello(version=wire.VERSION, sender=self._node.node_id, nonce=self._nonce, token=token))
         elif isinstance(message, wire.Ping):
             self.send(wire.Pong())
+        elif isinstance(message, wire.Manage):
+            self._node.changes.append(message)
+            self.send(wire.Managed(message.request_id, self._node.change_error))
         elif isinstance(message, wire.Execute):
             assert self._is_proven
             self._node.executes.append(message)
@@ -263,8 +298,8 @@ class NodeSide(asyncio.Protocol):
         script = script_of(execute.task, self._node.node_id)
         prompt_tokens = count_prompt(execute.task)
         try:
-            if isinstance(execute.task, TextEmbeddings):
-                self.send(*(wire.Reply(call_id, event) for event in embedded(execute.task)))
+            if not isinstance(execute.task, TextGeneration):
+                self.send(*(wire.Reply(call_id, event) for event in RESULTS[type(execute.task)](execute.task)))
                 return
             if execute.task.only_counts:
                 self.send(
@@ -298,7 +333,10 @@ class NodeSide(asyncio.Protocol):
                 num_sent += event.num_tokens
             if script.then_after >= len(script.texts()):
                 await self._misbehave(script.then)
-            usage = events.Usage(prompt_tokens=prompt_tokens, cached_tokens=script.cached, completion_tokens=num_sent)
+            usage = events.Usage(
+                prompt_tokens=prompt_tokens, cached_tokens=script.cached, completion_tokens=num_sent,
+                queue_us=10, prefill_us=20, decode_us=30,
+            )  # fmt: skip
             end = _end(script, usage, num_sent // num_choices)
             if num_choices > 1 and isinstance(end, events.Finished):
                 ends = (events.ChoiceEnded(choice, end.reason) for choice in range(num_choices))
@@ -346,10 +384,11 @@ def _end(script: Script, usage: events.Usage, num_sent: int) -> events.Event:
 
 def script_of(task: TaskInput, node_id: str) -> Script:
     """Return the script in the task's text for this node, or the default script."""
-    if isinstance(task, TextEmbeddings):
+    if not isinstance(task, TextGeneration):
         return Script()
-    text = task.prompt if task.messages is None else task.messages[-1].content
-    if not text or not text.startswith("!"):
+    texts = [task.prompt or ""] if task.messages is None else [task.messages[-1].content, task.messages[0].content]
+    text = next((text for text in texts if text.startswith("!")), "")
+    if not text:
         return Script()
     script = msgspec.json.decode(text[1:], type=Script)
     return script if script.on in ("", node_id) else Script()
@@ -357,16 +396,119 @@ def script_of(task: TaskInput, node_id: str) -> Script:
 
 def count_prompt(task: TaskInput) -> int:
     """Return the prompt's token count: one token per word."""
-    if isinstance(task, TextEmbeddings):
+    if isinstance(task, TextEmbeddings | TextClassification):
         return sum(len(text.split()) for text in task.texts)
+    if not isinstance(task, TextGeneration):
+        return 0
     texts = [task.prompt or ""] if task.messages is None else [message.content for message in task.messages]
     return sum(len(text.split()) for text in texts)
 
 
+def classified_texts(task: TextClassification) -> list[events.Event]:
+    """Return all three events of a classification: scores grow with the lengths of the texts."""
+    usage = events.Usage(prompt_tokens=count_prompt(task))
+    shares = [min(1.0, len(text) / 100) for text in task.texts]
+    if task.query:
+        found = Classification((), tuple((share,) for share in shares))
+    else:
+        found = Classification(("CLEAN", "RUDE"), tuple((1 - share, share) for share in shares))
+    return [events.Started(usage.prompt_tokens), found.to_result(), events.Finished("stop", usage)]
+
+
 def embedded(task: TextEmbeddings) -> list[events.Event]:
     """Return all three events of an embeddings call."""
+    if task.query:
+        scores = events.Result({"scores": [[len(text) / 100] for text in task.texts]})
+        return [events.Started(), scores, events.Finished("stop", events.Usage(prompt_tokens=count_prompt(task)))]
     rows = [[float(len(text)), *(0.25 * i for i in range(1, DIMENSIONS))] for text in task.texts]
     data = b"".join(struct.pack(f"<{DIMENSIONS}f", *row) for row in rows)
     usage = events.Usage(prompt_tokens=count_prompt(task))
     embeddings = Embeddings((len(rows), DIMENSIONS), data, task.pooling or "mean")
     return [events.Started(usage.prompt_tokens), embeddings.to_result(), events.Finished("stop", usage)]
+
+
+def found_speech(task: VoiceActivityDetection) -> list[events.Event]:
+    """Return all three events of a recording or of a chunk of a live stream at 16 kHz: loud frames are speech."""
+    frame_bytes = FRAME_SAMPLES * 2
+    samples = task.state + task.audio
+    end = len(samples) - len(samples) % frame_bytes
+    frames = [samples[start : start + frame_bytes] for start in range(0, end, frame_bytes)]
+    probabilities = [0.9 if max(array("h", frame)) > LOUD else 0.1 for frame in frames]
+    result = events.Result({"probabilities": probabilities, "duration_s": task.audio_ms / 1000})
+    if task.is_live:
+        result = LiveChunk(probabilities, samples[:end], samples[end:]).to_result()
+    return [events.Started(), result, events.Finished("stop", events.Usage(audio_ms=task.audio_ms))]
+
+
+def transcribed(task: AutomaticSpeechRecognition) -> list[events.Event]:
+    """Return all three events of a transcription, which names the number of samples and the language."""
+    text = f"{len(task.audio) // 2} samples in {task.language or 'any'}."
+    duration_s = task.duration_ms / 1000
+    segment = Segment(0.0, duration_s, text, (Word(text, 0.0, duration_s),))
+    transcript = Transcript(duration_s, (segment,), task.language)
+    return [events.Started(), transcript.to_result(), events.Finished("stop", events.Usage(audio_ms=task.duration_ms))]
+
+
+def classified(task: ImageClassification) -> list[events.Event]:
+    """Return all three events of a classification, which names the size of the decoded image."""
+    labels = Labels((Label(f"{task.image.width} x {task.image.height}", 0.75), Label("other", 0.25)))
+    usage = events.Usage(num_image_tiles=task.num_image_tiles)
+    return [events.Started(), labels.to_result(), events.Finished("stop", usage)]
+
+
+def detected(task: ObjectDetection) -> list[events.Event]:
+    """Return all three events of a detection: one object that fills the image."""
+    box = Box(0, 0, task.image.source_width, task.image.source_height)
+    objects = DetectedObjects((DetectedObject("image", max(0.9, task.threshold), box),))
+    usage = events.Usage(num_image_tiles=task.num_image_tiles)
+    return [events.Started(), objects.to_result(), events.Finished("stop", usage)]
+
+
+def rewritten(task: Translation | Summarization) -> list[events.Event]:
+    """Return all three events of a call whose output is its text in upper case. A word is a token."""
+    num_words = len(task.text.split())
+    if isinstance(task, Translation) and task.target_lang == "xx":
+        return [events.Failed("invalid_input", "'/target_lang' must be one of en, fr")]
+    usage = events.Usage(prompt_tokens=num_words, completion_tokens=num_words)
+    return [events.Started(num_words), events.Result({"text": task.text.upper()}), events.Finished("stop", usage)]
+
+
+def described(task: ImageToText) -> list[events.Event]:
+    """Return all three events of a description, which names the size of the image and the prompt."""
+    text = f"{task.image.width} x {task.image.height}: {task.prompt}"
+    usage = events.Usage(completion_tokens=len(text.split()), num_image_tiles=task.num_image_tiles)
+    return [events.Started(), description_result(text), events.Finished("stop", usage)]
+
+
+def spoken(task: TextToSpeech) -> list[events.Event]:
+    """Return the events of a speech: a second of silence in two pieces for samples, the text itself for MP3."""
+    half = bytes(task.sample_rate)
+    pieces = [task.text.encode()] if task.format == "mp3" else [half, half]
+    usage = events.Usage(audio_ms=1000, num_characters=len(task.text))
+    return [events.Started(), *map(events.Data, pieces), events.Finished("stop", usage)]
+
+
+def painted(task: TextToImage) -> list[events.Event]:
+    """Return the events of images, each of which is the text of what it was made from."""
+    sizes = [f"{each.width}x{each.height}" for each in (task.image, task.mask, *task.references) if each is not None]
+    text = f"{task.prompt} {task.width}x{task.height} {task.steps} steps {' '.join(sizes)}".strip()
+    images = tuple(f"{text} seed {task.seed + number}".encode() for number in range(task.num_images))
+    usage = events.Usage(num_steps=task.num_steps, num_image_tiles=task.num_image_tiles)
+    progress = events.Progress(task.num_steps, task.num_steps)
+    return [events.Started(), progress, GeneratedImages(images).to_result(), events.Finished("stop", usage)]
+
+
+RESULTS: dict[type, Callable[[Any], list[events.Event]]] = {
+    TextEmbeddings: embedded,
+    TextClassification: classified_texts,
+    Translation: rewritten,
+    Summarization: rewritten,
+    AutomaticSpeechRecognition: transcribed,
+    VoiceActivityDetection: found_speech,
+    ImageClassification: classified,
+    ObjectDetection: detected,
+    ImageToText: described,
+    TextToSpeech: spoken,
+    TextToImage: painted,
+}
+"""The events of tasks that do not generate text."""

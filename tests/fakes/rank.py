@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import socket
 import time
+from dataclasses import replace
 
+import torch
+
+from engine.config import EngineConfig
+from engine.devices.assignment import make_current
+from engine.devices.fake import NO_CONTEXT, OUT_OF_MEMORY, FakeDevice
 from engine.inputs import StepInputs, StepOutput
+from engine.kernels.device import DeviceKernels
 from engine.loop import Engine
 from engine.ranks import rank, wire
+from engine.runner import Runner
 from tests.fakes.runner import FakeRunner
 
+OUT_OF_MEMORY_WHILE_LOADING = "out of memory while loading"
 CRASH_TOKEN = 13  # a prompt with this token kills a `crashing` rank
 
 
@@ -31,6 +40,25 @@ def crashing(connection: socket.socket, arguments: bytes) -> None:
 def spinning(connection: socket.socket, arguments: bytes) -> None:
     """Run a rank that computes forever on CRASH_TOKEN."""
     _serve(connection, arguments, _SpinningRunner())
+
+
+def on_fake_device(connection: socket.socket, arguments: bytes) -> None:
+    """Run a rank over the fake device. `device` of the config is "fake" with the fault that it has from step 3 on."""
+
+    def load(config: EngineConfig, _: socket.socket) -> tuple[Runner, tuple[int, ...]]:
+        fault = config.device.removeprefix("fake ")
+        device = FakeDevice(fault, at_step=3)
+        if fault == NO_CONTEXT:
+            torch.cuda.set_device = device.create_context  # type: ignore[assignment]
+            make_current(torch.device("cuda", 0))
+        if fault == OUT_OF_MEMORY_WHILE_LOADING:
+            device.at_step = 0
+            device.fault = OUT_OF_MEMORY
+            device.event().record()
+        return Runner(replace(config, device="cpu"), DeviceKernels(), steps_device=device), ()
+
+    rank.load = load  # type: ignore[attr-defined, assignment]
+    rank.main(connection, arguments)
 
 
 def _serve(connection: socket.socket, arguments: bytes, runner: FakeRunner) -> None:

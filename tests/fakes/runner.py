@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.inputs import StepInputs, StepOutput
+from engine.launched_step import FinishedOutput, PendingOutput
 
 VOCAB_SIZE = 997
 END_TOKEN = 0
@@ -48,9 +49,12 @@ class FakeRunner:
         self.block_size = block_size
         self.max_model_len = max_model_len
         self.vocab_size = VOCAB_SIZE
+        self.weight_bytes = 1 << 20
+        self.kv_bytes = num_blocks * block_size * 4
         self.eos_token_ids: tuple[int, ...] = (END_TOKEN,)
         self.layout_tag = "fake"
         self.has_cheap_multi_token_rows = True
+        self.can_run_ahead = False
         self.namespaces: dict[int, bytes] = {}
         self.num_forward_tokens = 0
         self.forward_tokens_of: dict[int, int] = {}
@@ -61,6 +65,9 @@ class FakeRunner:
         self._tokens = np.full(slots, -1, dtype=np.int32)  # -1 marks KV that was never written
         self._positions = np.full(slots, -1, dtype=np.int64)
         self._writers = np.full(slots, -1, dtype=np.int64)
+
+    def launch(self, inputs: StepInputs) -> PendingOutput:
+        return FinishedOutput(self.run(inputs))
 
     def run(self, inputs: StepInputs) -> StepOutput:
         token_ids, slot_mapping = inputs.token_ids.numpy(), inputs.slot_mapping.numpy()

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
-from catalog.manifest import Manifest
+from catalog.manifest import FileEntry, Manifest
 from engine.protocol.events import Event, Usage
 from engine.report import EngineStatus
 from engine.serving.model_store import LocalModel, ModelUnavailable
@@ -63,17 +63,20 @@ class FakeStore:
         self.held: list[str] = []
         self.errors: dict[str, Exception] = {}
         self.unknown: set[str] = set()
+        self.sizes: dict[str, int] = {}  # bytes of weights
 
     async def current_revision(self, name: str) -> str:
         if name in self.unknown:
             raise ModelUnavailable(f"{name} is not published")
         return "r"
 
-    async def open(self, name: str, revision: str) -> LocalModel:
+    async def open(self, name: str, revision: str, on_progress: object = None) -> LocalModel:
         if name in self.errors:
             raise self.errors[name]
         self.held.append(name)
-        manifest = Manifest(name=name, task="text-generation", architecture="Fake", context_window=64, files=())
+        size_bytes = self.sizes.get(name, 0)
+        files = (FileEntry(path="weights.safetensors", size_bytes=size_bytes, sha256="0" * 64),) if size_bytes else ()
+        manifest = Manifest(name=name, task="text-generation", architecture="Fake", context_window=64, files=files)
         return LocalModel(name, revision, Path("/nowhere"), manifest)
 
     def release(self, revision: str) -> None:
@@ -89,12 +92,18 @@ class FakeLoaders:
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: Exception | None = None
+        self.load_s = 0.0  # by which each load moves `clock` forward
+        self.clock: HandClock | None = None
+        self.kv_bytes: dict[str, int] = {}
 
-    async def load(self, model: LocalModel, on_exit: Callable[[str], None]) -> FakeModel:
+    async def load(self, model: LocalModel, on_exit: Callable[[str], None], kv_bytes: int = 0) -> FakeModel:
         self.num_loads += 1
         await self.gate.wait()
         if self.error is not None:
             raise self.error
+        if self.clock is not None:
+            self.clock.now_s += self.load_s
+        self.kv_bytes[model.name] = kv_bytes
         self.models[model.name] = FakeModel(on_exit)
         return self.models[model.name]
 

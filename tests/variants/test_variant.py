@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoints import weights
-from engine.kernels.native.operators import find_native_kernels
+from engine.kernels.native.chosen import find_native_kernels
 from engine.kernels.reference import Kernels
 from engine.report import RUNNING
 from engine.runner import Runner

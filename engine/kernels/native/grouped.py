@@ -26,7 +26,7 @@ def supports_grouped(form: PackedForm, shape: tuple[int, int], dtype: torch.dtyp
     Only bfloat16 inputs are rounded further: float32 stands for exact results.
     """
     num_in = shape[1]
-    if dtype != torch.bfloat16 or form.bits not in _UNITS or num_in % form.group_size:
+    if form.is_float or dtype != torch.bfloat16 or form.bits not in _UNITS or num_in % form.group_size:
         return False
     return form.group_size == num_in or form.group_size % _UNITS[form.bits] == 0
 

@@ -97,10 +97,9 @@ _ROTATE = (c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_i
 _NORM = (c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_float)
 _GATE = (c_void_p, c_void_p, c_int64, c_int64)
 _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
-    "has_linear": (c_int, ()),
     "packed_size": (c_int64, (c_int64, c_int64)),
-    "pack": (None, (c_void_p, c_int64, c_void_p, c_int64, c_int64)),
-    "linear": (None, (c_void_p, c_void_p, c_void_p, c_void_p, c_int64, c_int64, c_int64)),
+    **{f"pack_{kind}": (None, (c_void_p, c_int64, c_void_p, c_int64, c_int64)) for kind in ("f32", "bf16")},
+    **{f"linear_{kind}": (None, (*(c_void_p,) * 4, *(c_int64,) * 3)) for kind in ("f32", "bf16")},
     "has_packed": (c_int, ()),
     "panels": (c_int64, (c_int64,)),
     "pack8": (None, (c_void_p, c_void_p, c_void_p, c_int64, c_int64)),

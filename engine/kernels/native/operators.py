@@ -1,13 +1,13 @@
 """`CpuKernels` with its frequent operators in C++: one call instead of several calls of torch operators.
 
-Bfloat16 products, packed products, norms, rotation, gated silu, residual addition, LoRA and attention. Other operators,
+Products, packed products, norms, rotation, gated silu, residual addition, LoRA and attention. Other operators,
 and operands of other types, use torch. Available only if `library.py` finds a compiled library.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,92 +31,73 @@ from engine.kernels.interface import (
     Rotate,
 )
 from engine.kernels.native.adapters import NativeLowRank
-from engine.kernels.native.choice import choose_native, size_class, trial_matrix
 from engine.kernels.native.grouped import GroupedMatrix, supports_grouped
-from engine.kernels.native.library import AttentionCall, find_library, load
+from engine.kernels.native.library import AttentionCall, load
 from engine.kernels.native.packed import bind_by_output, supports_by_output
 from engine.kernels.reference import Kernels
 
+BY_OUTPUT = "8-bit by output"  # the kind of product for one scale per output
 _SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
-def find_native_kernels() -> NativeKernels | None:
-    """Return the kernels compiled for this machine, or None if there are none."""
-    library = find_library()
-    return None if library is None else NativeKernels(library)
-
-
 class NativeKernels(CpuKernels):
-    """See `engine.kernels.reference.Kernels`.
+    """See `engine.kernels.reference.Kernels`. `chosen.py` decides which of these kernels are used.
 
-    `has_linear` and `has_packed` are True if the library has a bfloat16 product (AVX2 or AVX-512 BF16) and an 8-bit
-    product for scales per output (AVX-512 BF16 and VNNI).
+    `has_packed` is True if the library has an 8-bit product for scales per output (AVX-512 BF16 and VNNI).
     """
 
     has_cheap_multi_token_rows = True
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
-        self.has_linear = bool(library.hearth_has_linear())
         self.has_packed = bool(library.hearth_has_packed())
-        self._choices: dict[tuple[str, str], bool] = {}
         # The rotary tables of the latest rotation and their addresses: all layers of a step share them.
         self._tables: RotaryTables = ()
         self._table_addresses: tuple[int, ...] = ()
         self._half = 0
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
-        num_in = weight.shape[1]
-        if weight.dtype != torch.bfloat16 or num_in % 2 or not self._is_linear_better(weight.shape):
-            return super().linear(weight, bias)
-        return self._linear(weight, bias)
+    @staticmethod
+    def supports_linear(weight: torch.Tensor) -> bool:
+        """Return True if there is a compiled product with this weight [out, in]."""
+        return weight.dtype in _SUFFIXES and weight.shape[1] % 2 == 0
 
-    def _linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
-        """Return the compiled product of bfloat16 numbers."""
-        library, (num_out, num_in) = self._library, weight.shape
+    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> Operator:
+        if not self.supports_linear(weight):
+            return super().linear(weight, bias)
+        library, dtype, (num_out, num_in) = self._library, weight.dtype, weight.shape
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
-        panels = torch.empty(library.hearth_packed_size(num_out, num_in), dtype=torch.bfloat16)
-        library.hearth_pack(weight.data_ptr(), weight.stride(0), panels.data_ptr(), num_out, num_in)
-        bias = None if bias is None else bias.to(torch.bfloat16).contiguous()
-        multiply, panels_at = library.hearth_linear, panels.data_ptr()
+        panels = torch.empty(library.hearth_packed_size(num_out, num_in), dtype=dtype)
+        pack = getattr(library, f"hearth_pack_{_SUFFIXES[dtype]}")
+        pack(weight.data_ptr(), weight.stride(0), panels.data_ptr(), num_out, num_in)
+        bias = None if bias is None else bias.to(dtype).contiguous()
+        multiply, panels_at = getattr(library, f"hearth_linear_{_SUFFIXES[dtype]}"), panels.data_ptr()
         bias_at = None if bias is None else bias.data_ptr()
 
         def forward(x: torch.Tensor, _owners: object = (panels, bias)) -> torch.Tensor:
             x = x.contiguous()
             num_rows = x.shape[0]
-            out = torch.empty(num_rows, num_out, dtype=torch.bfloat16)
+            out = torch.empty(num_rows, num_out, dtype=dtype)
             multiply(x.data_ptr(), panels_at, bias_at, out.data_ptr(), num_rows, num_out, num_in)
             return out
 
         return forward
 
+    def packed_kind(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> str | None:
+        """Return the name of the compiled product for such a matrix [out, in], or None if there is none."""
+        if self.has_packed and supports_by_output(form, shape, dtype):
+            return BY_OUTPUT
+        return f"{form.bits}-bit" if supports_grouped(form, shape, dtype) else None
+
     def supports_packed(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-        is_native = supports_grouped(form, shape, dtype) and self._is_grouped_better(form.bits, shape)
-        return is_native or super().supports_packed(form, shape, dtype)
+        return self.packed_kind(form, shape, dtype) is not None or super().supports_packed(form, shape, dtype)
 
     def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
-        if self.has_packed and supports_by_output(matrix.form, matrix.shape, dtype):
+        kind = self.packed_kind(matrix.form, matrix.shape, dtype)
+        if kind is None:
+            return super().packed_linear(matrix, bias, dtype)
+        if kind == BY_OUTPUT:
             return bind_by_output(self._library, matrix, bias)
-        if supports_grouped(matrix.form, matrix.shape, dtype) and self._is_grouped_better(matrix.bits, matrix.shape):
-            return GroupedMatrix(self._library, matrix, bias).multiply
-        return super().packed_linear(matrix, bias, dtype)
-
-    def _is_linear_better(self, shape: tuple[int, ...]) -> bool:
-        """Return True if the compiled bfloat16 product exists and torch's is not clearly faster."""
-        return self.has_linear and self._is_chosen("bfloat16", (shape[0], shape[1]), lambda w: self._linear(w, None))
-
-    def _is_grouped_better(self, bits: int, shape: tuple[int, int]) -> bool:
-        def bind(weight: torch.Tensor) -> Operator:
-            return GroupedMatrix(self._library, trial_matrix((weight.shape[0], weight.shape[1]), bits), None).multiply
-
-        return self._is_chosen(f"{bits}-bit", shape, bind)
-
-    def _is_chosen(self, kind: str, shape: tuple[int, int], bind: Callable[[torch.Tensor], Operator]) -> bool:
-        """Return the result of `choose_native`, which is the same for all matrices of a kind and class of size."""
-        key = (kind, size_class(shape))
-        if key not in self._choices:
-            self._choices[key] = choose_native(kind, shape, bind)
-        return self._choices[key]
+        return GroupedMatrix(self._library, matrix, bias).multiply
 
     def packed_table(self, matrix: QuantizedTensor, dtype: torch.dtype) -> tuple[Operator, Operator]:
         if supports_grouped(matrix.form, matrix.shape, dtype):

@@ -1,4 +1,4 @@
-"""The task text embeddings: one vector for each text."""
+"""The task text embeddings: one vector for each text, or the similarity of contexts to a query."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from typing import Any, ClassVar, Literal, Self
 from msgspec import Struct
 
 from engine.protocol.events import Result
-from engine.protocol.fields import BadInput, texts
+from engine.protocol.fields import BadInput, text, texts
 from engine.protocol.outcome import Outcome
 from engine.protocol.rendering import Renderer, encode
+from engine.protocol.tasks.contexts import MAX_CONTEXT_CHARACTERS, RankedContexts, contexts
 from engine.protocol.tasks.task import CHARACTERS_PER_TOKEN, ModelLimits, Task
 
 MAX_TEXTS = 3000
 
 
 class TextEmbeddings(Task, frozen=True, tag="text-embeddings", omit_defaults=True, kw_only=True):
-    """Texts to embed. `pooling` None is the model's own."""
+    """Texts to embed. `pooling` None is the model's own.
+
+    With a `query`, the result is the cosine similarity of each text to the query instead of vectors.
+    """
 
     slug: ClassVar[str] = "text-embeddings"
-    native_schemas: ClassVar[tuple[str, ...]] = ("text_embeddings",)
+    native_schemas: ClassVar[tuple[str, ...]] = ("text_embeddings", "text_embeddings_multi")
     text_field: ClassVar[str] = "text"
 
     texts: tuple[str, ...]
     pooling: Literal["mean", "cls"] | None = None
+    query: str = ""
 
     @property
     def opening_text(self) -> str:
@@ -34,17 +39,20 @@ class TextEmbeddings(Task, frozen=True, tag="text-embeddings", omit_defaults=Tru
 
     @property
     def num_estimated_tokens(self) -> int:
-        return sum(map(len, self.texts)) // CHARACTERS_PER_TOKEN
+        return (sum(map(len, self.texts)) + len(self.query)) // CHARACTERS_PER_TOKEN
 
     @classmethod
     def read_native(cls, body: Mapping[str, Any], _model: ModelLimits) -> Self:
         pooling = body.get("pooling")
         if pooling not in (None, "mean", "cls"):
             raise BadInput("'/pooling' must be one of mean, cls")
+        if "contexts" in body:
+            query = text(body.get("query") or "", "/query", max_characters=MAX_CONTEXT_CHARACTERS)
+            return cls(texts=contexts(body, "contexts"), pooling=pooling, query=query)
         return cls(texts=texts(body, "text", maximum=MAX_TEXTS), pooling=pooling)
 
-    def native_renderer(self) -> NativeEmbeddings:
-        return NativeEmbeddings()
+    def native_renderer(self) -> Renderer:
+        return RankedContexts() if self.query else NativeEmbeddings()
 
 
 class Embeddings(Struct, frozen=True):

@@ -4,15 +4,16 @@ format (`response`, `tool_calls`, `usage`)."""
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Self
 
 import msgspec
 from msgspec import Struct, field
 
 from engine.protocol.events import Finished, TokenLogprob, ToolCallDelta
-from engine.protocol.fields import BadInput, boolean
-from engine.protocol.messages import ChatMessage, read_messages
+from engine.protocol.fields import BadInput, boolean, media
+from engine.protocol.images import Image, MediaFile
+from engine.protocol.messages import ChatMessage, read_messages, with_image
 from engine.protocol.outcome import Outcome
 from engine.protocol.output_format import Constraint, read_constraint
 from engine.protocol.rendering import DONE, OutputNotJson, Renderer, encode, tool_call_delta_object, usage_object
@@ -22,6 +23,7 @@ from engine.protocol.tools import Tool, ToolCall, ToolChoice, read_tool_options
 
 _OPENING_TOKENS = 64  # length of the opening of a prompt given as token ids
 _OPENING_MESSAGES = 4
+_TOKENS_PER_IMAGE = 576  # estimate
 _CHARACTERS_PER_TOOL = 200  # estimate for name and parameters
 
 _PADDING = "abcdefghijklmnopqrstuvwxyz0123456789" * 2
@@ -96,7 +98,24 @@ class TextGeneration(Task, frozen=True, tag="text-generation", omit_defaults=Tru
         num_characters = len(self.prompt or "") + sum([len(message.content) for message in self.messages or ()])
         num_characters += sum([len(tool.description) + _CHARACTERS_PER_TOOL for tool in self.tools])
         num_tokens = len(self.prompt_token_ids or ()) + self.max_completion_tokens
+        num_tokens += _TOKENS_PER_IMAGE * len(self.images)
         return num_characters // CHARACTERS_PER_TOKEN + num_tokens
+
+    @property
+    def images(self) -> list[Image]:
+        """The images of all messages, in order."""
+        return [image for message in self.messages or () for image in message.images]
+
+    def media_files(self) -> Iterator[MediaFile]:
+        for number, message in enumerate(self.messages or ()):
+            for image in message.images:
+                yield MediaFile(f"messages/{number}/content", "image", image.pixels, self.max_image_pixels)
+
+    def with_media(self, decoded: Iterator[bytes | Image]) -> Self:
+        if not self.images:
+            return self
+        messages = [_with_images(message, decoded) for message in self.messages or ()]
+        return msgspec.structs.replace(self, messages=tuple(messages))
 
     @property
     def max_completion_tokens(self) -> int:
@@ -110,12 +129,22 @@ class TextGeneration(Task, frozen=True, tag="text-generation", omit_defaults=Tru
     @classmethod
     def read_native(cls, body: Mapping[str, Any], model: ModelLimits) -> Self:
         sampling = read_sampling(body, default_max_tokens=model.default_max_tokens, context_window=model.context_window)
+        has_image = body.get("image") is not None
         if body.get("messages") is not None:
-            return cls.of_messages(body, sampling)
+            task = cls.of_messages(body, sampling)
+            if not has_image:
+                return task
+            messages = with_image(task.messages or (), Image.of_file(media(body, "image")))
+            return msgspec.structs.replace(task, messages=messages)
         prompt = body.get("prompt")
         if not isinstance(prompt, str) or not prompt:
             raise BadInput("required properties at '/' are 'prompt'")
         is_raw = boolean(body, "raw", False)
+        if has_image:
+            if is_raw:
+                raise BadInput("'/image' is not supported with 'raw'")
+            message = with_image((ChatMessage("user", prompt),), Image.of_file(media(body, "image")))
+            return cls(messages=message, sampling=sampling, constraint=read_constraint(body))
         return cls(prompt=prompt, raw=is_raw, sampling=sampling, constraint=read_constraint(body))
 
     @classmethod
@@ -135,6 +164,11 @@ class TextGeneration(Task, frozen=True, tag="text-generation", omit_defaults=Tru
     def native_renderer(self) -> NativeText:
         is_json = self.constraint is not None and self.constraint.kind in ("json_schema", "json_object")
         return NativeText(has_tools=bool(self.tools), is_json=is_json)
+
+
+def _with_images(message: ChatMessage, decoded: Iterator[bytes | Image]) -> ChatMessage:
+    images = [image for _ in message.images if isinstance(image := next(decoded), Image)]
+    return msgspec.structs.replace(message, images=tuple(images)) if images else message
 
 
 class NativeText(Renderer):

@@ -2,15 +2,18 @@
 
 While the worker (`worker.py`) computes, items queue up. The next batch takes one item of each call in turn until its
 cost budget is full, so that a call with a hundred items does not delay a call with one. The task defines items and
-outputs; the host reads only the cost of an item.
+outputs; the host reads only the cost of an item. A model that computes in many steps reports them, and stops between
+two steps if the call is cancelled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import msgspec
@@ -19,7 +22,7 @@ from msgspec import Struct
 from engine.processes.child_link import ChildLink
 from engine.processes.frames import framed
 from engine.processes.zygote import ZygoteError
-from engine.protocol.events import Failed, Finished, Result, Started, Usage
+from engine.protocol.events import Event, Failed, Finished, Progress, Result, Started, Usage
 from engine.report import EngineStatus
 from engine.tasks.loading import LoadRequest, ModelLoadError
 from engine.tasks.work import Emit, Refused
@@ -43,12 +46,21 @@ class Item(Protocol):
 
 
 class WorkerArguments(Struct, frozen=True):
-    """Arguments of the forked worker. `entry` is the task's `load` function, as "module:function"."""
+    """Arguments of the forked worker. `entry` is the task's `load` function, as "module:function". A worker with a
+    `niceness` above 0 gives way to the other processes of the machine."""
 
     entry: str
     model_dir: str
     device: str
     num_threads: int
+    niceness: int = 0
+
+
+class CancelItems(Struct, frozen=True):
+    """Sent to the worker: the outputs of these items of the batch with this number are no longer needed."""
+
+    batch: int
+    indices: list[int]
 
 
 class Loaded(Struct, frozen=True, tag="loaded"):
@@ -68,55 +80,113 @@ class Outputs(Struct, frozen=True, tag="outputs"):
     device_us: int
 
 
-FromWorker = Loaded | LoadFailed | Outputs
+class ItemProgress(Struct, frozen=True, tag="item_progress"):
+    """`num_done` of `num_total` steps of an item of the batch are done."""
+
+    index: int
+    num_done: int
+    num_total: int
+
+
+FromWorker = Loaded | LoadFailed | Outputs | ItemProgress
 _from_worker: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
 
 
-def encode_frame(message: FromWorker | list[Item]) -> bytes:
-    """Return one frame of the worker's socket: a batch of items, or a message of the worker."""
+def encode_frame(message: FromWorker | CancelItems | list[Item]) -> bytes:
+    """Return one frame of the worker's socket: a batch of items, a cancellation, or a message of the worker."""
     return framed(msgspec.msgpack.encode(message))
 
 
+@dataclass(frozen=True)
+class OutputStream:
+    """How a call sends each output as soon as it is computed: `event` turns an output into an event, `usage` returns
+    what the call is charged for the outputs so far. Requires batches of a single item, whose order is that of items."""
+
+    event: Callable[[Any], Event]
+    usage: Callable[[list[Any]], Usage]
+
+
 class Job:
-    """The items of one running call, created by `OnePassHost.submit`. Usage counts the cost of all items as prompt
-    tokens once the call is finished."""
+    """The items of one running call, created by `OnePassHost.submit`. `measure` returns the usage for the outputs of
+    all items. The usage is reported once the call is finished, with the device time."""
 
     def __init__(
-        self, host: OnePassHost, items: Sequence[Item], render: Callable[[list[Any]], Result], emit: Emit
+        self,
+        host: OnePassHost,
+        items: Sequence[Item],
+        render: Callable[[list[Any]], Result],
+        emit: Emit,
+        measure: Callable[[list[Any]], Usage],
+        stream: OutputStream | None,
     ) -> None:
         self.items = items
         self.outputs: list[Any] = [None] * len(items)
         self.num_taken = 0  # items that were sent to the worker
         self.num_computed = 0
         self.device_us = 0.0
+        self._arrived_s = time.perf_counter()
         self._host = host
         self._render = render
         self._emit = emit
+        self._measure = measure
+        self._stream = stream
+        self._num_steps = [0] * len(items)  # steps of each item that are done
+        self._has_started = False
         self._is_over = False
 
     def cancel(self) -> Usage:
-        """Drop the items that are not being computed. Items that are being computed are not counted."""
+        """Drop the items that are not computed yet. Return what the call is charged for: the steps that are done and
+        the outputs that were sent."""
         self._is_over = True
         self._host.drop(self)
-        return Usage()
+        if self._stream is not None:
+            return self._measured_usage(self._stream.usage(self.outputs[: self.num_computed]))
+        return self._measured_usage(Usage(num_steps=sum(self._num_steps))) if any(self._num_steps) else Usage()
+
+    def _measured_usage(self, usage: Usage) -> Usage:
+        """Return the usage with the device time, and with the time that the call has spent on the node."""
+        device_us = round(self.device_us)
+        total_us = round((time.perf_counter() - self._arrived_s) * 1e6)
+        prefill_us = min(device_us, total_us)
+        times = {"device_us": device_us, "prefill_us": prefill_us, "queue_us": total_us - prefill_us}
+        return msgspec.structs.replace(usage, **times)
+
+    def add_progress(self, index: int, num_done: int, num_total: int) -> None:
+        """Report that steps of an item are done."""
+        self._num_steps[index] = num_done
+        if not self._is_over:
+            self._start()
+            self._emit(Progress(sum(self._num_steps), num_total * len(self.items)))
 
     def add_output(self, index: int, output: Any, device_us: float) -> None:
-        """Store the output of one item, and end the call with its Result if this was the last."""
+        """Store the output of one item, send it if the outputs are streamed, and end the call if it was the last."""
         self.outputs[index] = output
         self.num_computed += 1
         self.device_us += device_us
-        if self.num_computed < len(self.items) or self._is_over:
+        if self._is_over or (self._stream is None and self.num_computed < len(self.items)):
             return
-        num_tokens = sum([item.cost for item in self.items])
         try:
-            result = self._render(self.outputs)
-            self._emit(Started(num_tokens))
-            self._emit(result)
-            self._emit(Finished("stop", Usage(prompt_tokens=num_tokens, device_us=round(self.device_us))))
-            self._is_over = True
+            self._send_output(output)
         except Exception as error:  # a defect in one call must not affect the others
             logger.exception("outputs could not be rendered: %s", type(error).__name__)
             self.fail(Failed("internal", "the node could not run this call; its log has the reason"))
+
+    def _send_output(self, output: Any) -> None:
+        """Emit the latest output of a stream, or the result of all outputs; and the end if all are computed."""
+        if self._stream is not None:
+            event, usage = self._stream.event(output), self._stream.usage(self.outputs[: self.num_computed])
+        else:
+            event, usage = self._render(self.outputs), self._measure(self.outputs)
+        self._start(usage.prompt_tokens)
+        self._emit(event)
+        if self.num_computed == len(self.items):
+            self._is_over = True
+            self._emit(Finished("stop", self._measured_usage(usage)))
+
+    def _start(self, prompt_tokens: int = 0) -> None:
+        if not self._has_started:
+            self._has_started = True
+            self._emit(Started(prompt_tokens))
 
     def fail(self, failed: Failed) -> None:
         """End the call with `failed`, unless it is over."""
@@ -150,10 +220,12 @@ class OnePassHost:
         self.info: Any
 
     @classmethod
-    async def start(cls, request: LoadRequest, entry: str, max_batch_cost: int = MAX_BATCH_COST) -> OnePassHost:
+    async def start(
+        cls, request: LoadRequest, entry: str, max_batch_cost: int = MAX_BATCH_COST, niceness: int = 0
+    ) -> OnePassHost:
         """Fork a worker that loads the model with `entry`, and return when it is ready. Raises ModelLoadError. If
         cancelled, kills the worker, which cannot receive messages while it loads."""
-        arguments = WorkerArguments(entry, str(request.folder), request.settings.device, request.num_threads)
+        arguments = WorkerArguments(entry, str(request.folder), request.settings.device, request.num_threads, niceness)
         name = f"worker {request.folder.name}"
         try:
             child = await request.zygote.fork(
@@ -190,15 +262,24 @@ class OnePassHost:
             busy_us=self._busy_us,
         )
 
-    def submit(self, items: Sequence[Item], render: Callable[[list[Any]], Result], emit: Emit) -> Job:
-        """Queue the items of a call, at least one. `render` turns their outputs into the call's Result. Raises
-        Refused."""
+    def submit(
+        self,
+        items: Sequence[Item],
+        render: Callable[[list[Any]], Result],
+        emit: Emit,
+        measure: Callable[[list[Any]], Usage | None] = lambda _outputs: None,
+        stream: OutputStream | None = None,
+    ) -> Job:
+        """Queue the items of a call, at least one. `render` turns their outputs into the call's Result. `measure`
+        returns what the call is charged for; None charges the cost of all items as prompt tokens. With `stream`, each
+        output is sent at once and there is no Result. Raises Refused."""
         if not self.is_alive:
             raise Refused("internal", _ENDED, is_retryable=True)
         if self._num_waiting + len(items) > MAX_WAITING_ITEMS:
             message = f"more than {MAX_WAITING_ITEMS} inputs would be waiting for this model"
             raise Refused("out_of_capacity", message, is_retryable=True)
-        job = Job(self, items, render, emit)
+        of_items = Usage(prompt_tokens=sum([item.cost for item in items]))
+        job = Job(self, items, render, emit, lambda outputs: measure(outputs) or of_items, stream)
         self._jobs.append(job)
         self._num_waiting += len(items)
         self._waiting_cost += sum([item.cost for item in items])
@@ -208,7 +289,10 @@ class OnePassHost:
         return job
 
     def drop(self, job: Job) -> None:
-        """Remove the job's items that were not sent yet."""
+        """Remove the job's items that were not sent yet, and cancel those that the worker computes."""
+        indices = [number for number, (each, _) in enumerate(self._in_flight) if each is job]
+        if indices and self.is_alive:
+            self._link.send(encode_frame(CancelItems(self._num_batches, indices)))
         if job in self._jobs:
             self._jobs.remove(job)
             unsent = job.items[job.num_taken :]
@@ -255,6 +339,9 @@ class OnePassHost:
         message = _from_worker.decode(payload)
         if isinstance(message, Outputs):
             self._on_outputs(message)
+        elif isinstance(message, ItemProgress):
+            job, index = self._in_flight[message.index]
+            job.add_progress(index, message.num_done, message.num_total)
         elif not self._loaded.done():
             if isinstance(message, Loaded):
                 self._loaded.set_result(message.info)

@@ -7,9 +7,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic
 
-from engine.protocol.events import Result
+from engine.protocol.events import Result, Usage
 from engine.report import EngineStatus
-from engine.tasks.one_pass.host import Item, Job, OnePassHost
+from engine.tasks.one_pass.host import Item, Job, OnePassHost, OutputStream
 from engine.tasks.work import Emit, Input, ModelDescription, Work
 
 
@@ -27,13 +27,26 @@ class OnePassModel(ABC, Generic[Input]):
     def render(self, task: Input, outputs: list[Any]) -> Result:
         """Return the result of an input; `outputs` are those of its items, in order."""
 
+    def usage(self, task: Input) -> Usage | None:  # noqa: ARG002
+        """Return what a call is charged for; None charges the cost of its items as prompt tokens."""
+        return None
+
+    def measure(self, task: Input, outputs: list[Any]) -> Usage | None:  # noqa: ARG002
+        """Return what a call with these outputs is charged for; by default `usage`."""
+        return self.usage(task)
+
+    def stream(self, task: Input) -> OutputStream | None:  # noqa: ARG002
+        """Return how the outputs of a call are sent one by one; None sends one Result."""
+        return None
+
     @abstractmethod
     def describe(self) -> ModelDescription: ...
 
     async def start(self, work: Work[Input], emit: Emit) -> Job:
         """Queue the items of a call. Raises Refused."""
         items = await self.read(work.task)
-        return self.host.submit(items, functools.partial(self.render, work.task), emit)
+        render, measure = functools.partial(self.render, work.task), functools.partial(self.measure, work.task)
+        return self.host.submit(items, render, emit, measure, self.stream(work.task))
 
     @property
     def is_alive(self) -> bool:

@@ -7,15 +7,14 @@ does not depend on other rows, except for rounding.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
+from engine.tasks.one_pass.transformers_models import load_pretrained
 from engine.tasks.text_embeddings import EmbeddingModelInfo, TokenRow
 
 MAX_PADDED_TOKENS = 4096  # per forward pass
@@ -69,7 +68,7 @@ class EmbeddingModel:
             raise UnsupportedModel(f"embedding models are {', '.join(_MODEL_TYPES)} without code of their own")
         self._recipe = read_recipe(model_dir)
         self._device = torch.device(device)
-        self._model = _load(model_dir).to(self._device)
+        self._model = load_pretrained("AutoModel", model_dir).to(self._device)
         self._num_dimensions = int(config["hidden_size"])
         self._pad_id = int(config.get("pad_token_id") or 0)
         self.info = EmbeddingModelInfo(self._recipe.pooling, int(config["vocab_size"]))
@@ -101,20 +100,6 @@ class EmbeddingModel:
         mean = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)  # [B, D]
         pooled = torch.where(is_cls.unsqueeze(-1), hidden[:, 0], mean)
         return torch.nn.functional.normalize(pooled, dim=-1) if self._recipe.is_normalized else pooled
-
-
-def _load(model_dir: Path) -> Any:
-    """Load the bare transformer in float32, from safetensors and JSON only."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    from transformers import AutoModel
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    model = AutoModel.from_pretrained(
-        model_dir, local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
-    )
-    return model.eval()
 
 
 def group_by_length(lengths: list[int]) -> Iterator[list[int]]:

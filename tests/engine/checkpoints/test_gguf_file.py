@@ -17,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.checkpoints import gguf_weights, weights
+from engine.checkpoints import gguf_file, gguf_weights, weights
 from engine.checkpoints.gguf_config import _FAMILIES, gguf_config
 from engine.checkpoints.gguf_file import GgufError, GgufFile, GgufTensor, find_gguf, read_gguf
 from engine.checkpoints.gguf_tokenizer import gguf_tokenizer
@@ -294,3 +294,13 @@ def test_q4_k_block_equals_the_format_definition(tmp_path: Path) -> None:
     destination = torch.zeros(1, 256)
     weights.load(weights.open_checkpoint(at(tmp_path, whole)), {"model.layers.0.mlp.up_proj.weight": destination})
     torch.testing.assert_close(destination[0], torch.tensor(np.array(expected, np.float32)), rtol=1e-6, atol=1e-6)
+
+
+def test_header_larger_than_the_first_read_is_read_completely(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [f"word {index}" for index in range(300)]
+    values = struct.pack("<IQ", _STRING, len(words)) + b"".join(map(text, words))
+    path = at(tmp_path, file_of([ARCHITECTURE, key("tokenizer.ggml.tokens", _ARRAY, values)], [tensor("one")]))
+    whole = read_gguf(path)
+    assert whole.metadata["tokenizer.ggml.tokens"] == words
+    monkeypatch.setattr(gguf_file, "_USUAL_HEADER_BYTES", 1000)
+    assert read_gguf(path) == whole

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from engine.kernels import cpu_linear
+from engine.kernels.block_pool import BlockPool
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_attention import CpuAttention
 from engine.kernels.interface import FULL_ATTENTION, Activation, AttentionShape, AttentionWindow, KvPool
@@ -115,6 +116,13 @@ class Life:
 def pool_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> KvPool:
     """Return a pool filled with NaN, so that a read of unwritten memory shows in the result."""
     return KvPool(torch.full((NUM_LAYERS, NUM_BLOCKS * BLOCK, shape.kv_width), float("nan"), dtype=dtype), BLOCK)
+
+
+def block_pool_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> BlockPool:
+    """Return the same in the layout of devices."""
+    pool = BlockPool.allocate(shape, NUM_LAYERS, NUM_BLOCKS, BLOCK, dtype, torch.device("cpu"))
+    pool.poison()
+    return pool
 
 
 def assert_twins_agree(name: str, seed: int, dtype: torch.dtype, tolerance: float, draft_fraction: float = 0.0) -> None:

@@ -101,23 +101,26 @@ def test_decode_of_a_row_is_bitwise_independent_of_other_rows(
     assert torch.equal(*found)
 
 
+@DTYPES
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(("num_out", "num_in"), [(40, 24), (48, 2), (97, 66), (400, 300), (33, 7)])
 def test_product_of_any_shape_equals_its_reference(
-    num_out: int, num_in: int, has_bias: bool, native: NativeKernels
+    num_out: int, num_in: int, has_bias: bool, dtype: torch.dtype, native: NativeKernels
 ) -> None:
-    weight = random(num_out, num_in, dtype=torch.bfloat16)
-    bias = random(num_out, dtype=torch.bfloat16, seed=1) if has_bias else None
+    weight = random(num_out, num_in, dtype=dtype)
+    bias = random(num_out, dtype=dtype, seed=1) if has_bias else None
     linear = native.linear(weight, bias)
-    x = random(29, num_in, dtype=torch.bfloat16, seed=2)
-    whole = linear(x)
-    torch.testing.assert_close(whole, Kernels().linear(weight, bias)(x), atol=0.1, rtol=0.02)
-    if native.has_linear and num_in % 2 == 0:
+    x = random(29, num_in, dtype=dtype, seed=2)
+    whole, expected = linear(x), Kernels().linear(weight, bias)(x)
+    tolerances = {"atol": 0.1, "rtol": 0.02} if dtype == torch.bfloat16 else {"atol": 1e-4, "rtol": 1e-4}
+    torch.testing.assert_close(whole, expected, **tolerances)
+    is_native = num_in % 2 == 0
+    if is_native:
         for num_tokens in range(1, 14):  # rows do not depend on their number
             assert torch.equal(linear(x[:num_tokens]), whole[:num_tokens])
-    transposed = linear(x.t().contiguous().t())  # torch's product may add in another order
+    # torch's product may add in another order
     torch.testing.assert_close(
-        transposed, whole, atol=0 if native.has_linear else 0.1, rtol=0 if native.has_linear else 0.02
+        linear(x.t().contiguous().t()), whole, **{"atol": 0, "rtol": 0} if is_native else tolerances
     )
 
 

@@ -305,7 +305,9 @@ def test_auto_map_of_a_family_published_with_code_is_ignored() -> None:
 
 
 def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
-    with pytest.raises(UnsupportedModel, match=r"BloomForCausalLM.*LlamaForCausalLM, Mistral3ForConditionalGeneration"):
+    with pytest.raises(
+        UnsupportedModel, match=r"BloomForCausalLM.*LlamaForCausalLM, Llava.*, Mistral3ForConditionalGeneration"
+    ):
         parse_config(PLAIN | {"architectures": ["BloomForCausalLM"]})
 
 

@@ -74,7 +74,8 @@ def push(runner: Runner, prompt: list[int], chunk: int) -> Iterator[tuple[int, t
 
 def test_every_architecture_has_a_parity_test() -> None:
     tested = {f"{family}ForCausalLM" for family, _ in KINDS.values()}
-    with_images = {f"{family}ForConditionalGeneration" for family in ("Gemma3", "Llama4", "Mistral3")}
+    families = ("Gemma3", "Llama4", "Llava", "Mistral3", "Qwen2VL", "Qwen2_5_VL")
+    with_images = {f"{family}ForConditionalGeneration" for family in families}
     assert tested | with_images == set(ARCHITECTURES)
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from engine.node import connection as module
 from engine.node.gateway_server import GatewayServer
+from engine.node.management import Management
 from engine.protocol import wire
 from engine.protocol.events import Failed, Finished, Started, Token, Usage
 from engine.serving.addresses import parse_address
@@ -33,8 +34,17 @@ class Served:
         self.loaders = FakeLoaders()
         self.replicas = Replicas(FakeStore(), self.loaders, 4)
         self.calls = Calls(self.replicas, max_calls=4)
-        self.server = GatewayServer(self.calls, service_keys().identity("node/n1"), "n1", None)
+        self.num_changes = 0
+        self.management = Management(self.calls, self.replicas, on_change=self._count_change)
+        self.server = self.make_server("n1", None)
         self.folder = folder
+
+    def make_server(self, node_id: str, context: ssl.SSLContext | None) -> GatewayServer:
+        identity = service_keys().identity(f"node/{node_id}")
+        return GatewayServer(self.calls, identity, node_id, context, self.management.change)
+
+    def _count_change(self) -> None:
+        self.num_changes += 1
 
     async def open(self) -> Served:
         await self.server.open(parse_address(f"unix://{self.folder}/node.sock"))
@@ -82,6 +92,45 @@ async def test_events_of_one_step_are_sent_in_one_write(served: Served, client: 
     for _ in range(6):
         await client.receive()
     assert client.num_reads - before == 1
+
+
+async def managed(client: WireClient, action: wire.ManageAction, model: str = "") -> str:
+    """Send a change and return its error."""
+    client.send(wire.Manage(9, action, model))
+    response = await client.receive()
+    assert isinstance(response, wire.Managed)
+    assert response.request_id == 9
+    return response.error
+
+
+async def test_drained_node_finishes_its_calls_and_refuses_new_ones_until_undrained(
+    served: Served, client: WireClient
+) -> None:
+    running = await served.run_of(client, 1)
+    assert await managed(client, "drain") == ""
+    assert served.num_changes == 1
+    client.send(execute(2))
+    (refused,) = await client.all_events(2)
+    assert isinstance(refused, Failed)
+    assert (refused.reason, refused.is_retryable) == ("draining", True)
+    running.say(Finished("stop"))
+    assert await client.all_events(1) == [Finished("stop")]
+    assert await managed(client, "undrain") == ""
+    (await served.run_of(client, 3)).say(Finished("stop"))
+    assert await client.all_events(3) == [Finished("stop")]
+
+
+async def test_gateway_loads_and_unloads_a_model_after_its_calls(served: Served, client: WireClient) -> None:
+    assert await managed(client, "unload", "a") == "a is not loaded"
+    assert await managed(client, "load") == "load needs a model"
+    assert await managed(client, "load", "a") == ""
+    await wait_until(lambda: served.replicas.is_model_ready("a"))
+    running = await served.run_of(client, 1)
+    assert await managed(client, "unload", "a") == ""
+    await wait_until(lambda: [each.state for each in served.replicas.statuses()] == ["draining"])
+    running.say(Finished("stop"))
+    assert await client.all_events(1) == [Finished("stop")]
+    await wait_until(lambda: not served.replicas.statuses())
 
 
 async def test_ping_gets_a_pong(client: WireClient) -> None:
@@ -256,7 +305,7 @@ async def test_closing_the_server_sends_pending_events(served: Served, client: W
 async def test_socket_of_a_running_node_is_kept_and_a_stale_one_is_replaced(
     served: Served, short_tmp_path: Path
 ) -> None:
-    second = GatewayServer(served.calls, service_keys().identity("node/n2"), "n2", None)
+    second = served.make_server("n2", None)
     with pytest.raises(CannotListen, match="another process"):
         await second.open(parse_address(served.server.address))
     stale = short_tmp_path / "stale.sock"
@@ -273,7 +322,7 @@ async def test_tcp_connections_require_a_client_certificate(served: Served, tmp_
     server_side.verify_mode = ssl.CERT_REQUIRED
     server_side.load_cert_chain(*node)
     server_side.load_verify_locations(ca)
-    server = GatewayServer(served.calls, service_keys().identity("node/n1"), "n1", server_side)
+    server = served.make_server("n1", server_side)
     await server.open(parse_address("tcp://127.0.0.1:0"))
     mine = ssl.create_default_context(cafile=str(ca))
     mine.load_cert_chain(*gateway)

@@ -20,6 +20,8 @@ from engine.serving.calls import Calls
 from engine.serving.http_server import HttpServer
 from engine.serving.model_store import ModelUnavailable
 from engine.serving.replicas import Replicas
+from engine.tasks.loading import ModelDeviceLost
+from engine.tasks.work import Refused
 from tests.fakes.task_models import FakeLoaders, FakeStore
 from tests.service_keys import service_keys
 from tests.waiting import wait_until
@@ -153,6 +155,19 @@ async def test_readiness_and_health_are_separate(app: AppUnderTest, http: httpx.
     assert (await http.get("/readyz")).status_code == 503
     app.is_ready = True
     assert (await http.get("/readyz")).status_code == 200
+
+
+async def test_readiness_names_a_lost_device(app: AppUnderTest, http: httpx.AsyncClient) -> None:
+    app.loaders.error = ModelDeviceLost("cuda:0 cannot create a context")
+    with pytest.raises(Refused):
+        await app.replicas.acquire("a", "r")
+    response = await http.get("/readyz")
+    assert (response.status_code, response.json()) == (
+        503,
+        {"ready": False, "reason": "cuda:0 cannot create a context"},
+    )
+    (replica,) = (await http.get("/status")).json()["replicas"]
+    assert (replica["state"], replica["detail"]) == ("failed", "cuda:0 cannot create a context")
 
 
 async def test_status_and_metrics_list_loaded_models(app: AppUnderTest, http: httpx.AsyncClient) -> None:

@@ -407,3 +407,30 @@ async def test_invalid_settings_end_the_node_with_one_line(
     assert await node.exit_code() == 2
     assert named in node.log
     assert node.log.count("\n") == 1, node.log
+
+
+@pytest.mark.full
+async def test_models_that_evict_each_other_under_load_lose_no_call(world: World, short_tmp_path: Path) -> None:
+    """Two models share a budget for one. Every call ends well, and each eviction ends the evicted model's process."""
+    node = await NodeProcess(
+        short_tmp_path,
+        world.objects_url,
+        HEARTH_NODE_MEMORY_BYTES=str(60 << 20),
+        HEARTH_NODE_KV_BYTES=str(24 << 20),
+        HEARTH_NODE_KV_FLOOR_BYTES=str(24 << 20),
+    ).start().ready()  # fmt: skip
+    client = await node.connect()
+    spark = builtin_models()["@cf/hearth/spark"].card
+    try:
+        for number in range(30):
+            other = replace(world.call(number), model=spark.name, revision=spark.revision)
+            client.send(world.call(number) if number % 2 else other)
+            assert isinstance((await client.all_events(number))[-1], Finished), number
+        states = {replica.model: replica.state for replica in (await node.status()).replicas}
+        assert states == {STORIES: "ready", spark.name: "evicted"}
+        assert len(node.rank_pids()) == 1
+        metrics = (await node.get("/metrics")).text
+        assert f'hearth_replica_evictions_total{{model="{STORIES}"}} 15.0' in metrics
+    finally:
+        await client.close()
+        node.stop()

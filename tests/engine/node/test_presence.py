@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from engine.node import presence as module
-from engine.node.presence import KIND, Presence
+from engine.node.presence import KIND, DuplicateNodeId, Presence
 from engine.protocol.status import NodeStatus
 from storage.embedded_redis import EmbeddedRedis
 from storage.ephemeral import Ephemeral
@@ -23,9 +23,11 @@ from tests.waiting import PATIENCE_S, wait_until
 class Beating:
     """Announces `status` as a node's presence."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, started_s: int = 1) -> None:
         self.ephemeral = Ephemeral.connect(url, timeout_s=PATIENCE_S)
-        self.status = NodeStatus(node_id="n1", pop="lis", address="unix:///n1")
+        self.status = NodeStatus(
+            node_id="n1", pop="lis", address=f"unix:///n{started_s}", started_s=started_s, instance=f"i{started_s}"
+        )
         self.presence = Presence(self.ephemeral, "n1", lambda: self.status)
 
     async def seen(self) -> NodeStatus | None:
@@ -97,3 +99,57 @@ async def test_node_is_published_again_after_a_redis_outage(
         await asyncio.to_thread(redis.wait_ready)
         await wait_until(node.seen)
     await asyncio.to_thread(redis.stop)
+
+
+async def test_later_of_two_processes_with_one_node_id_stops(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "INTERVAL_S", 0.06)
+    async with beating(redis_url) as first:
+        await wait_until(first.seen)
+        second = Beating(redis_url, started_s=2)
+        with pytest.raises(DuplicateNodeId, match="another node announces itself as n1 from unix:///n1"):
+            await asyncio.wait_for(second.presence.run(), PATIENCE_S)
+        await second.ephemeral.close()
+
+        async def is_first() -> bool:
+            return await first.seen() == first.status
+
+        await wait_until(is_first)
+    assert [record.message for record in caplog.records] == ["another node has started with this node's id"]
+
+
+async def test_restarted_process_replaces_the_announcement_of_the_killed_one(redis_url: str) -> None:
+    async with beating(redis_url) as killed:
+        await wait_until(killed.seen)
+    again = Beating(redis_url, started_s=2)
+    task = asyncio.create_task(again.presence.run())
+
+    async def is_again() -> bool:
+        return await again.seen() == again.status
+
+    await wait_until(is_again)
+    again.presence.changed()
+    await asyncio.sleep(0.2)
+    assert not task.done()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await again.ephemeral.close()
+
+
+async def test_cancellation_that_comes_together_with_a_change_ends_the_heartbeat(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_MIN_GAP_S", 0.0)
+    node = Beating(redis_url)
+    task = asyncio.create_task(node.presence.run())
+    await wait_until(node.seen)
+    await asyncio.sleep(0.05)  # the heartbeat waits for a change
+    node.presence.changed()
+    await asyncio.sleep(0)  # the change has been seen, and the heartbeat has not continued yet
+    task.cancel()
+    done, _ = await asyncio.wait({task}, timeout=5)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await node.ephemeral.close()
+    assert done

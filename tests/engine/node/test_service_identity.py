@@ -41,7 +41,9 @@ def keys(short_tmp_path: Path) -> ServiceKeys:
 async def listening(keys: ServiceKeys) -> AsyncIterator[str]:
     """Run node n1, listening for gateways."""
     replicas = Replicas(FakeStore(), FakeLoaders(), 4)
-    server = GatewayServer(Calls(replicas, max_calls=4), keys.identity("node/n1", "fra"), "n1", None)
+    server = GatewayServer(
+        Calls(replicas, max_calls=4), keys.identity("node/n1", "fra"), "n1", None, lambda _change: ""
+    )
     await server.open(parse_address(f"unix://{keys.ring.parent}/node.sock"))
     try:
         yield server.address

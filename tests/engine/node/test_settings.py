@@ -53,6 +53,11 @@ def test_missing_required_setting_is_named(missing: str) -> None:
         ("HEARTH_NODE_DTYPE", "float16"),
         ("HEARTH_NODE_DEVICE", "abacus"),
         ("HEARTH_NODE_KV_BYTES", "0"),
+        ("HEARTH_NODE_KV_BYTES", "1GiB"),
+        ("HEARTH_NODE_KV_BYTES", "9" * 30),
+        ("HEARTH_NODE_MAX_SEQUENCES", "-1"),
+        ("HEARTH_NODE_ATTENTION", "fastest"),
+        ("HEARTH_NODE_ATTENTION", "flashinfer"),
         ("HEARTH_LOG_LEVEL", "loud"),
         ("OBJECTS_URL", "ftp://x"),
     ],
@@ -61,6 +66,20 @@ def test_invalid_value_is_named(key: str, value: str) -> None:
     with pytest.raises(SettingError, match=key) as caught:
         read_settings(NodeSettings, {**REQUIRED, key: value})
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("device", "kv_bytes", "sequences"), [("cpu", 256 << 20, 64), ("cuda", 0, 256)])
+def test_defaults_of_memory_and_sequences_depend_on_the_device(device: str, kv_bytes: int, sequences: int) -> None:
+    settings = read_settings(NodeSettings, {**REQUIRED, "HEARTH_NODE_DEVICE": device})
+    assert (settings.kv_memory_bytes, settings.max_sequences) == (kv_bytes, sequences)
+    given = {"HEARTH_NODE_KV_BYTES": str(1 << 30), "HEARTH_NODE_MAX_SEQUENCES": "7"}
+    settings = read_settings(NodeSettings, {**REQUIRED, "HEARTH_NODE_DEVICE": device, **given})
+    assert (settings.kv_memory_bytes, settings.max_sequences) == (1 << 30, 7)
+
+
+def test_missing_attention_package_is_named() -> None:
+    with pytest.raises(SettingError, match="HEARTH_NODE_ATTENTION='flashinfer': needs the package flashinfer-python"):
+        read_settings(NodeSettings, {**REQUIRED, "HEARTH_NODE_ATTENTION": "flashinfer"})
 
 
 def test_tls_settings_must_be_complete(tmp_path: Path) -> None:

@@ -15,13 +15,15 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+import torch
 import transformers
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.config import EngineConfig
-from engine.kernels.native.operators import find_native_kernels
+from engine.kernels.native.chosen import find_native_kernels
 from engine.processes.zygote import Zygote
 from engine.protocol.output_format import Constraint
+from engine.ranks import group as rank_group
 from engine.ranks.replica import Replica, ReplicaLoadError
 from tests.engine.adapters.made import random_matrices, save_adapter
 from tests.engine.caller import Caller
@@ -259,3 +261,16 @@ async def test_model_that_cannot_be_sharded_is_rejected_with_the_reason(
     entry = "engine.ranks.rank:main" if num_ranks == 3 else "tests.engine.ranks.joined:with_a_poor_follower"
     with pytest.raises(ReplicaLoadError, match=message):
         await Replica.start(zygote, replace(CONFIG, tensor_parallel=num_ranks), "r1", lambda _: None, entry=entry)
+
+
+async def test_automatic_kv_memory_of_ranks_is_settled_by_the_leader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x" * 2000)
+    monkeypatch.setattr(rank_group, "free_memory_bytes", lambda _device: 5000)
+    auto = EngineConfig(tmp_path, kv_memory_bytes=0, is_kv_auto=True, tensor_parallel=2)
+    settled = rank_group._settle_kv(auto, torch.device("cpu"))
+    assert (settled.kv_memory_bytes, settled.is_kv_auto) == (int(0.85 * (2 * 5000 - 2000)), False)
+    assert rank_group._settle_kv(replace(auto, kv_memory_bytes=900), torch.device("cpu")).kv_memory_bytes == 900
+    given = replace(auto, kv_memory_bytes=70, is_kv_auto=False)
+    assert rank_group._settle_kv(given, torch.device("cpu")) == given

@@ -14,7 +14,7 @@ import torch
 from engine.adapters.slot_pool import AdapterShape
 from engine.adapters.updates import AdapterAdded, AdapterRemoved
 from engine.input_builder import build_inputs
-from engine.inputs import StepInputs
+from engine.inputs import ImageRows, StepInputs
 from engine.ranks.step_wire import encode_adapter_update, encode_step, encode_wipe, receive_step
 from engine.scheduling.sequence import SlotTable
 from engine.scheduling.step_budget import ScheduledStep
@@ -74,6 +74,16 @@ def test_steps_survive_the_encoding_in_order(num_bytes: int) -> None:
     assert len(received) == len(steps) + 1
     for one, other in zip(received, steps, strict=False):
         assert_same(one, other)
+
+
+def test_images_and_their_positions_survive_the_encoding() -> None:
+    embeddings = np.random.default_rng(0).random((3, 8)).astype(np.float32)
+    images = ImageRows(np.array([2, 3, 4]), embeddings, np.array([[2, 5]], np.int32))
+    sent = replace(a_step((1, 17)), images=images, axis_positions=torch.arange(54).view(3, 18))
+    received, _ = through(encode_step(sent, BLOCK_SIZE))
+    assert torch.equal(received.axis_positions, sent.axis_positions)
+    for name in ("rows", "embeddings", "mutual"):
+        assert np.array_equal(getattr(received.images, name), getattr(images, name)), name
 
 
 def test_wipe_message_survives_the_encoding() -> None:

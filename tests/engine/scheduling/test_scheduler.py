@@ -272,7 +272,7 @@ class Traffic(RuleBasedStateMachine):
         self.driver.runner.failing_ids.add(sequence_id)
 
     @invariant()
-    def whoever_decodes_gets_a_turn(self) -> None:
+    def every_decoding_sequence_gets_a_turn(self) -> None:
         """Only decoding rows are checked: prefill of a tenant is first come, first served."""
         if hasattr(self, "driver"):
             scheduler, table = self.driver.engine.scheduler, self.driver.engine.table

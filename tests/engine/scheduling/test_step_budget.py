@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from engine.scheduling.sequence import SlotTable
+from engine.scheduling.sequence import PromptImage, SlotTable
 from engine.scheduling.step_budget import ScheduledStep, StepBudget
 
 
@@ -39,3 +39,12 @@ def test_more_rows_than_tokens_take_turns() -> None:
     table = table_of([1] * 6, [0] * 6)
     table.last_step[:] = [6, 5, 4, 3, 2, 1]
     assert share(table, [0, 1, 2, 3, 4, 5], 4).slots.tolist() == [5, 4, 3, 2]
+
+
+def test_chunks_end_after_an_image_whose_tokens_see_each_other() -> None:
+    table = table_of([30, 30, 1], [0, 1, 2])
+    images = [PromptImage(5, b"", np.zeros((12, 1), np.float32), is_mutual=is_mutual) for is_mutual in (True, False)]
+    table.images = {0: (images[0],), 1: (images[1],)}
+    step = share(table, [0, 1, 2], 9)
+    assert dict(zip(step.slots.tolist(), step.num_tokens.tolist(), strict=True)) == {0: 14, 1: 4, 2: 1}
+    assert step.slots[0] == 2

@@ -3,6 +3,7 @@ reported."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import shutil
 from collections import namedtuple
@@ -11,13 +12,18 @@ from pathlib import Path
 
 import pytest
 
+from bench import figures
 from catalog.builtin import builtin_models
 from catalog.manifest import Manifest, blob_key, pointer_key
+from engine.serving import verified_files
 from engine.serving.disk_cache import CacheFull, CacheInUse, DiskCache
 from engine.serving.model_store import LocalModel, ModelStore, ModelUnavailable
 from storage.errors import StoreUnavailable
 from storage.objects import Objects
 from tests.engine.node.published import publish
+from tests.waiting import PATIENCE_S
+
+SOURCE = f"pytest {Path(__file__).name}"
 
 NAME = "@cf/test/model"
 WEIGHTS = bytes(range(256)) * 40
@@ -155,6 +161,9 @@ async def test_least_recently_used_model_is_evicted_but_never_one_in_use(tmp_pat
     assert not place.blob_path(manifests[1]).exists()
     assert place.blob_path(manifests[2]).exists()
     assert read_all(held)["1_Pooling/model.safetensors"] == bytes(10_000)
+    figures.record(
+        "P12", "full cache: the least recently used idle model is evicted, the one in use is readable", SOURCE
+    )
     place.cache.close()
     await place.objects.close()
 
@@ -207,6 +216,7 @@ async def test_disk_full_during_download_is_reported_and_leaves_no_file(
     with pytest.raises(CacheFull, match="disk is full"):
         await place.open(manifest)
     assert list((place.folder / "cache/blobs").iterdir()) == []
+    figures.record("P12", "full disk: reported as such, and no file is left", SOURCE)
 
 
 async def test_incomplete_downloads_are_evicted_first(tmp_path: Path) -> None:
@@ -250,3 +260,52 @@ async def test_a_damaged_built_in_model_is_not_served(
     monkeypatch.setattr("engine.serving.model_store.find_folder", lambda _name: None)
     with pytest.raises(ModelUnavailable, match="not installed"):
         await place.store.open(name, manifest.revision)
+
+
+async def test_unchanged_files_are_hashed_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verified_files, "SETTLED_S", 0.0)
+    manifest = await place.publish()
+    await place.open(manifest)
+    hashed: list[str] = []
+    is_intact = verified_files.is_intact
+    monkeypatch.setattr(verified_files, "is_intact", lambda *file: hashed.append(file[1].path) or is_intact(*file))
+    for _ in range(2):
+        await place.open(manifest)
+    assert sorted(hashed) == ["1_Pooling/model.safetensors", "config.json"]
+    place.blob_path(manifest).write_bytes(b"X" + WEIGHTS[1:])
+    assert read_all(await place.open(manifest))["1_Pooling/model.safetensors"] == WEIGHTS
+
+
+async def test_cached_revision_is_used_while_the_object_store_is_unavailable(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = await place.publish()
+    await place.open(manifest)
+
+    async def unavailable(_key: str) -> bytes:
+        raise StoreUnavailable("down")
+
+    monkeypatch.setattr(place.objects, "get_bytes", unavailable)
+    assert await place.store.current_revision(NAME) == manifest.revision
+    with pytest.raises(StoreUnavailable):
+        await place.store.current_revision("@cf/test/other")
+
+
+async def test_model_on_disk_does_not_wait_for_the_download_of_another(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached, slow = await place.publish(), await place.publish("@cf/test/slow", WEIGHTS + b"more")
+    await place.open(cached)
+    gate = asyncio.Event()
+    download = place.objects.download
+
+    async def held(*arguments: object, **options: object) -> None:
+        await gate.wait()
+        await download(*arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(place.objects, "download", held)
+    loading = asyncio.create_task(place.open(slow))
+    assert read_all(await asyncio.wait_for(place.open(cached), PATIENCE_S))["config.json"] == b"{}"
+    assert not loading.done()
+    gate.set()
+    await loading

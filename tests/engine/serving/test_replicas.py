@@ -7,11 +7,14 @@ import traceback
 
 import pytest
 
+from engine.protocol.status import ReplicaStatus
 from engine.serving import replicas as module
 from engine.serving.disk_cache import CacheFull
 from engine.serving.model_store import ModelUnavailable
-from engine.serving.replicas import ModelReplica, Replicas
-from engine.tasks.loading import ModelLoadError
+from engine.serving.replica import ModelReplica
+from engine.serving.replica_policy import IDLE_AFTER_S
+from engine.serving.replicas import ReplicaMemory, Replicas
+from engine.tasks.loading import ModelDeviceLost, ModelLoadError
 from engine.tasks.work import Refused
 from storage.errors import StoreUnavailable
 from tests.fakes.task_models import FakeLoaders, FakeStore, HandClock
@@ -21,10 +24,16 @@ from tests.waiting import wait_until
 class House:
     """Replicas over fakes."""
 
-    def __init__(self, max_replicas: int = 2, wanted: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        max_replicas: int = 2,
+        wanted: tuple[str, ...] = (),
+        pinned: tuple[str, ...] = (),
+        memory: ReplicaMemory | None = None,
+    ) -> None:
         self.store = FakeStore()
         self.loaders = FakeLoaders()
-        self.clock = HandClock()
+        self.clock = self.loaders.clock = HandClock()
         self.num_changes = 0
         self.replicas = Replicas(
             self.store,
@@ -33,6 +42,8 @@ class House:
             wanted,
             on_change=self._changed,
             clock=self.clock,
+            pinned=pinned,
+            memory=memory or ReplicaMemory(),
         )
 
     def _changed(self) -> None:
@@ -43,6 +54,12 @@ class House:
         replica = await self.replicas.acquire(model, "r", "text-generation")
         self.replicas.release(replica)
         return replica
+
+    def status(self, model: str) -> ReplicaStatus:
+        return next(status for status in self.replicas.statuses() if status.model == model)
+
+    def detail(self, model: str) -> str:
+        return next((status.detail for status in self.replicas.statuses() if status.model == model), "")
 
     def state(self, model: str) -> str:
         return next((s.state for s in self.replicas.statuses() if s.model == model), "absent")
@@ -82,20 +99,132 @@ async def test_least_recently_used_idle_model_is_evicted() -> None:
     for model in ("a", "b", "a", "c"):
         house.clock.now_s += 1
         await house.use(model)
-    assert (house.state("a"), house.state("b"), house.state("c")) == ("ready", "absent", "ready")
+    assert (house.state("a"), house.state("b"), house.state("c")) == ("ready", "evicted", "ready")
     assert house.loaders.models["b"].is_closed
     assert len(house.store.held) == 2
 
 
-async def test_model_in_use_is_never_evicted() -> None:
+async def test_model_in_use_is_never_evicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEMORY_WAIT_S", 0.01)
     house = House(max_replicas=1)
     held = await house.replicas.acquire("a", "r")
     refused = await refusal(house, "b")
     assert (refused.failure.reason, refused.failure.is_retryable) == ("out_of_capacity", True)
+    assert house.state("a") == "ready"
     house.replicas.release(held)
     house.clock.now_s += module.RETRY_FAILED_S
     await house.use("b")
-    assert house.state("a") == "absent"
+    assert house.state("a") == "evicted"
+
+
+async def test_load_waits_until_a_model_in_use_becomes_idle() -> None:
+    house = House(max_replicas=1)
+    held = await house.replicas.acquire("a", "r")
+    waiting = asyncio.create_task(house.use("b"))
+    await wait_until(lambda: house.detail("b") == "all loaded models are in use")
+    house.replicas.release(held)
+    await waiting
+    assert (house.state("a"), house.state("b")) == ("evicted", "ready")
+
+
+async def test_models_share_the_memory_by_bytes() -> None:
+    house = House(max_replicas=9, memory=ReplicaMemory(100, kv_share_bytes=30, kv_floor_bytes=10))
+    for model, size in (("a", 20), ("b", 20), ("c", 30), ("d", 60)):
+        house.store.sizes[model] = size
+    for model in ("a", "b"):
+        house.clock.now_s += 1
+        await house.use(model)
+    assert (house.status("a").kv_bytes, house.status("b").kv_bytes, house.replicas.used_bytes) == (30, 30, 100)
+    await house.use("c")  # needs 40: one model must go
+    assert [house.state(model) for model in "abc"] == ["evicted", "ready", "ready"]
+    assert house.status("c").kv_bytes == 20, "what is left of its share"
+    assert (house.status("a").weight_bytes, house.status("a").kv_bytes) == (0, 0)
+    await house.use("d")
+    assert [house.state(model) for model in "abcd"] == ["evicted", "evicted", "evicted", "ready"]
+    assert house.loaders.kv_bytes["d"] == 30
+
+
+async def test_evicted_model_is_loaded_again_for_the_next_call() -> None:
+    house = House(max_replicas=1)
+    for _ in range(3):
+        assert (await house.use("a")).num_calls == 0
+        assert (await house.use("b")).num_calls == 0
+    assert (house.loaders.num_loads, len(house.store.held)) == (6, 1)
+
+
+async def test_model_without_calls_for_a_minute_is_idle() -> None:
+    house = House()
+    await house.use("a")
+    assert house.state("a") == "ready"
+    house.clock.now_s += IDLE_AFTER_S
+    assert house.state("a") == "idle"
+    held = await house.replicas.acquire("a", "r")
+    assert house.state("a") == "ready"
+    house.replicas.release(held)
+
+
+async def test_busier_model_stays_when_another_is_evicted() -> None:
+    house = House(max_replicas=2)
+    for model, num_calls in (("a", 5), ("b", 1)):
+        house.loaders.load_s = 1.0
+        for _ in range(num_calls):
+            await house.use(model)
+    house.clock.now_s += 1
+    await house.use("b")
+    await house.use("c")
+    assert (house.state("a"), house.state("b")) == ("ready", "evicted")
+    assert house.status("a").demand > house.status("b").demand > 0
+
+
+async def test_pinned_model_is_loaded_and_never_evicted() -> None:
+    house = House(max_replicas=1, pinned=("a",))
+    assert (house.state("a"), house.status("a").is_pinned) == ("cold", True)
+    await house.replicas.pin("a")
+    refused = await refusal(house, "b")
+    assert "pinned" in refused.failure.message
+    with pytest.raises(Refused, match="a is pinned"):
+        await house.replicas.unload("a", waits=True)
+    house.replicas.unpin("a")
+    house.clock.now_s += module.RETRY_FAILED_S
+    await house.use("b")
+    assert (house.state("a"), house.status("a").is_pinned) == ("evicted", False)
+
+
+async def test_model_that_can_never_fit_is_refused_at_once() -> None:
+    house = House(memory=ReplicaMemory(100, kv_share_bytes=30, kv_floor_bytes=10))
+    house.store.sizes["a"] = 95
+    await house.use("b")
+    assert (await refusal(house)).failure.message == (
+        "the model needs 105 bytes, and the node has 100 for weights and KV caches"
+    )
+    assert house.state("b") == "ready"
+
+
+async def test_call_whose_deadline_is_before_the_end_of_the_load_is_refused_with_a_time_to_retry() -> None:
+    house = House(max_replicas=1)
+    house.loaders.load_s = 30.0
+    await house.use("a")
+    await house.use("b")
+    house.loaders.gate.clear()
+    with pytest.raises(Refused) as caught:
+        await house.replicas.acquire("a", "r", wait_s=10.0)
+    assert (caught.value.failure.reason, caught.value.failure.retry_after_s) == ("out_of_capacity", 30)
+    assert house.state("a") == "loading", "the model is loaded for later calls"
+    house.loaders.gate.set()
+    await house.use("a")
+
+
+async def test_queue_of_loads_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_LOADING", 3)
+    house = House(max_replicas=9)
+    house.loaders.gate.clear()
+    waiting = [asyncio.create_task(house.use(model)) for model in "abc"]
+    await wait_until(lambda: house.detail("c") == "waiting for other models that are being loaded")
+    assert house.loaders.num_loads == module.PARALLEL_LOADS
+    assert "3 models are loading" in (await refusal(house, "d")).failure.message
+    house.loaders.gate.set()
+    await asyncio.gather(*waiting)
+    await house.use("d")
 
 
 async def test_one_of_two_loads_gets_the_last_replica_slot() -> None:
@@ -155,8 +284,8 @@ async def test_crash_during_loading_is_reported() -> None:
     loaders = house.loaders
     load = loaders.load
 
-    async def dies_at_once(model, on_exit):
-        loaded = await load(model, on_exit)
+    async def dies_at_once(model, on_exit, kv_bytes):
+        loaded = await load(model, on_exit, kv_bytes)
         if loaders.num_loads == 1:
             on_exit("died while its tokenizer was read")
         return loaded
@@ -207,9 +336,9 @@ async def test_a_model_does_only_its_own_task() -> None:
 async def test_failures_are_remembered_in_bounded_number() -> None:
     house = House()
     house.loaders.error = ModelLoadError("no")
-    for index in range(module.MAX_FAILED + 10):
+    for index in range(module.MAX_REMEMBERED + 10):
         await refusal(house, f"model-{index}")
-    assert len(house.replicas.statuses()) <= module.MAX_FAILED
+    assert len(house.replicas.statuses()) <= module.MAX_REMEMBERED
 
 
 async def test_wanted_models_are_loaded_in_order_and_reloaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +400,7 @@ async def test_a_long_call_counts_as_use_until_its_end() -> None:
     house.clock.now_s += 1
     house.replicas.release(long)
     await house.use("c")
-    assert (house.state("a"), house.state("b")) == ("ready", "absent")
+    assert (house.state("a"), house.state("b")) == ("ready", "evicted")
 
 
 async def test_close_unloads_ready_and_loading_models() -> None:
@@ -296,7 +425,7 @@ async def test_draining_node_continues_only_loads_that_a_call_waits_for() -> Non
     keeping.cancel()
     await asyncio.gather(keeping, return_exceptions=True)
     house.replicas.cancel_idle_loading()
-    assert (house.state("a"), house.state("b")) == ("absent", "loading")
+    assert (house.state("a"), house.state("b")) == ("cold", "loading")
     await wait_until(lambda: len(house.store.held) == 1)
     again = asyncio.create_task(house.use("a"))
     house.loaders.gate.set()
@@ -339,3 +468,45 @@ async def test_model_that_crashes_while_it_is_drained_is_unloaded() -> None:
     await unloading
     assert (house.state("a"), house.store.held) == ("absent", [])
     await house.replicas.close()
+
+
+async def test_model_on_a_lost_device_fails_and_is_not_loaded_again() -> None:
+    house = House(wanted=("a",))
+    keeping = asyncio.create_task(house.replicas.keep_ready())
+    await wait_until(lambda: house.state("a") == "ready")
+    assert house.replicas.is_ready
+    await house.use("b")
+    house.loaders.error = ModelDeviceLost("cuda:0 cannot create a context: CUDA error: unknown error")
+    house.loaders.models["a"].crash("the rank process ended with exit code 1")
+    await wait_until(lambda: house.state("a") == "failed")
+    assert "cuda:0 cannot create a context" in house.detail("a")
+    assert not house.replicas.is_ready
+    assert "cuda:0 cannot create a context" in house.replicas.lost_device
+    num_loads = house.loaders.num_loads
+    house.loaders.error = None
+    house.clock.now_s += 1000
+    refused = await refusal(house)
+    assert "cannot create a context" in refused.failure.message
+    assert refused.failure.is_retryable, "another node may serve the call"
+    assert house.loaders.num_loads == num_loads
+    assert (await house.use("b")).state == "ready", "models elsewhere continue"
+    keeping.cancel()
+    await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_automatic_kv_caches_share_what_is_free_among_the_models_to_keep_ready() -> None:
+    house = House(wanted=("a", "b"), max_replicas=9, memory=ReplicaMemory(100, kv_share_bytes=0, kv_floor_bytes=5))
+    for model, size in (("a", 20), ("b", 20), ("c", 10)):
+        house.store.sizes[model] = size
+    await house.use("a")
+    assert house.status("a").kv_bytes == 40, "half of the memory that is free beside the weights"
+    await house.use("b")
+    assert house.status("b").kv_bytes == 20
+    await house.use("c")
+    assert house.status("c").kv_bytes > 0
+
+
+async def test_automatic_kv_cache_without_a_budget_is_left_to_the_engine() -> None:
+    house = House(memory=ReplicaMemory(kv_share_bytes=0))
+    await house.use("a")
+    assert house.loaders.kv_bytes["a"] == 0

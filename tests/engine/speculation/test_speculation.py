@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from engine.arrays import Ints
-from engine.inputs import StepInputs, StepOutput
+from engine.inputs import StepInputs
+from engine.launched_step import FinishedOutput
 from engine.protocol.sampling import Sampling
 from engine.sampler import sample
 from engine.speculation.speculator import DraftRequest
@@ -140,10 +141,12 @@ class ChainRunner:
     num_blocks, block_size, max_model_len, vocab_size = 64, 16, 128, len(CHAIN)
     eos_token_ids: tuple[int, ...] = ()
     layout_tag = "chain"
+    weight_bytes = kv_bytes = 0
     has_cheap_multi_token_rows = True
+    can_run_ahead = False
 
-    def run(self, inputs: StepInputs) -> StepOutput:
-        return sample(CHAIN[inputs.token_ids[inputs.logit_rows]].clone(), inputs.sampling)
+    def launch(self, inputs: StepInputs) -> FinishedOutput:
+        return FinishedOutput(sample(CHAIN[inputs.token_ids[inputs.logit_rows]].clone(), inputs.sampling))
 
 
 class Likely:

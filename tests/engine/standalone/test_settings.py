@@ -22,7 +22,21 @@ def test_defaults_are_a_local_server_under_the_folder_s_name(folder: Path):
     settings = read_flags([str(folder)])
     assert (settings.host, settings.port, settings.kv_memory_bytes) == ("127.0.0.1", 8000, 1 << 30)
     assert settings.model_names == ("model", str(folder))
-    assert (settings.api_key, settings.dtype, settings.max_model_len) == ("", "config", 0)
+    assert (settings.api_key, settings.dtype, settings.max_model_len) == ("", "auto", 0)
+
+
+def test_defaults_of_memory_and_sequences_depend_on_the_device(folder: Path):
+    on_cpu, on_gpu = (read_flags([str(folder), "--device", device]) for device in ("cpu", "cuda"))
+    assert (on_cpu.kv_memory_bytes, on_cpu.max_sequences) == (1 << 30, 64)
+    assert (on_gpu.kv_memory_bytes, on_gpu.max_sequences) == (0, 256)
+    given = read_flags([str(folder), "--device", "cuda", "--kv-memory", "2GiB", "--max-sequences", "9"])
+    assert (given.kv_memory_bytes, given.max_sequences) == (2 << 30, 9)
+    assert read_flags([str(folder), "--kv-memory", "auto"]).kv_memory_bytes == 1 << 30
+
+
+def test_missing_attention_package_is_named(folder: Path):
+    with pytest.raises(SettingError, match="--attention: cudnn: needs the package nvidia-cudnn-frontend"):
+        read_flags([str(folder), "--attention", "cudnn"])
 
 
 def test_flags_may_stand_before_the_folder_and_names_be_several(folder: Path):

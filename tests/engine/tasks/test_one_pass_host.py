@@ -36,14 +36,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def zygote() -> AsyncIterator[Zygote]:
-    zygote = Zygote()
-    await zygote.start()
-    yield zygote
-    await zygote.close()
-
-
 @pytest_asyncio.fixture(loop_scope="module")
 async def host(zygote: Zygote, folder: Path) -> AsyncIterator[OnePassHost]:
     host = await OnePassHost.start(load_request(zygote, folder), ENTRY, max_batch_cost=4)

@@ -45,14 +45,6 @@ def minilm() -> Path:
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def zygote() -> AsyncIterator[Zygote]:
-    zygote = Zygote()
-    await zygote.start()
-    yield zygote
-    await zygote.close()
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def embedder(zygote: Zygote, minilm: Path) -> AsyncIterator[TextEmbedder]:
     embedder = await load(load_request(zygote, minilm))
     yield embedder

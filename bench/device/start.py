@@ -1,0 +1,45 @@
+"""Time from starting the server's process to the first token, and to the first token of a long prompt. Part `start`.
+
+The files of the model are in the page cache. The first start may compile kernels, later ones use the cache.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+
+from bench.device.figures import NOT_BUILT, Sheet
+from bench.device.served import first_token_s, random_prompt, served, vocab_size_of
+
+_NUM_STARTS = 3
+_LONG_PROMPT = 16_000
+_LEAST_S = 12.0  # time needed for one more start
+
+
+def rows() -> list[str]:
+    return [*(f"start {number + 1}" for number in range(_NUM_STARTS)), "long prompt", "swap"]
+
+
+def run(sheet: Sheet, device: torch.device, folder: Path, *, is_tiny: bool) -> None:
+    """Fill a sheet."""
+    vocab_size, long_prompt = vocab_size_of(folder), 200 if is_tiny else _LONG_PROMPT
+    sheet.add("swap", NOT_BUILT)
+    for number in range(1 if is_tiny else _NUM_STARTS):
+        if sheet.left_s < _LEAST_S:
+            sheet.headline(f"start {number + 1}: not run, out of time")
+            break
+        flags = ("--max-sequences", "8" if is_tiny else "256")
+        with served(folder, device.type, max_model_len=20_000, limit_s=sheet.left_s, flags=flags) as server:
+            first_s = first_token_s(server, random_prompt(16, number, vocab_size))
+            total_s = time.perf_counter() - server.started_s
+            sheet.add(f"start {number + 1}", {"ready_s": round(server.ready_s, 3), "first_token_s": round(first_s, 4),
+                                              "start_to_first_token_s": round(total_s, 3)})  # fmt: skip
+            sheet.headline(f"start {number + 1}: {total_s:.2f} s to the first token")
+            if number == 0:
+                prompt = random_prompt(long_prompt, 99, vocab_size)
+                new_s, cached_s = first_token_s(server, prompt), first_token_s(server, prompt)
+                sheet.add("long prompt", {"tokens": long_prompt, "first_token_s": round(new_s, 4),
+                                          "first_token_cached_s": round(cached_s, 4)})  # fmt: skip
+                sheet.headline(f"cached prompt of {long_prompt} tokens: {1000 * cached_s:.0f} ms")
