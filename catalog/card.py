@@ -49,10 +49,7 @@ def author_of(name: str) -> str:
 
 
 class Task(Struct, frozen=True):
-    """A task: id, display name and description for the search route, and the slug used in the protocol.
-
-    Models of a task that nodes do not support are listed but cannot be run.
-    """
+    """A task: id, display name and description for the search route, and the slug used in the protocol."""
 
     id: str
     slug: str
@@ -91,12 +88,8 @@ TASKS = {
 }
 
 
-RUN_TASKS = tuple(task.name for task in TASKS.values() if task.slug in protocol_tasks.TASKS)
-"""Display names of the tasks that nodes can run."""
-
-
 class Prices(Struct, frozen=True, forbid_unknown_fields=True):
-    """Prices in neurons per million tokens, image step, second of audio and image tile.
+    """Prices in neurons per million tokens, image step, second of audio, image tile and 1000 characters.
 
     Without `cached_input`, cached prompt tokens cost as much as others. `batch_discount` is the fraction of the price
     that is deducted for calls of a batch.
@@ -108,11 +101,14 @@ class Prices(Struct, frozen=True, forbid_unknown_fields=True):
     step: Decimal = Decimal(0)
     audio_second: Decimal = Decimal(0)
     image_tile: Decimal = Decimal(0)
+    thousand_characters: Decimal = Decimal(0)
     batch_discount: Decimal = Decimal(0)
 
     def __post_init__(self) -> None:
-        prices = (self.input, self.output, self.cached_input, self.step, self.audio_second, self.image_tile)
-        for price in prices:
+        for price in (
+            self.input, self.output, self.cached_input, self.step, self.audio_second, self.image_tile,
+            self.thousand_characters,
+        ):  # fmt: skip
             if price is not None and not (price.is_finite() and price >= 0):
                 raise ValueError("prices must be finite numbers of at least 0")
         if not 0 <= self.batch_discount <= 1:
@@ -154,8 +150,8 @@ class CardFacts(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         if parse_model_id(self.name) != self.name:
             raise ValueError("name must be the model id without a prefix")
-        if self.task not in RUN_TASKS:
-            raise ValueError(f"task must be one of {', '.join(RUN_TASKS)}")
+        if self.task not in TASKS:
+            raise ValueError(f"task must be one of {', '.join(TASKS)}")
         unknown = sorted(self.capabilities - CAPABILITIES)
         if unknown:
             raise ValueError(f"unknown capabilities: {', '.join(unknown)}")

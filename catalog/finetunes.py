@@ -2,7 +2,8 @@
 
 A fine-tune is created without files. Each file is checked when it is uploaded, also against the other one. With both
 files the fine-tune gets a manifest, whose digest identifies the adapter on nodes; a changed file makes a new adapter.
-Public fine-tunes may be used by all accounts and changed only by their owner.
+Public fine-tunes may be used by all accounts, by id or as `owner/name`, and changed only by their owner. If the
+operator requires approval, only the approved revision of an account's fine-tune is public.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import asyncio
 import re
 import uuid
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Row, Select, func, insert, or_, select, update
+from sqlalchemy import ColumnElement, Row, Select, and_, func, insert, or_, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog.base_model import BaseModel
@@ -50,7 +51,8 @@ _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _MAX_PUBLIC = 1000
 _MAX_PLATFORM_BYTES = 4 << 30  # limit for an operator's adapter
 
-_IS_PUBLIC = (finetunes.c.is_public, finetunes.c.revision.is_not(None))
+_IS_PUBLIC = and_(finetunes.c.is_public, finetunes.c.revision.is_not(None))
+_IS_APPROVED = or_(finetunes.c.account_id == PLATFORM, finetunes.c.revision == finetunes.c.approved_revision)
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Limits:
     max_rank: int = 32
     max_bytes: int = 300 * 1024 * 1024
     max_per_account: int = 100
+    needs_approval: bool = False  # for use by all accounts
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,17 @@ class Finetune:
     weights_sha256: str | None
     weights_bytes: int | None
     revision: str | None
+    approved_revision: str | None = None
+
+    @property
+    def is_approved(self) -> bool:
+        """True if an operator has approved the present files for use by all accounts."""
+        return self.revision is not None and self.revision == self.approved_revision
+
+    def is_usable_by_all(self, needs_approval: bool) -> bool:
+        """Return True if accounts other than the owner may use the fine-tune."""
+        is_approved = self.is_approved or self.account_id == PLATFORM or not needs_approval
+        return self.is_public and self.revision is not None and is_approved
 
     @property
     def missing_files(self) -> list[str]:
@@ -140,10 +154,13 @@ async def list_of(database: Database, account_id: str) -> list[Finetune]:
     return await _read(database, query.order_by(finetunes.c.created_at, finetunes.c.finetune_id))
 
 
-async def list_public(database: Database, *, limit: int, offset: int, order_by: str = "") -> list[Finetune]:
-    """Return complete public fine-tunes, oldest first or sorted by name, model or modification time."""
+async def list_public(
+    database: Database, *, limit: int, offset: int, order_by: str = "", needs_approval: bool = False
+) -> list[Finetune]:
+    """Return complete public fine-tunes, oldest first or sorted by name, model or modification time. With
+    `needs_approval`, only those that an operator has approved or published."""
     column = finetunes.c[order_by if order_by in ("name", "model", "modified_at") else "created_at"]
-    query = select(finetunes).where(*_IS_PUBLIC).order_by(column, finetunes.c.finetune_id)
+    query = select(finetunes).where(_usable_by_all(needs_approval)).order_by(column, finetunes.c.finetune_id)
     return await _read(database, query.limit(min(limit, _MAX_PUBLIC)).offset(offset))
 
 
@@ -152,11 +169,21 @@ async def list_all(database: Database) -> list[Finetune]:
     return await _read(database, select(finetunes).order_by(finetunes.c.created_at, finetunes.c.finetune_id))
 
 
-async def count_public(database: Database, names: Collection[str]) -> tuple[int, set[str]]:
-    """Return the number of complete public fine-tunes, and those of `names` that are among the operator's."""
-    ours = select(finetunes.c.name).where(*_IS_PUBLIC, finetunes.c.account_id == PLATFORM, finetunes.c.name.in_(names))
+async def count_of_model(database: Database, model: str) -> int:
+    """Return the number of fine-tunes of a model, of all accounts. Raises StoreUnavailable."""
+    query = select(func.count()).select_from(finetunes).where(finetunes.c.model == model)
     async with database.connection() as connection:
-        number = (await connection.execute(select(func.count()).select_from(finetunes).where(*_IS_PUBLIC))).scalar_one()
+        return int((await connection.execute(query)).scalar_one())
+
+
+async def count_public(
+    database: Database, names: Collection[str], *, needs_approval: bool = False
+) -> tuple[int, set[str]]:
+    """Return the number of fine-tunes that `list_public` returns, and those of `names` that are the operator's."""
+    ours = select(finetunes.c.name).where(_IS_PUBLIC, finetunes.c.account_id == PLATFORM, finetunes.c.name.in_(names))
+    every = select(func.count()).select_from(finetunes).where(_usable_by_all(needs_approval))
+    async with database.connection() as connection:
+        number = (await connection.execute(every)).scalar_one()
         return number, {row.name for row in await connection.execute(ours)}
 
 
@@ -166,14 +193,39 @@ async def find_own(database: Database, account_id: str, finetune_id: str) -> Fin
     return next(iter(await _read(database, query)), None)
 
 
-async def find_usable(database: Database, account_id: str, reference: str) -> Finetune | None:
-    """Return the fine-tune that an account may use by id or name: its own, else the oldest public one; or None."""
-    query = select(finetunes).where(
-        or_(finetunes.c.account_id == account_id, finetunes.c.is_public),
-        or_(finetunes.c.finetune_id == reference, finetunes.c.name == reference),
-    )
-    found = await _read(database, query.order_by(finetunes.c.created_at, finetunes.c.finetune_id).limit(_MAX_PUBLIC))
-    return min(found, key=lambda each: (each.account_id != account_id, each.created_at), default=None)
+async def find_usable(
+    database: Database, account_id: str, reference: str, *, needs_approval: bool = False
+) -> Finetune | None:
+    """Return the fine-tune that an account may use under a reference, or None.
+
+    A bare name means the account's own fine-tune or else the operator's. Public fine-tunes of other accounts need their
+    id or `owner/name`, so that nobody can take a name over. Incomplete ones are visible only to their owner.
+    """
+    owner, _, name = reference.rpartition("/")
+    is_named = and_(finetunes.c.name == name, finetunes.c.account_id.in_([owner] if owner else [account_id, PLATFORM]))
+    found = await _read(database, select(finetunes).where(or_(finetunes.c.finetune_id == reference, is_named)))
+    usable = [each for each in found if each.account_id == account_id or each.is_usable_by_all(needs_approval)]
+    return min(usable, key=lambda each: each.account_id != account_id, default=None)
+
+
+async def approve(
+    database: Database, finetune_id: str, *, is_approved: bool = True, note: Note | None = None
+) -> Finetune | None:
+    """Approve the present files of a public fine-tune for use by all accounts, or withdraw the approval; None if there
+    is no such fine-tune. Raises FinetuneError if the fine-tune is not public or incomplete."""
+    is_this = finetunes.c.finetune_id == finetune_id
+    async with database.transaction() as connection:
+        row = (await connection.execute(select(finetunes).where(is_this).with_for_update())).one_or_none()
+        if row is None:
+            return None
+        if is_approved and not (row.is_public and row.revision is not None):
+            raise FinetuneError("only a public fine-tune with both files can be approved")
+        approved_revision = row.revision if is_approved else None
+        await connection.execute(update(finetunes).where(is_this).values(approved_revision=approved_revision))
+        finetune = replace(_finetune(row), approved_revision=approved_revision)
+        if note is not None:
+            await note(connection, finetune)
+    return finetune
 
 
 def check_file_name(file_name: str) -> None:
@@ -328,6 +380,10 @@ def _settings(text: bytes, limits: Limits) -> AdapterSettings:
     if not settings.model_type:
         raise AdapterError(f"{CONFIG_FILE}: 'model_type' is missing: the base model's family, such as llama or mistral")
     return settings
+
+
+def _usable_by_all(needs_approval: bool) -> ColumnElement[bool]:
+    return and_(_IS_PUBLIC, _IS_APPROVED) if needs_approval else _IS_PUBLIC
 
 
 async def _read(database: Database, query: Select[Any]) -> list[Finetune]:

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from catalog.card import RUN_TASKS, TASKS, Prices, author_of, id_of, parse_model_id
+from catalog.card import TASKS, Prices, author_of, id_of, parse_model_id
 from catalog.errors import PullError
 from catalog.pricing import USD_PER_1000_NEURONS
 
@@ -97,6 +97,10 @@ class ListedModel(Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_
             input=found.get("per M input tokens", Decimal(0)),
             output=found.get("per M output tokens", Decimal(0)),
             cached_input=found.get("per M cached input tokens"),
+            step=found.get("per step", Decimal(0)),
+            image_tile=found.get("per 512x512 tile", found.get("per M images", Decimal(0)) / 1_000_000),
+            audio_second=round(found.get("per audio minute", Decimal(0)) / 60, 6),
+            thousand_characters=found.get("per 1k characters input", Decimal(0)),
         )
 
 
@@ -118,8 +122,6 @@ def repository_of(model_id: str) -> str:
     listed = listed_models().get(parse_model_id(model_id))
     if listed is None:
         raise PullError(f"{model_id} is not a listed model: give a hub repository")
-    if listed.task not in RUN_TASKS:
-        raise PullError(f"{model_id} is for {listed.task}, which nodes do not support yet")
     if listed.hub is None:
         raise PullError(f"no repository is known for {model_id}: give one, with --name {model_id}")
     return listed.hub

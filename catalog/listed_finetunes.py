@@ -36,12 +36,16 @@ def listed_finetunes() -> list[Finetune]:
     ]  # fmt: skip
 
 
-async def list_public(database: Database, *, limit: int, offset: int, order_by: str = "") -> list[Finetune]:
+async def list_public(
+    database: Database, *, limit: int, offset: int, order_by: str = "", needs_approval: bool = False
+) -> list[Finetune]:
     """Return a page of public fine-tunes, followed by listed ones that are not published here."""
-    page = await finetunes.list_public(database, limit=limit, offset=offset, order_by=order_by)
+    page = await finetunes.list_public(
+        database, limit=limit, offset=offset, order_by=order_by, needs_approval=needs_approval
+    )
     if len(page) >= limit:
         return page
-    num_public, published = await finetunes.count_public(database, _KNOWN)
+    num_public, published = await finetunes.count_public(database, _KNOWN, needs_approval=needs_approval)
     unpublished = [finetune for finetune in listed_finetunes() if finetune.name not in published]
     first = max(0, offset - num_public)
     return page + unpublished[first : first + limit - len(page)]

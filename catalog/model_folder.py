@@ -1,7 +1,7 @@
 """Model folders in the Hugging Face layout and GGUF files: validate the files and derive a card from them.
 
-Only safetensors, GGUF, JSON and tokenizer files are accepted. Everything that executes code when it is loaded (pickles,
-Python files, `auto_map`, custom module classes) is rejected without an option to allow it.
+Only safetensors, GGUF, ONNX, JSON and tokenizer files are accepted. Everything that executes code when it is loaded
+(pickles, Python files, `auto_map`, custom module classes) is rejected without an option to allow it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from catalog.manifest import is_plain_path
 from telemetry.clock import SYSTEM_CLOCK
 from weight_files.safetensors_header import HeaderError, read_header
 
-_MODEL_SUFFIXES = (".safetensors", ".json", ".txt", ".jinja")
+_MODEL_SUFFIXES = (".safetensors", ".onnx", ".json", ".txt", ".jinja")
+_SENTENCEPIECE = ("source.spm", "target.spm", "sentencepiece.bpe.model", "spiece.model")  # tokenizers without JSON
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".joblib", ".npy", ".npz")
 _CODE = (".py", ".pyc", ".so", ".dll", ".dylib")
 _MAX_CONFIG_BYTES = 1024 * 1024
@@ -31,6 +32,42 @@ _INDEX = "model.safetensors.index.json"
 _IMAGE_ENCODER = "mmproj"  # file name prefix of a vision encoder beside a GGUF text model
 _PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _MAX_PARTS = 1000
+_PIPELINE_INDEX = "model_index.json"  # of a folder in the layout of diffusers, with a subfolder for each component
+_VISION_CHAT = (
+    "LlavaForConditionalGeneration",
+    "Gemma3ForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+)  # text models that take images
+# Context windows of architectures whose published configs leave them out.
+_DEFAULT_WINDOWS = {"Gemma3ForConditionalGeneration": 131_072, "Llama4ForConditionalGeneration": 131_072}
+_TEXT_PART_ONLY = ("Llama4ForConditionalGeneration",)  # text models whose vision part is ignored
+_REWRITERS = {
+    "MarianMTModel": "Translation",
+    "M2M100ForConditionalGeneration": "Translation",
+    "BartForConditionalGeneration": "Summarization",
+    "BigBirdPegasusForConditionalGeneration": "Summarization",
+    "LEDForConditionalGeneration": "Summarization",
+    "LongT5ForConditionalGeneration": "Summarization",
+    "MT5ForConditionalGeneration": "Summarization",
+    "PegasusForConditionalGeneration": "Summarization",
+    "T5ForConditionalGeneration": "Summarization",
+}  # architecture -> task
+_CLASSIFIER = "ForSequenceClassification"
+_APERTIUM = "Apertium"  # a model without weights, which a program on the node runs
+_SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration", "MoonshineForConditionalGeneration")
+_DESCRIPTION_ARCHITECTURES = (
+    "BlipForConditionalGeneration",
+    "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+)
+# Programs of the operating system: the folder has only a `config.json` that names the program.
+_PROGRAM_ARCHITECTURES = ("SpeechProgram",)
+_SPEAKING_ARCHITECTURES = ("VitsModel", *_PROGRAM_ARCHITECTURES)
+# Endings of the names of architectures that take no text and have no tokenizer.
+_IMAGE_ONLY = ("ForImageClassification", "ForObjectDetection")
+_WITHOUT_TEXT = (*_IMAGE_ONLY, "PpOcr", "SileroVad")
 
 
 @dataclass(frozen=True)
@@ -72,7 +109,9 @@ class ModelFolder:
 
 def is_model_file(path: str) -> bool:
     """Return True if a file of this name belongs to a model. Documents, images and other weight formats do not."""
-    return path.endswith(_MODEL_SUFFIXES) and not any(part.startswith(".") for part in path.split("/"))
+    return path.endswith((*_MODEL_SUFFIXES, *_SENTENCEPIECE)) and not any(
+        part.startswith(".") for part in path.split("/")
+    )
 
 
 def gguf_parts(name: str) -> tuple[str, ...]:
@@ -104,14 +143,36 @@ def inspect_folder(path: Path) -> ModelFolder:
     if not path.is_dir():
         raise PublishError(f"{path} is not a folder")
     files = _model_files(path)
+    if _PIPELINE_INDEX in files:
+        return _inspect_pipeline(path, files)
     if "config.json" not in files:
         raise PublishError("config.json is missing")
-    if "tokenizer.json" not in files:
-        raise PublishError("tokenizer.json is missing: save the tokenizer with transformers, which writes it")
-    _check_weights(path, files)
     config = _read_json(path, "config.json")
     _check_architectures(config, "config.json")
+    architecture = str(config["architectures"][0])
+    if architecture in (*_PROGRAM_ARCHITECTURES, _APERTIUM):
+        return ModelFolder(path, config, ("config.json",))
+    has_tokenizer = "tokenizer.json" in files or any(name in files for name in _SENTENCEPIECE)
+    if not has_tokenizer and not architecture.endswith((*_WITHOUT_TEXT, "VitsModel")):
+        raise PublishError("tokenizer.json is missing: save the tokenizer with transformers, which writes it")
+    _check_weights(path, files)
     return ModelFolder(path, config, files)
+
+
+def _inspect_pipeline(path: Path, files: tuple[str, ...]) -> ModelFolder:
+    """Validate a folder in the layout of diffusers. Files of half precision beside the same files in full precision,
+    and files of the whole model beside the components, are left out."""
+    files = tuple(
+        file
+        for file in files
+        if file == _PIPELINE_INDEX or ("/" in file and not (".fp16." in file and file.replace(".fp16.", ".") in files))
+    )
+    index = _read_json(path, _PIPELINE_INDEX)
+    name = index.get("_class_name")
+    if not isinstance(name, str) or not name.endswith("Pipeline"):
+        raise PublishError(f"{_PIPELINE_INDEX}: _class_name is missing")
+    _check_weights(path, files)
+    return ModelFolder(path, {"architectures": [name]}, files)
 
 
 def _inspect_gguf(folder: Path, name: str, others: tuple[str, ...], read_gguf: GgufReader) -> ModelFolder:
@@ -139,6 +200,8 @@ def _model_files(path: Path) -> tuple[str, ...]:
         if file.endswith(_CODE):
             raise PublishError(f"{file}: a model must not contain code")
     files = tuple(file for file in found if is_model_file(file))
+    if any(file.endswith(".safetensors") for file in files):  # an ONNX file beside them has the same weights
+        files = tuple(file for file in files if not file.endswith(".onnx"))
     for file in files:
         _check_for_code(path, file)
     return files
@@ -177,8 +240,10 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
     """
     parse_model_id(name)
     common = {"name": name, "created_at": now, "tags": ("published",)}
-    if folder.architecture.endswith("ForCausalLM"):
-        window = folder.config.get("max_position_embeddings", 2048)
+    is_vision = folder.architecture in _VISION_CHAT and not _describes_images(name)
+    if folder.architecture.endswith("ForCausalLM") or is_vision or folder.architecture in _TEXT_PART_ONLY:
+        text_config = folder.config.get("text_config") or folder.config
+        window = text_config.get("max_position_embeddings", _DEFAULT_WINDOWS.get(folder.architecture, 2048))
         header = folder.gguf or GgufModel(folder.config)
         facts = common | {
             "task": "Text Generation",
@@ -186,10 +251,44 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
             "license": header.license,
             "schema": "text_generation_legacy",
             # JSON mode works with every model; tool calls depend on the chat template.
-            "capabilities": ["json_mode", "logit_bias", "lora", "multiple_choices"],
+            "capabilities": [
+                "json_mode",
+                "logit_bias",
+                "multiple_choices",
+                "vision" if is_vision else "lora",
+            ],
             "context_window": window,
             "default_max_tokens": min(256, window) if isinstance(window, int) else 256,
         }
+    elif folder.architecture in _SPEECH_ARCHITECTURES:
+        facts = common | {
+            "task": "Automatic Speech Recognition",
+            "description": f"{folder.architecture} model",
+            "schema": "speech_recognition",
+            "context_window": folder.config.get("max_target_positions", 448),
+            "default_max_tokens": 192,
+        }
+    elif folder.architecture.endswith("Pipeline"):
+        facts = common | _pipeline_facts(folder)
+    elif folder.architecture in (*_REWRITERS, _APERTIUM) or folder.architecture.endswith(_CLASSIFIER):
+        facts = common | _text_facts(folder)
+    elif folder.architecture in _SPEAKING_ARCHITECTURES:
+        facts = common | {
+            "task": "Text-to-Speech",
+            "description": f"{folder.architecture} model",
+            "schema": "text_to_speech",
+            "context_window": 5000,
+        }
+    elif folder.architecture in _DESCRIPTION_ARCHITECTURES:
+        facts = common | {
+            "task": "Image-to-Text",
+            "description": f"{folder.architecture} model",
+            "schema": "image_to_text",
+            "context_window": (window := folder.config.get("text_config", {}).get("max_position_embeddings", 512)),
+            "default_max_tokens": min(256, window) if isinstance(window, int) else 256,
+        }
+    elif folder.architecture.endswith(_IMAGE_ONLY):
+        facts = common | _image_facts(folder)
     elif "modules.json" in folder.files and "1_Pooling/config.json" in folder.files:
         facts = common | _embedding_facts(folder)
     else:
@@ -198,6 +297,12 @@ def derive_facts(folder: ModelFolder, name: str, now: datetime) -> CardFacts:
         return msgspec.convert(facts, CardFacts)
     except msgspec.ValidationError as error:
         raise PublishError(f"{'config.json' if folder.gguf is None else folder.files[0]}: {error}") from error
+
+
+def _describes_images(name: str) -> bool:
+    """Return True if a model is listed for the task Image-to-Text."""
+    listed = listed_models().get(name)
+    return listed is not None and listed.task == "Image-to-Text"
 
 
 def facts_as_listed(facts: CardFacts, listed: ListedModel) -> CardFacts:
@@ -215,7 +320,45 @@ def facts_as_listed(facts: CardFacts, listed: ListedModel) -> CardFacts:
     }
     if listed.native_shape == "chat_completion":
         changes |= {"schema": listed.schema, "native_shape": "chat_completion"}
+    elif facts.task != "Text Generation":
+        changes |= {"schema": listed.schema}
     return msgspec.structs.replace(facts, **changes)
+
+
+def _pipeline_facts(folder: ModelFolder) -> dict[str, Any]:
+    schema = "text_to_image"
+    if folder.architecture.startswith("Flux"):
+        schema = "text_to_image_multipart" if folder.architecture.startswith("Flux2") else "text_to_image_base64"
+    return {
+        "task": "Text-to-Image",
+        "description": f"{folder.architecture} model",
+        "schema": schema,
+        "context_window": 77,
+        "default_max_tokens": 1,
+    }
+
+
+def _text_facts(folder: ModelFolder) -> dict[str, Any]:
+    """Return the facts of a model that classifies, translates or summarizes texts."""
+    window = folder.config.get("max_position_embeddings", 512)
+    facts = {"description": f"{folder.architecture} model", "context_window": window, "default_max_tokens": 1}
+    if folder.architecture.endswith(_CLASSIFIER):
+        is_reranker = len(folder.config.get("id2label", ("0", "1"))) == 1
+        return facts | {"task": "Text Classification", "schema": "reranker" if is_reranker else "text_classification"}
+    task = _REWRITERS.get(folder.architecture, "Translation")
+    return facts | {"task": task, "schema": task.lower()}
+
+
+def _image_facts(folder: ModelFolder) -> dict[str, Any]:
+    """Return the facts of a model that takes an image only, whose context has no tokens."""
+    is_classifier = folder.architecture.endswith("ForImageClassification")
+    return {
+        "task": "Image Classification" if is_classifier else "Object Detection",
+        "description": f"{folder.architecture} model",
+        "schema": "image_classification" if is_classifier else "object_detection",
+        "context_window": 1,
+        "default_max_tokens": 1,
+    }
 
 
 def _embedding_facts(folder: ModelFolder) -> dict[str, Any]:
@@ -253,6 +396,8 @@ def _is_known_module(module: Any) -> bool:
 
 def _check_weights(folder: Path, files: tuple[str, ...]) -> None:
     weights = [file for file in files if file.endswith(".safetensors")]
+    if not weights and any(file.endswith(".onnx") for file in files):
+        return
     if not weights:
         raise PublishError("there is no safetensors file")
     try:

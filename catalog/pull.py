@@ -2,13 +2,12 @@
 
 Downloads only safetensors, JSON and tokenizer files, or one GGUF file. Incomplete files end in `.partial`, and an
 interrupted download is resumed with a Range request. Every file's digest is compared with the hub's. The operator
-configures the hub's address (HF_ENDPOINT). Needs the `engine` extra, which is imported only when a download starts.
+configures the hub's address (HF_ENDPOINT). The hub's library is imported when a download starts.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import re
 import shutil
@@ -41,6 +40,9 @@ class HubFile:
     git_blob_id: str | None
 
 
+OnListed = Callable[[tuple[HubFile, ...]], None]
+
+
 @dataclass(frozen=True)
 class Pulled:
     """A complete download: the folder, its commit and its files."""
@@ -61,27 +63,35 @@ def pull(
     staging: Path | None = None,
     *,
     file: str = "",
+    on_listed: OnListed | None = None,
     on_progress: OnProgress | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Pulled:
     """Download `repo_id` at `revision` (a branch, tag or commit) into a new folder in `staging`.
 
     With `file`, the name of a GGUF file or of its first part, download only this file. `staging` is by
-    default in the user's cache. Blocks until the download is complete.
+    default in the user's cache. `on_listed` is called with all files before the first download. Blocks until the
+    download is complete.
 
     Raises PullError, for example after five attempts in a row without progress. Downloaded data stays, and the next
     call continues there.
     """
-    if importlib.util.find_spec("huggingface_hub") is None:
-        raise PullError("pulling needs the `engine` extra: the package huggingface_hub is not installed")
     commit, files = _list_files(repo_id, revision, file)
-    folder = (staging or _default_staging()) / re.sub(r"[^A-Za-z0-9._-]", "--", repo_id) / commit
+    if on_listed is not None:
+        on_listed(files)
+    folder = staging_folder_of(staging or default_staging(), repo_id) / commit
     for each in files:
         _fetch(repo_id, commit, each, folder, on_progress or _ignore_progress, sleep)
     return Pulled(folder, repo_id, commit, files)
 
 
-def _default_staging() -> Path:
+def staging_folder_of(staging: Path, repo_id: str) -> Path:
+    """Return the folder in `staging` for all downloads of a repository."""
+    return staging / re.sub(r"[^A-Za-z0-9._-]", "--", repo_id)
+
+
+def default_staging() -> Path:
+    """Return the folder for downloads in the user's cache."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "hearth" / "pull"
 
@@ -133,7 +143,8 @@ def _shown(names: list[str]) -> str:
 
 def _is_wanted(path: str) -> bool:
     is_in_known_folder = "/" not in path or _MODULE_FILE.fullmatch(path) is not None
-    return is_plain_path(path) and is_model_file(path) and is_in_known_folder
+    is_export = path.endswith(".onnx")  # repositories have safetensors too
+    return is_plain_path(path) and is_model_file(path) and is_in_known_folder and not is_export
 
 
 def _hub_file(repo_id: str, sibling: Any) -> HubFile:

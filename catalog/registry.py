@@ -1,9 +1,9 @@
 """Registry: finds models by name in memory.
 
-Holds an immutable snapshot of built-in cards, published cards and aliases. `watch` replaces the snapshot within a
-second of a change, and keeps the last one while the database is unavailable. A name that is not in the snapshot is
-looked up in the database, so that calls find a model as soon as it is published. Without a database, only built-in
-models exist.
+Holds an immutable snapshot of built-in cards, published cards, aliases and deprecations. `watch` replaces the snapshot
+within a second of a change, and keeps the last one while the database is unavailable. A name that is not in the
+snapshot is looked up in the database, so that calls find a model as soon as it is published. Without a database, only
+built-in models exist.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import msgspec
 from catalog.aliases import follow
 from catalog.builtin import builtin_models
 from catalog.card import ModelCard, decode_card
+from catalog.deprecations import Deprecation, deprecated_card, deprecated_listed, read_deprecations
 from catalog.errors import CardError
 from catalog.listed import ListedModel, listed_models
 from catalog.rows import read_aliases, read_cards, read_number
@@ -50,6 +51,7 @@ class Resolved:
 class _Snapshot:
     cards: Mapping[str, ModelCard] = field(default_factory=dict)
     resolved: Mapping[str, Resolved] = field(default_factory=dict)
+    listed: Mapping[str, ListedModel] = field(default_factory=dict)
     number: int | None = None  # number of catalog changes; None before the first read
 
 
@@ -69,7 +71,7 @@ class Registry:
         self._listed = (listed_models() if builtin_cards is None else {}) if listed is None else listed
         self._clock = clock
         self._builtin = {card.name: card for card in cards}
-        self._snapshot = _snapshot(self._builtin, {}, None, self._listed)
+        self._snapshot = _snapshot(self._builtin, {}, {}, None, self._listed)
         self._is_unavailable = False  # state of the database at the last poll of `watch`
         self._reading = asyncio.Lock()
         self._num_reads = self._last_read = 0  # reads started, and the number of the last successful one
@@ -102,7 +104,11 @@ class Registry:
 
     def find_listed(self, name: str) -> ListedModel | None:
         """Return the listed model of a name that has no card, or None."""
-        return None if name in self._snapshot.resolved else self._listed.get(name)
+        return None if name in self._snapshot.resolved else self._snapshot.listed.get(name)
+
+    def aliases_of(self, name: str) -> list[str]:
+        """Return the aliases that lead to a model, sorted."""
+        return sorted(alias for alias, found in self._snapshot.resolved.items() if found.alias_of == name)
 
     def is_retired(self, model: AnyModel) -> bool:
         """Return True if the model is retired today."""
@@ -110,7 +116,7 @@ class Registry:
 
     def everything(self) -> list[AnyModel]:
         """Return all cards and the listed models without a card, sorted by name."""
-        found: dict[str, AnyModel] = {**self._listed, **self._snapshot.cards}
+        found: dict[str, AnyModel] = {**self._snapshot.listed, **self._snapshot.cards}
         return [model for _, model in sorted(found.items())]
 
     def all(self) -> list[ModelCard]:
@@ -146,9 +152,11 @@ class Registry:
             if is_new := number != self._snapshot.number:
                 texts = await read_cards(connection)
                 aliases = await read_aliases(connection)
+                deprecations = await read_deprecations(connection)
         if is_new:
             # Built-in cards come last, so that no row can replace them.
-            self._snapshot = _snapshot({**_decoded(texts), **self._builtin}, aliases, number, self._listed)
+            cards = {**_decoded(texts), **self._builtin}
+            self._snapshot = _snapshot(cards, aliases, deprecations, number, self._listed)
         self._last_read = self._num_reads
         return is_new
 
@@ -179,15 +187,18 @@ def _decoded(texts: Mapping[str, str]) -> dict[str, ModelCard]:
 def _snapshot(
     cards: Mapping[str, ModelCard],
     aliases: Mapping[str, str],
+    deprecations: Mapping[str, Deprecation],
     number: int | None,
     listed: Mapping[str, ListedModel],
 ) -> _Snapshot:
+    cards = {name: deprecated_card(card, deprecations.get(name)) for name, card in cards.items()}
+    listed = {name: deprecated_listed(model, deprecations.get(name)) for name, model in listed.items()}
     resolved = {name: Resolved(card, name, None) for name, card in cards.items()}
     for alias in aliases:
         end = follow(aliases, alias)
         if alias not in resolved and end is not None and end in cards:
             resolved[alias] = Resolved(_with_listed_schema(cards[end], listed.get(alias)), alias, end)
-    return _Snapshot(cards, resolved, number)
+    return _Snapshot(cards, resolved, listed, number)
 
 
 def _with_listed_schema(card: ModelCard, listed: ListedModel | None) -> ModelCard:

@@ -1,4 +1,4 @@
-"""Database rows of the catalog: read all cards and aliases, write one card or alias.
+"""Database rows of the catalog: read cards, versions and aliases, write one card or alias.
 
 Names are validated by `publish.py` and `aliases.py`.
 """
@@ -13,7 +13,7 @@ from sqlalchemy import delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from catalog.card import ModelCard, encode_card
-from catalog.tables import catalog_revision, model_aliases, published_models
+from catalog.tables import catalog_revision, model_aliases, model_versions, published_models
 from storage.database import Database
 
 
@@ -48,17 +48,25 @@ async def read_aliases(connection: AsyncConnection) -> dict[str, str]:
 
 async def write_card(connection: AsyncConnection, card: ModelCard, now: datetime) -> None:
     """Make `card` the current version of its model."""
-    await delete_card(connection, card.name)
-    await connection.execute(
-        insert(published_models).values(
-            name=card.name, revision=card.revision, card=encode_card(card), published_at=now
-        )
-    )
+    row = {"name": card.name, "revision": card.revision, "card": encode_card(card), "published_at": now}
+    same = (model_versions.c.name == card.name) & (model_versions.c.revision == card.revision)
+    for table, replaced in ((published_models, published_models.c.name == card.name), (model_versions, same)):
+        await connection.execute(delete(table).where(replaced))
+        await connection.execute(insert(table).values(**row))
 
 
 async def delete_card(connection: AsyncConnection, name: str) -> None:
-    """Delete a published model."""
-    await connection.execute(delete(published_models).where(published_models.c.name == name))
+    """Delete a published model with all versions."""
+    for table in (published_models, model_versions):
+        await connection.execute(delete(table).where(table.c.name == name))
+
+
+async def read_versions(connection: AsyncConnection, name: str) -> list[tuple[str, datetime]]:
+    """Return (card as JSON, publishing time) of all versions of a model, newest first."""
+    version = model_versions.c
+    query = select(version.card, version.published_at).where(version.name == name)
+    rows = await connection.execute(query.order_by(version.published_at.desc(), version.revision))
+    return [(row.card, row.published_at) for row in rows]
 
 
 async def write_alias(connection: AsyncConnection, name: str, target: str, now: datetime) -> None:

@@ -19,7 +19,8 @@ _RETIRED_SHOWN_FOR = timedelta(days=92)  # three months
 
 @dataclass(frozen=True)
 class SearchQuery:
-    """The search route's parameters. `task` is a display name, `source` 1 for @cf and 2 for @hf. Pages count from 1."""
+    """The search route's parameters. `task` is a display name, `source` 1 for @cf and 2 for @hf. `is_installed` selects
+    models whose weights are installed. Pages count from 1."""
 
     search: str = ""
     task: str = ""
@@ -27,6 +28,7 @@ class SearchQuery:
     source: int | None = None
     hide_experimental: bool = False
     include_deprecated: bool = False
+    is_installed: bool = False
     page: int = 1
     per_page: int = MAX_PER_PAGE
 
@@ -82,6 +84,7 @@ def _matches(card: AnyModel, query: SearchQuery, today: date) -> bool:
         and query.author.lower() in ("", card.author.lower())
         and query.source in (None, _source(card))
         and not (query.hide_experimental and card.is_beta)
+        and not (query.is_installed and isinstance(card, ListedModel))
         and _is_shown(card, query.include_deprecated, today)
     )
 

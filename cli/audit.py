@@ -54,7 +54,7 @@ def head(
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print the newest entry's sequence number and digest. Stored elsewhere, they later prove that none is missing."""
+    """Print number and digest of the newest entry. Stored elsewhere, they prove later that no entry is missing."""
     print_record(asyncio.run(_head(data, into)), is_json=json)
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from catalog.finetunes import Finetune, Note
 
 app = typer.Typer(help="Fine-tunes: list, publish for all accounts, remove.", no_args_is_help=True)
-COLUMNS = ("id", "name", "model", "account", "public", "is_complete", "created_at")
+COLUMNS = ("id", "name", "model", "account", "public", "is_complete", "is_approved", "created_at")
 
 
 @app.command("list")
@@ -27,7 +27,7 @@ def list_(
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """List fine-tunes. Public ones belong to no account."""
+    """List fine-tunes. Those that the operator published belong to no account."""
     rows = [row for row in asyncio.run(_list(data)) if account_id in ("", row["account"])]
     print_rows(rows, COLUMNS, is_json=json, empty="no fine-tunes")
 
@@ -43,6 +43,17 @@ def publish(
 ) -> None:
     """Publish a fine-tune that all accounts may use."""
     print_record(asyncio.run(_publish(data, folder, name, model, description)), is_json=json)
+
+
+@app.command()
+def approve(
+    finetune_id: Annotated[str, typer.Argument(help="Id shown by `hearth finetune list`.", show_default=False)],
+    is_withdrawn: Annotated[bool, typer.Option("--withdraw", help="Withdraw the approval.")] = False,
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Approve the present files of a public fine-tune for all accounts, as HEARTH_FINETUNE_APPROVAL requires."""
+    print_record(asyncio.run(_approve(data, finetune_id, is_approved=not is_withdrawn)), is_json=json)
 
 
 @app.command()
@@ -88,6 +99,18 @@ async def _publish(data: Path | None, folder: Path, name: str, model: str, descr
     return _row(finetune)
 
 
+async def _approve(data: Path | None, finetune_id: str, *, is_approved: bool) -> dict[str, Any]:
+    from catalog import finetunes
+
+    action = "finetune.approve" if is_approved else "finetune.withdraw_approval"
+    async with Target.find(data).database() as database:
+        with failures():
+            changed = await finetunes.approve(database, finetune_id, is_approved=is_approved, note=_entry(action, ""))
+    if changed is None:
+        raise CommandFailed(f"there is no fine-tune {finetune_id}")
+    return _row(changed)
+
+
 async def _remove(data: Path | None, finetune_id: str) -> dict[str, Any]:
     from catalog.finetunes import list_all
     from catalog.finetunes import remove as remove_row
@@ -119,6 +142,7 @@ def _row(finetune: Finetune) -> dict[str, Any]:
         "account": finetune.account_id,
         "public": finetune.is_public,
         "is_complete": finetune.revision is not None,
+        "is_approved": finetune.is_approved,
         "description": finetune.description,
         "created_at": finetune.created_at,
     }

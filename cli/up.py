@@ -27,9 +27,7 @@ def up(
         int, typer.Option(help="Port to listen on; 0 chooses a free port.", min=0, max=65535, envvar="HEARTH_PORT")
     ] = 8787,
     data: Annotated[Path, typer.Option(help="Directory for all data of the platform.")] = DEFAULT_DATA,
-    nodes: Annotated[
-        int | None, typer.Option(help="Number of nodes, assigned to the PoPs in turn. Default: one per PoP.", min=1)
-    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of nodes in each PoP. Default: 1.", min=1)] = None,
     pops: Annotated[str, typer.Option(help="Comma-separated PoPs. The gateway runs in the first one.")] = "local",
     starter: Annotated[
         bool, typer.Option("--starter/--no-starter", help="Serve the starter model if it is installed, or else spark.")
@@ -80,7 +78,7 @@ async def _run(plan: Plan, data_dir: DataDir, warnings: Sequence[str], *, is_jso
         try:
             if await stop.finishes_before_stop(platform.start()):
                 progress.pause()
-                _print_ready(platform, data_dir, is_json=is_json)
+                _print_ready(platform, data_dir, await platform.create_sign_in_link(), is_json=is_json)
                 await stop.finishes_before_stop(platform.wait_for_failure())
                 progress.note("draining: running calls are finished; press Ctrl-C again to stop faster")
         except (ChildFailed, StoreUnavailable) as error:
@@ -91,12 +89,12 @@ async def _run(plan: Plan, data_dir: DataDir, warnings: Sequence[str], *, is_jso
         progress.done("drained and stopped")
 
 
-def _print_ready(platform: EmbeddedPlatform, data_dir: DataDir, *, is_json: bool) -> None:
+def _print_ready(platform: EmbeddedPlatform, data_dir: DataDir, sign_in_link: str, *, is_json: bool) -> None:
     from cli.ready_text import ready_text
 
     dev: dict[str, Any] = platform.dev()
     if is_json:
-        print_json({"event": "ready", **dev})
+        print_json({"event": "ready", "sign_in_link": sign_in_link or None, **dev})
     else:
-        sys.stdout.write(ready_text(dev, data_dir.path))
+        sys.stdout.write(ready_text(dev, data_dir.path, sign_in_link))
     sys.stdout.flush()

@@ -17,12 +17,14 @@ from dataclasses import dataclass
 import msgspec
 
 from documents.kinds import Kind
-from documents.messages import Job, Outcome
+from documents.messages import ERROR_REPORT, Job, Outcome
 from documents.options import Options
 from documents.sandbox import clock_s
 
 log = logging.getLogger(__name__)
 
+_MAX_STDERR_BYTES = 2048  # in one log line
+_STDERR_PAUSE_S = 1.0
 _GRACE_S = 5.0  # added to the time limit of a job, for process start and transfer
 _decode_outcome = msgspec.msgpack.Decoder(Outcome).decode
 
@@ -37,11 +39,11 @@ class Limits:
 
 
 class Converter:
-    """Converts at most `max_concurrent` files at a time. Further calls wait."""
+    """Converts each file in its own process. The caller limits how many files are converted at the same time."""
 
-    def __init__(self, limits: Limits = Limits(), max_concurrent: int = 2) -> None:
+    def __init__(self, limits: Limits = Limits()) -> None:
         self._limits = limits
-        self._semaphore = asyncio.Semaphore(max_concurrent)
+        self._stderr_reader: asyncio.Task[None] | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._channel: socket.socket | None = None
         self._starting = asyncio.Lock()
@@ -52,13 +54,12 @@ class Converter:
         job = Job(
             name, kind.reader, data, options, limits.timeout_s, limits.memory_bytes, limits.max_text_bytes
         )  # fmt: skip
-        async with self._semaphore:
-            local_end, remote_end = socket.socketpair()
-            with local_end, remote_end:
-                await self._send_socket(remote_end)
-                remote_end.close()  # the worker's copy must be the last one, so that its exit ends the stream
-                local_end.setblocking(False)
-                return await self._run_job(local_end, job)
+        local_end, remote_end = socket.socketpair()
+        with local_end, remote_end:
+            await self._send_socket(remote_end)
+            remote_end.close()  # the worker's copy must be the last one, so that its exit ends the stream
+            local_end.setblocking(False)
+            return await self._run_job(local_end, job)
 
     async def _run_job(self, local_end: socket.socket, job: Job) -> Outcome:
         loop = asyncio.get_running_loop()
@@ -110,9 +111,12 @@ class Converter:
                 "documents.worker",
                 stdin=remote_end.fileno(),
                 stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
                 env=environment | {"LANG": "C.UTF-8", "PYTHONDONTWRITEBYTECODE": "1"},
             )
         self._channel = local_end
+        assert self._process.stderr is not None
+        self._stderr_reader = asyncio.create_task(_log_stderr(self._process.stderr))
 
     async def close(self) -> None:
         """Stop the worker and running conversions."""
@@ -124,3 +128,18 @@ class Converter:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
+        if self._stderr_reader is not None:
+            self._stderr_reader.cancel()
+            self._stderr_reader = None
+
+
+async def _log_stderr(stream: asyncio.StreamReader) -> None:
+    """Log what the worker writes to stderr, at most one line per second.
+
+    Only lines of the worker itself are quoted. Native libraries of readers write there too, and may quote the file.
+    """
+    while text := await stream.read(_MAX_STDERR_BYTES):
+        reports = [line for line in text.split(b"\n") if line.startswith(ERROR_REPORT)]
+        why = reports[0].decode("ascii", "replace") if reports else ""
+        log.warning("document reader process wrote to stderr", extra={"bytes": len(text), "why": why})
+        await asyncio.sleep(_STDERR_PAUSE_S)

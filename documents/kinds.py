@@ -40,6 +40,16 @@ KINDS = (
     Kind((".webp",), ("image/webp",), "image"),
     Kind((".svg",), ("image/svg+xml",), "image"),
 )
+AUDIO = Kind((".wav", ".flac", ".mp3", ".ogg"), ("audio/wav", "audio/flac", "audio/mpeg", "audio/ogg"), "audio")
+"""Recordings, which are decoded for a model but are not converted to text."""
+IMAGE = Kind(
+    (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp"),
+    ("image/png", "image/jpeg", "image/webp", "image/gif", "image/bmp"),
+    "images",
+)
+"""Images, which are decoded for a model."""
+PDF_SCANS = Kind((".pdf",), ("application/pdf",), "pdf_scans")
+"""PDF files without text, whose pages are rendered for a model."""
 _BY_EXTENSION = {extension: kind for kind in KINDS for extension in kind.extensions}
 _BY_MEDIA_TYPE = {media_type: kind for kind in KINDS for media_type in kind.media_types}
 # Media types that clients send for any file.

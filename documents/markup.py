@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urljoin
 
@@ -18,6 +21,7 @@ _SKIPPED = (
     "script", "style", "template", "noscript", "iframe", "frame", "object", "embed", "applet", "svg", "canvas", "audio",
     "video", "link", "meta", "base", "input", "select", "textarea", "dialog",
 )  # fmt: skip
+_SELECTION_S = 2.0  # CPU time: selectors with several combinators can take exponential time
 _LINK_SCHEMES = ("http", "https", "mailto", "tel", "ftp")
 _SCHEME = re.compile(r"\s*([A-Za-z][A-Za-z0-9+.-]*):")
 _BLANK_LINES = re.compile(r"\n[ \t]*\n(?:[ \t]*\n)+")
@@ -81,13 +85,30 @@ def _select_roots(soup: BeautifulSoup, selector: str) -> list[Tag]:
     if not selector:
         return [soup.body or soup]
     try:
-        found = soup.select(selector)
+        with _processor_limit(_SELECTION_S):
+            found = soup.select(selector)
     except (soupsieve.SelectorSyntaxError, NotImplementedError, ValueError) as error:
         raise DocumentRefused("'/html/cssSelector' must be a valid CSS selector") from error
     if not found:
         raise DocumentRefused("no element of the page matches '/html/cssSelector'")
     chosen = {id(tag) for tag in found}
     return [tag for tag in found if not any(id(parent) in chosen for parent in tag.parents)]
+
+
+@contextlib.contextmanager
+def _processor_limit(seconds: float) -> Iterator[None]:
+    """Raise DocumentRefused in the block after `seconds` of CPU time."""
+
+    def refuse(*_: object) -> None:
+        raise DocumentRefused(f"'/html/cssSelector' takes longer than {seconds:g} s")
+
+    previous = signal.signal(signal.SIGPROF, refuse)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, previous)
 
 
 def _resolve_link(tag: Tag, attribute: str, base: str) -> None:

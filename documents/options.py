@@ -10,6 +10,9 @@ from msgspec import Meta, Struct
 
 _HOSTNAME = re.compile(r"(?=.{1,253}(:|$))[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:[0-9]{1,5})?")
 
+MAX_SELECTOR_PARTS = 24  # simple and compound selectors of `css_selector`
+_BETWEEN_PARTS = re.compile(r"[\s>+~,():]+")
+
 OutputFormat = Literal["markdown", "text"]
 # Clients may send booleans and numbers as strings.
 _Flag = bool | Annotated[str, Meta(pattern="^(true|false)$")] | None
@@ -18,12 +21,14 @@ _ImageCount = Annotated[int, Meta(ge=0, le=10)] | Annotated[str, Meta(pattern="^
 
 class Options(Struct, frozen=True):
     """Options of a conversion. `hostname` resolves relative links of a page; `css_selector` selects its converted
-    parts."""
+    parts. `max_pixels` is the size that larger images are scaled down to; `is_mask` reads an image as a mask."""
 
     output_format: OutputFormat = "markdown"
     hostname: str = ""
     css_selector: str = ""
     has_pdf_metadata: bool = True
+    max_pixels: int = 0
+    is_mask: bool = False
 
 
 # The fields of `conversionOptions`. Fields about images are checked and have no effect until a model describes images.
@@ -74,5 +79,7 @@ def parse_options(given: Any) -> Options:
     hostname = (html.hostname or "").removeprefix("https://").removeprefix("http://").rstrip("/")
     if hostname and not _HOSTNAME.fullmatch(hostname):
         raise ValueError("'/html/hostname' must be a host name")
+    if len(_BETWEEN_PARTS.split(html.css_selector or "")) > MAX_SELECTOR_PARTS:
+        raise ValueError(f"'/html/cssSelector' must have at most {MAX_SELECTOR_PARTS} parts")
     output_format: OutputFormat = "text" if output.format == "text" else "markdown"
     return Options(output_format, hostname, html.css_selector or "", pdf.metadata not in (False, "false"))

@@ -1,4 +1,4 @@
-"""Reader of PDF files: metadata and the text of each page. Images of text are not converted."""
+"""Reader of PDF files: metadata and the text of each page. Pages that are images are left to `pdf_scans.py`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import pypdfium2
 from pypdfium2 import PdfDocument, PdfiumError
 
 from documents.errors import DocumentRefused
+from documents.messages import NO_TEXT
 from documents.options import Options
 
 MAX_PAGES = 5_000
@@ -27,7 +28,7 @@ def read(data: bytes, name: str, options: Options) -> str:
         raise DocumentRefused(f"the file has more than {MAX_PAGES} pages")
     pages = [_page(document, number) for number in range(len(document))]
     if not any(pages):
-        raise DocumentRefused("the file has no text: pages that are images cannot be converted")
+        raise DocumentRefused(NO_TEXT)
     if options.output_format == "text":
         return "\n\n".join(filter(None, pages))
     parts = [f"# {' '.join(name.split())}"]

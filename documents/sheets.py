@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+import zipfile
 from collections.abc import Iterable
 from datetime import date, datetime, time
 from typing import Any
@@ -15,15 +17,19 @@ from documents.options import Options
 from documents.tables import format_table
 
 MAX_SHEETS = 500
+MAX_CELLS = 5_000_000  # of the rectangle around the used cells of a sheet
+_CELL = re.compile(rb"""<(?:\w+:)?c\s[^<>]*?\br\s*=\s*["']([A-Z]{1,3})([0-9]{1,7})["']""")
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
 
 def read(data: bytes, name: str, options: Options) -> str:
     """Return one table per sheet. Raises DocumentRefused."""
     if not (data.startswith(_OLE) and name.lower().endswith(".xls")):
-        parts = set(open_archive(data).namelist())
+        archive = open_archive(data)
+        parts = set(archive.namelist())
         if not parts & {"xl/workbook.xml", "xl/workbook.bin", "content.xml"}:
             raise DocumentRefused("the file is not a spreadsheet")
+        _check_extents(archive)
     try:
         book = CalamineWorkbook.from_filelike(io.BytesIO(data))
         if len(book.sheet_names) > MAX_SHEETS:
@@ -33,6 +39,24 @@ def read(data: bytes, name: str, options: Options) -> str:
         raise DocumentRefused("the file is encrypted") from None
     except (CalamineError, OSError, ValueError) as error:
         raise DocumentRefused("the file is damaged or its content does not match its type") from error
+
+
+def _check_extents(archive: zipfile.ZipFile) -> None:
+    """Raise DocumentRefused if a sheet has far-away cells: the reader stores the whole rectangle around all cells, and
+    its process aborts if there is not enough memory."""
+    for part in archive.namelist():
+        if part.startswith("xl/worksheets/") and part.endswith(".xml"):
+            places = [(int(row), _column_number(letters)) for letters, row in _CELL.findall(archive.read(part))]
+            rows, columns = ([place[i] for place in places] for i in (0, 1))
+            if places and (max(rows) - min(rows) + 1) * (max(columns) - min(columns) + 1) > MAX_CELLS:
+                raise DocumentRefused(f"a sheet spans more than {MAX_CELLS} cells, most of them empty")
+
+
+def _column_number(letters: bytes) -> int:
+    number = 0
+    for letter in letters:
+        number = 26 * number + letter - 64
+    return number
 
 
 def _sheet(book: CalamineWorkbook, sheet: str, options: Options) -> str:

@@ -23,15 +23,16 @@ import msgspec
 
 from documents import sandbox, tokens
 from documents.errors import DocumentRefused
-from documents.kinds import KINDS
-from documents.messages import Job, Outcome
+from documents.kinds import AUDIO, IMAGE, KINDS, PDF_SCANS
+from documents.messages import ERROR_REPORT, DecodedImage, Job, Outcome
 from documents.text_encoding import ENCODINGS
 from telemetry.child_process import die_with_parent, set_process_name
 
-READERS = tuple(sorted({kind.reader for kind in KINDS} - {"image"}))
+READERS = tuple(sorted({kind.reader for kind in (*KINDS, AUDIO, IMAGE, PDF_SCANS)} - {"image"}))
 MAX_JOB_BYTES = 256 << 20
 _F_SETSIG = 10
 _READ_BYTES = 1 << 20
+_NICENESS = 10  # the processes that serve requests go first
 _decode_job = msgspec.msgpack.Decoder(Job).decode
 
 
@@ -39,13 +40,20 @@ def convert(job: Job) -> Outcome:
     """Convert one file. The process may crash on a malicious file."""
     try:
         reader = importlib.import_module(f"documents.{job.reader}")
-        text = reader.read(job.data, job.name, job.options).encode("utf-8", "replace").decode()
+        content: str | bytes | DecodedImage | list[bytes] = reader.read(job.data, job.name, job.options)
     except DocumentRefused as refusal:
         return Outcome(refusal=str(refusal))
     except RecursionError:
         return Outcome(refusal="the file is nested too deeply")
     except MemoryError:
         return Outcome(refusal=f"conversion needs more than {job.memory_bytes >> 20} MiB of memory")
+    if isinstance(content, DecodedImage):
+        return Outcome(image=content)
+    if isinstance(content, list):
+        return Outcome(pages=tuple(content))
+    if isinstance(content, bytes):
+        return Outcome(samples=content)
+    text = content.encode("utf-8", "replace").decode()
     if len(text.encode()) > job.max_text_bytes:
         return Outcome(refusal=f"the file has more than {job.max_text_bytes} bytes of text")
     return Outcome(text, tokens.count(text))
@@ -99,7 +107,7 @@ def _report_error(error: BaseException) -> None:
     """Write the location of an unexpected error to stderr, without its message, which may quote the file."""
     locations = [f"{frame.filename}:{frame.lineno}" for frame in traceback.extract_tb(error.__traceback__)[-4:]]
     with contextlib.suppress(OSError):
-        os.write(2, f"document conversion failed: {type(error).__name__} at {', '.join(locations)}\n".encode())
+        os.write(2, ERROR_REPORT + f"{type(error).__name__} at {', '.join(locations)}\n".encode())
 
 
 def _set_kill_on_disconnect(number: int, is_enabled: bool) -> None:
@@ -129,6 +137,7 @@ def main() -> None:
     set_process_name("hearth-docs")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps exited children
+    os.nice(_NICENESS)
     sys.setrecursionlimit(4_000)
     for reader in READERS:
         importlib.import_module(f"documents.{reader}")

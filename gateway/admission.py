@@ -1,21 +1,35 @@
 """Admission: limits the calls in flight in this process, in total and for each account.
 
-An account may hold at most SHARE times as many slots as are free: two thirds of all slots while it is alone, fewer the
-more other accounts hold. So some slots are always free for accounts that call next, without any setting. Slots are
-counted from before the body is read. `tenants/quota/quota.py` counts the calls of all gateways.
+How many slots an account may hold is decided by `telemetry/fair_share.py`. Slots are counted from before the body is
+read. `tenants/quota/quota.py` counts the calls of all gateways.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from gateway.errors import Reason, Refusal
 from telemetry import metrics
+from telemetry.fair_share import AccountShares
 from tenants.quota.pace import ReleasePace
 
-SHARE = 2
+
+@contextlib.contextmanager
+def hold_share(shares: AccountShares, account_id: str) -> Iterator[None]:
+    """Hold one unit of a limited resource while the block runs. Raises Refusal: OUT_OF_CAPACITY, or CONCURRENCY_LIMITED
+    if the account holds too many units."""
+    if not shares.num_free:
+        raise Refusal(Reason.OUT_OF_CAPACITY)
+    if shares.has_enough(account_id):
+        raise Refusal(Reason.CONCURRENCY_LIMITED, "account")
+    shares.take(account_id)
+    try:
+        yield
+    finally:
+        shares.give_back(account_id)
 
 
 class ConcurrencySlot:
@@ -43,10 +57,9 @@ class Admission:
     """Counts the calls in flight in this process. Create it inside the event loop."""
 
     def __init__(self, max_calls: int) -> None:
-        self._max_calls = max_calls
+        self._shares = AccountShares(max_calls)
         self._loop = asyncio.get_running_loop()
         self._slots: set[ConcurrencySlot] = set()
-        self._num_held: dict[str, int] = {}  # by account
         self._pace = ReleasePace()
         self._is_empty = asyncio.Event()
         self._is_empty.set()
@@ -58,16 +71,14 @@ class Admission:
         CONCURRENCY_LIMITED if the account holds too many slots."""
         if self.is_draining:
             raise Refusal(Reason.DRAINING)
-        num_free = self._max_calls - len(self._slots)
-        if num_free <= 0:
+        if not self._shares.num_free:
             raise Refusal(Reason.OUT_OF_CAPACITY)
-        num_held = self._num_held.get(account_id, 0)
-        if num_held >= SHARE * num_free:
-            wait_s = math.ceil(self._pace.next_s(account_id, num_held))
+        if self._shares.has_enough(account_id):
+            wait_s = math.ceil(self._pace.next_s(account_id, self._shares.held_by(account_id)))
             raise Refusal(Reason.CONCURRENCY_LIMITED, "account", retry_after_s=wait_s)
         slot = ConcurrencySlot(self, account_id, self._loop.time())
         self._slots.add(slot)
-        self._num_held[account_id] = num_held + 1
+        self._shares.take(account_id)
         self._is_empty.clear()
         return slot
 
@@ -76,13 +87,8 @@ class Admission:
         if slot not in self._slots:
             return
         self._slots.discard(slot)
-        account_id = slot.account_id
-        num_held = self._num_held[account_id] - 1
-        if num_held:
-            self._num_held[account_id] = num_held
-        else:
-            del self._num_held[account_id]
-        self._pace.record(account_id, self._loop.time() - slot.since_s)
+        self._shares.give_back(slot.account_id)
+        self._pace.record(slot.account_id, self._loop.time() - slot.since_s)
         if not self._slots:
             self._is_empty.set()
 

@@ -5,35 +5,59 @@ Inference routes run on plain ASGI (`http/exchange.py`, `pipeline.py`); the othe
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import BinaryIO
 
 from engine.protocol.api_format import ApiFormat
 from gateway import authentication, pipeline, quotas
-from gateway.call import Endpoint
+from gateway.call import Endpoint, WebSocketEndpoint
 from gateway.errors import ClientLeft, Reason, Refusal, refusal_of
 from gateway.http import binding
-from gateway.http.cors import Cors, preflight_headers
-from gateway.http.exchange import App, Exchange, Receive, Scope, Send
+from gateway.http.cors import Cors, CorsPolicy, preflight_headers
+from gateway.http.exchange import App, Exchange, Headers, Receive, Scope, Send
 from gateway.http.head_validation import HeadValidator
 from gateway.inference import stored_responses, tomarkdown
+from gateway.inference.audio import TRANSCRIPTIONS
 from gateway.inference.binding_run import BINDING_RUN
 from gateway.inference.chat_completions import CHAT_COMPLETIONS
 from gateway.inference.completions import COMPLETIONS
 from gateway.inference.embeddings import EMBEDDINGS
+from gateway.inference.images import IMAGE_EDITS, IMAGE_GENERATIONS
 from gateway.inference.messages import MESSAGE_TOKENS, MESSAGES
+from gateway.inference.moderations import MODERATIONS
+from gateway.inference.rerank import RERANK
 from gateway.inference.responses import RESPONSE_TOKENS, RESPONSES
 from gateway.inference.run import RUN, RUN_NAMED
+from gateway.inference.speech import SPEECH
 from gateway.management import (
+    account_operation,
     accounts,
     api_tokens,
     audit,
+    batches,
+    call_timeline,
+    catalog_changes,
+    dashboard,
     docs,
+    events,
     finetunes,
+    fleet,
+    foreign_engines,
     health,
+    members,
+    metric_summaries,
+    model_page,
     models,
+    node_enrollment,
+    placement_explanation,
+    platform_health,
+    platform_settings,
+    platform_usage,
+    publications,
+    scaling,
     sign_in,
     token_verification,
     usage,
@@ -41,12 +65,16 @@ from gateway.management import (
     webhooks,
 )
 from gateway.management.endpoint import Endpoint as ManagementEndpoint
-from gateway.management.endpoint import ManagementRequest
-from gateway.middleware import AccessLog, RequestIdentity
+from gateway.management.endpoint import ManagementRequest, call_in_turn
+from gateway.middleware import AccessLog, RequestIdentity, identity_headers, ray_suffix
 from gateway.routing import Access, Route, Router
 from gateway.services import Services
+from gateway.settings import GatewaySettings
+from gateway.speech.endpoint import LIVE_SPEECH
+from storage.columns import uuid7
 from storage.errors import StoreError
 from telemetry import metrics
+from telemetry.fair_share import UNAUTHENTICATED, current_account
 from tenants.credentials.principal import Principal
 
 log = logging.getLogger(__name__)
@@ -75,6 +103,12 @@ def _openai_routes(base: str) -> tuple[Route, ...]:
         Route("POST", base + "/chat/completions", Access.RUN_MODELS, CHAT_COMPLETIONS),
         Route("POST", base + "/completions", Access.RUN_MODELS, COMPLETIONS),
         Route("POST", base + "/embeddings", Access.RUN_MODELS, EMBEDDINGS),
+        Route("POST", base + "/audio/transcriptions", Access.RUN_MODELS, TRANSCRIPTIONS),
+        Route("POST", base + "/audio/speech", Access.RUN_MODELS, SPEECH),
+        Route("POST", base + "/images/generations", Access.RUN_MODELS, IMAGE_GENERATIONS),
+        Route("POST", base + "/images/edits", Access.RUN_MODELS, IMAGE_EDITS),
+        Route("POST", base + "/rerank", Access.RUN_MODELS, RERANK),
+        Route("POST", base + "/moderations", Access.RUN_MODELS, MODERATIONS),
         Route("POST", base + "/responses", Access.RUN_MODELS, RESPONSES),
         Route("POST", base + "/responses/input_tokens", Access.RUN_MODELS, RESPONSE_TOKENS),
         Route("GET", responses, Access.RUN_MODELS, stored_responses.get),
@@ -91,6 +125,7 @@ def _openai_routes(base: str) -> tuple[Route, ...]:
 _ROUTES = (
     Route("POST", ACCOUNT + "/ai/run", Access.RUN_MODELS, RUN_NAMED),
     Route("POST", ACCOUNT + "/ai/run/{model...}", Access.RUN_MODELS, RUN),
+    Route("GET", ACCOUNT + "/ai/run/{model...}", Access.RUN_MODELS, LIVE_SPEECH),
     *_openai_routes(ACCOUNT + "/ai/v1"),
     Route("GET", ACCOUNT + "/ai/models/search", Access.RUN_MODELS, models.search),
     Route("GET", ACCOUNT + "/ai/models/schema", Access.RUN_MODELS, models.schema),
@@ -98,12 +133,20 @@ _ROUTES = (
     Route("GET", ACCOUNT + "/ai/tasks/search", Access.RUN_MODELS, models.search_tasks),
     Route("POST", ACCOUNT + "/ai/tomarkdown", Access.RUN_MODELS, tomarkdown.convert),
     Route("GET", ACCOUNT + "/ai/tomarkdown/supported", Access.RUN_MODELS, tomarkdown.list_supported),
+    Route("GET", ACCOUNT + "/ai/models/disabled", Access.READ_ACCOUNT, account_operation.list_disabled),
+    Route("PUT", ACCOUNT + "/ai/models/disabled/{model...}", Access.WRITE_PLATFORM, account_operation.disable),
+    Route("DELETE", ACCOUNT + "/ai/models/disabled/{model...}", Access.WRITE_PLATFORM, account_operation.enable),
+    Route("GET", ACCOUNT + "/ai/batches", Access.READ_ACCOUNT, batches.list_),
+    Route("GET", ACCOUNT + "/ai/batches/{batch_id}", Access.READ_ACCOUNT, batches.get),
+    Route("POST", ACCOUNT + "/ai/batches/{batch_id}/cancel", Access.RUN_MODELS, batches.cancel),
+    Route("GET", ACCOUNT + "/ai/webhooks/deliveries", Access.READ_ACCOUNT, webhooks.list_deliveries),
     Route("GET", ACCOUNT + "/ai/webhooks/key", Access.WRITE_AI, webhooks.get),
     Route("PUT", ACCOUNT + "/ai/webhooks/key", Access.WRITE_AI, webhooks.replace),
     Route("DELETE", ACCOUNT + "/ai/webhooks/key", Access.WRITE_AI, webhooks.remove),
     Route("POST", ACCOUNT + "/ai/price/{model...}", Access.RUN_MODELS, usage.price),
     Route("GET", ACCOUNT + "/ai/usage", Access.READ_ACCOUNT, usage.summed),
     Route("GET", ACCOUNT + "/ai/usage/calls", Access.READ_ACCOUNT, usage.list_calls),
+    Route("GET", ACCOUNT + "/ai/usage/calls/{request_id}", Access.READ_ACCOUNT, call_timeline.get),
     Route("GET", ACCOUNT + "/ai/usage/latency", Access.READ_ACCOUNT, usage.latency),
     Route("GET", ACCOUNT + "/ai/usage/export", Access.READ_ACCOUNT, usage.export),
     Route("GET", ACCOUNT + "/ai/usage/forecast", Access.READ_ACCOUNT, usage.forecast),
@@ -112,11 +155,68 @@ _ROUTES = (
     Route("DELETE", ACCOUNT + "/ai/usage/budgets", Access.WRITE_ACCOUNT, usage.remove_budget),
     Route("GET", ACCOUNT + "/ai/usage/alerts", Access.READ_ACCOUNT, usage.list_alerts),
     Route("GET", BASE + "/accounts", Access.PROVEN, accounts.list_),
-    Route("POST", BASE + "/accounts", Access.USER, accounts.create),
+    Route("POST", BASE + "/accounts", Access.PROVEN, accounts.create),
     Route("GET", ACCOUNT, Access.READ_ACCOUNT, accounts.get),
     Route("PUT", ACCOUNT, Access.WRITE_ACCOUNT, accounts.update),
     Route("DELETE", ACCOUNT, Access.WRITE_ACCOUNT, accounts.delete),
     Route("GET", ACCOUNT + "/audit_logs", Access.READ_ACCOUNT, audit.list_),
+    Route("GET", ACCOUNT + "/operation", Access.READ_PLATFORM, account_operation.get),
+    Route("PUT", ACCOUNT + "/operation", Access.WRITE_PLATFORM, account_operation.update),
+    Route("GET", ACCOUNT + "/members", Access.READ_ACCOUNT, members.list_),
+    Route("POST", ACCOUNT + "/members", Access.WRITE_ACCOUNT, members.create),
+    Route("GET", ACCOUNT + "/members/{member_id}", Access.READ_ACCOUNT, members.get),
+    Route("PUT", ACCOUNT + "/members/{member_id}", Access.WRITE_ACCOUNT, members.update),
+    Route("DELETE", ACCOUNT + "/members/{member_id}", Access.WRITE_ACCOUNT, members.delete),
+    Route("GET", ACCOUNT + "/roles", Access.READ_ACCOUNT, members.list_roles),
+    Route("GET", ACCOUNT + "/roles/{role_id}", Access.READ_ACCOUNT, members.get_role),
+    Route("GET", BASE + "/usage", Access.READ_PLATFORM, platform_usage.summed),
+    Route("GET", BASE + "/usage/calls", Access.READ_PLATFORM, platform_usage.list_calls),
+    Route("GET", BASE + "/usage/export", Access.READ_PLATFORM, platform_usage.export),
+    Route("GET", BASE + "/models", Access.PROVEN, models.search),
+    Route("GET", BASE + "/models/schema", Access.PROVEN, models.schema),
+    Route("GET", BASE + "/models/{model...}", Access.READ_PLATFORM, model_page.get),
+    Route("GET", BASE + "/aliases", Access.READ_PLATFORM, catalog_changes.list_aliases),
+    Route("PUT", BASE + "/aliases/{model...}", Access.WRITE_PLATFORM, catalog_changes.set_alias),
+    Route("DELETE", BASE + "/aliases/{model...}", Access.WRITE_PLATFORM, catalog_changes.remove_alias),
+    Route("GET", BASE + "/deprecations", Access.READ_PLATFORM, catalog_changes.list_deprecations),
+    Route("PUT", BASE + "/deprecations/{model...}", Access.WRITE_PLATFORM, catalog_changes.deprecate),
+    Route("DELETE", BASE + "/deprecations/{model...}", Access.WRITE_PLATFORM, catalog_changes.remove_deprecation),
+    Route("POST", BASE + "/publications", Access.WRITE_PLATFORM, publications.create),
+    Route("GET", BASE + "/publications", Access.READ_PLATFORM, publications.list_),
+    Route("GET", BASE + "/publications/{publication_id}", Access.READ_PLATFORM, publications.get),
+    Route("DELETE", BASE + "/publications/{publication_id}", Access.WRITE_PLATFORM, publications.cancel),
+    Route("GET", BASE + "/nodes", Access.READ_PLATFORM, fleet.list_nodes),
+    Route("POST", BASE + "/nodes/{node_id}/drain", Access.WRITE_PLATFORM, fleet.drain),
+    Route("POST", BASE + "/nodes/{node_id}/undrain", Access.WRITE_PLATFORM, fleet.undrain),
+    Route("POST", BASE + "/nodes/{node_id}/replicas", Access.WRITE_PLATFORM, fleet.load),
+    Route("DELETE", BASE + "/nodes/{node_id}/replicas/{model...}", Access.WRITE_PLATFORM, fleet.unload),
+    Route("GET", BASE + "/engines", Access.READ_PLATFORM, foreign_engines.list_),
+    Route("PUT", BASE + "/engines/{name}", Access.WRITE_PLATFORM, foreign_engines.register),
+    Route("DELETE", BASE + "/engines/{name}", Access.WRITE_PLATFORM, foreign_engines.remove),
+    Route("POST", BASE + "/nodes/{node_id}/pins", Access.WRITE_PLATFORM, fleet.pin),
+    Route("DELETE", BASE + "/nodes/{node_id}/pins/{model...}", Access.WRITE_PLATFORM, fleet.unpin),
+    Route("POST", BASE + "/nodes/enroll", Access.CHECKED_BY_ENDPOINT, node_enrollment.enroll),
+    Route("POST", BASE + "/nodes/ring", Access.CHECKED_BY_ENDPOINT, node_enrollment.read_ring),
+    Route("GET", BASE + "/pops", Access.READ_PLATFORM, fleet.list_pops),
+    Route("POST", BASE + "/pops/{pop}/drain", Access.WRITE_PLATFORM, fleet.drain_pop),
+    Route("POST", BASE + "/pops/{pop}/undrain", Access.WRITE_PLATFORM, fleet.undrain_pop),
+    Route("GET", BASE + "/scaling/plan", Access.READ_PLATFORM, scaling.plan),
+    Route("GET", BASE + "/scaling/what_if", Access.READ_PLATFORM, scaling.what_if),
+    Route("GET", BASE + "/scaling/overrides", Access.READ_PLATFORM, scaling.list_overrides),
+    Route("PUT", BASE + "/scaling/overrides/{model...}", Access.WRITE_PLATFORM, scaling.put_override),
+    Route("DELETE", BASE + "/scaling/overrides/{model...}", Access.WRITE_PLATFORM, scaling.remove_override),
+    Route("GET", BASE + "/scaling/reserved_capacity", Access.READ_PLATFORM, scaling.list_reservations),
+    Route("GET", ACCOUNT + "/ai/reserved_capacity", Access.READ_ACCOUNT, scaling.list_own_reservations),
+    Route("PUT", ACCOUNT + "/ai/reserved_capacity/{model...}", Access.WRITE_PLATFORM, scaling.put_reservation),
+    Route("DELETE", ACCOUNT + "/ai/reserved_capacity/{model...}", Access.WRITE_PLATFORM, scaling.remove_reservation),
+    Route("GET", BASE + "/metrics/summary", Access.READ_PLATFORM, metric_summaries.of_platform),
+    Route("GET", ACCOUNT + "/ai/metrics/summary", Access.READ_ACCOUNT, metric_summaries.of_account),
+    Route("GET", ACCOUNT + "/ai/placement/explain", Access.READ_ACCOUNT, placement_explanation.explain),
+    Route("GET", BASE + "/events", Access.PROVEN, events.stream),
+    Route("GET", BASE + "/health", Access.READ_PLATFORM, platform_health.get),
+    Route("GET", BASE + "/settings", Access.READ_PLATFORM, platform_settings.list_),
+    Route("GET", BASE + "/audit_logs", Access.READ_PLATFORM, audit.list_all),
+    Route("GET", BASE + "/audit_logs/verification", Access.READ_PLATFORM, audit.verify),
     Route("GET", BASE + "/user", Access.USER, users.get),
     Route("PATCH", BASE + "/user", Access.USER, users.update),
     Route("GET", BASE + "/memberships", Access.USER, users.list_memberships),
@@ -135,28 +235,39 @@ _ROUTES = (
         finetunes.upload,
         may_end_in_slash=True,
     ),
+    Route("GET", BASE + "/finetunes", Access.READ_PLATFORM, finetunes.list_all),
+    Route("PUT", BASE + "/finetunes/{finetune_id}/approval", Access.WRITE_PLATFORM, finetunes.approve),
+    Route("DELETE", BASE + "/finetunes/{finetune_id}/approval", Access.WRITE_PLATFORM, finetunes.withdraw_approval),
     Route("GET", BASE + "/user/tokens/verify", Access.CHECKED_BY_ENDPOINT, token_verification.verify_user_token),
     Route("GET", ACCOUNT + "/tokens/verify", Access.CHECKED_BY_ENDPOINT, token_verification.verify_account_token),
     *_token_routes(BASE + "/user/tokens", Access.READ_USER_TOKENS, Access.WRITE_USER_TOKENS),
     *_token_routes(ACCOUNT + "/tokens", Access.READ_ACCOUNT_TOKENS, Access.WRITE_ACCOUNT_TOKENS),
     # Routes of a Worker's AI binding; see `http/binding.py`.
     Route("POST", "/run", Access.RUN_MODELS, BINDING_RUN),
+    Route("GET", "/run", Access.RUN_MODELS, LIVE_SPEECH),
     Route("POST", "/ai-gateway/run", Access.RUN_MODELS, BINDING_RUN),
     Route("GET", "/ai-api/models/search", Access.RUN_MODELS, models.search),
     Route("POST", "/to-everything/markdown/transformer", Access.RUN_MODELS, tomarkdown.transform),
     Route("GET", "/to-everything/markdown/supported", Access.RUN_MODELS, tomarkdown.list_supported),
     Route("GET", "/healthz", Access.PUBLIC, health.healthz),
     Route("GET", "/readyz", Access.PUBLIC, health.readyz),
-    Route("GET", "/metrics", Access.PUBLIC, health.prometheus),
+    Route("GET", health.METRICS_PATH, Access.PUBLIC, health.Metrics()),
 )
+_DASHBOARD = dashboard.Dashboard(dashboard.FOLDER)
 ROUTES = (
     *_ROUTES,
     *_openai_routes("/v1"),  # the account is that of the API token
     Route("GET", "/openapi.json", Access.PUBLIC, docs.OpenApi(_ROUTES)),
+    Route("GET", "/admin/sign-in-methods", Access.PUBLIC, sign_in.methods),
+    Route("POST", "/admin/sign-in/password", Access.CHECKED_BY_ENDPOINT, sign_in.with_password),
+    Route("POST", "/admin/sign-in/link", Access.CHECKED_BY_ENDPOINT, sign_in.with_link),
     Route("GET", "/admin/sign-in", Access.PUBLIC, sign_in.begin),
     Route("GET", "/admin/callback", Access.PUBLIC, sign_in.finish),
     Route("GET", "/admin/session", Access.CHECKED_BY_ENDPOINT, sign_in.session),
     Route("POST", "/admin/sign-out", Access.CHECKED_BY_ENDPOINT, sign_in.end),
+    Route("GET", "/", Access.PUBLIC, _DASHBOARD.redirect),
+    Route("GET", "/dashboard", Access.PUBLIC, _DASHBOARD.page, may_end_in_slash=True),
+    Route("GET", "/dashboard/{path...}", Access.PUBLIC, _DASHBOARD.file),
     Route("GET", "/docs", Access.PUBLIC, docs.page),
     Route("GET", "/docs/docs.js", Access.PUBLIC, docs.script),
     Route("GET", "/docs/docs.css", Access.PUBLIC, docs.style),
@@ -168,10 +279,28 @@ _WITHOUT_BASE = re.compile(rb"/(?:chat/completions|completions|embeddings|respon
 
 def build_app(services: Services) -> App:
     """Return the ASGI app with its middleware."""
-    app: App = _App(services)
+    has_metrics = not services.settings.metrics_listen
+    return _build(services, [route for route in ROUTES if has_metrics or route.path != health.METRICS_PATH])
+
+
+def build_metrics_app(services: Services) -> App:
+    """Return the ASGI app of the separate listener for metrics, which also serves liveness and readiness."""
+    paths = (health.METRICS_PATH, "/healthz", "/readyz")
+    return _build(services, [route for route in ROUTES if route.path in paths])
+
+
+def error_headers(settings: GatewaySettings) -> Callable[[bytes | None], Headers]:
+    """Return a function for the headers that responses have which do not come from the app. Its argument is the
+    request's Origin header, if known."""
+    policy, suffix = CorsPolicy(_listed(settings.cors_origins)), ray_suffix(settings.pop)
+    return lambda origin: [*identity_headers(uuid7(), suffix), *policy.headers_for(origin)]
+
+
+def _build(services: Services, routes: Iterable[Route]) -> App:
+    app: App = _App(services, routes)
     origins = _listed(services.settings.cors_origins)
     if origins:
-        app = Cors(app, origins)
+        app = Cors(app, CorsPolicy(origins))
     app = AccessLog(app, _buffered_stderr() if services.settings.has_access_log else None)
     return RequestIdentity(app, services.settings.pop)
 
@@ -210,9 +339,9 @@ def _buffered_stderr() -> BinaryIO:
 class _App:
     """Routes requests, and renders exceptions."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, routes: Iterable[Route]) -> None:
         self._services = services
-        self._router = Router(ROUTES)
+        self._router = Router(routes)
         self._head_validator = HeadValidator(_listed(services.settings.allowed_hosts))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -236,10 +365,9 @@ class _App:
                 await exchange.abort_response(refusal)
             else:
                 await exchange.send_error(refusal)
-        finally:
-            exchange.close()
 
     async def _handle(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange) -> None:
+        current_account.set(UNAUTHENTICATED)
         _detect_format(scope, exchange)
         self._head_validator.check(scope)
         if binding.unwrap(scope):
@@ -254,24 +382,47 @@ class _App:
             return
         route, parameters = self._match(scope, exchange)
         scope["hearth.route"] = route.path
+        if isinstance(route.endpoint, WebSocketEndpoint) and not exchange.is_web_socket:
+            raise Refusal(Reason.METHOD_NOT_ALLOWED, scope["method"], allow="POST")
         if isinstance(route.endpoint, Endpoint):
             account_id, model = parameters.get("account_id", account_id), parameters.get("model")
             await pipeline.serve(self._services, route.endpoint, exchange, account_id, model)
             return
         if route.access not in (Access.PUBLIC, Access.CHECKED_BY_ENDPOINT):
-            principal = await self._authorize(
-                scope["method"], route.access, parameters.get("account_id", account_id), exchange
-            )
-            scope["hearth.principal"] = principal
+            account_id = parameters.get("account_id", account_id)
+            authorize = functools.partial(self._authorize, scope["method"], route.access, account_id, exchange)
+            scope["hearth.principal"] = principal = await authorize()
+            scope["hearth.authorize"] = authorize
             await quotas.count_request(self._services, exchange, principal)
             _check_no_null(scope["query_string"], parameters)
+        exchange.check_content_encoding()
+        if isinstance(route.endpoint, WebSocketEndpoint):
+            model = parameters.get("model")
+            await self._serve_web_socket(route.endpoint, exchange, principal, authorize, model)
+            return
         scope["path_params"] = parameters
         scope["hearth.exchange"] = exchange
         handler: ManagementEndpoint = route.endpoint
-        response = await handler(self._services, ManagementRequest(self._services, scope, receive))
+        response = await call_in_turn(self._services, handler, ManagementRequest(self._services, scope, receive))
         response.raw_headers.extend(exchange.response_headers)
         exchange.has_started = True
         await response(scope, receive, send)
+
+    async def _serve_web_socket(
+        self,
+        endpoint: WebSocketEndpoint,
+        exchange: Exchange,
+        principal: Principal,
+        authorize: Callable[[], Awaitable[Principal]],
+        model: str | None,
+    ) -> None:
+        locations = self._services.locations
+
+        async def verify() -> Principal:
+            return locations.restrict(await authorize(), exchange)
+
+        principal = locations.restrict(principal, exchange)
+        await endpoint.serve(self._services, exchange, principal, verify, model)
 
     def _match(self, scope: Scope, exchange: Exchange) -> tuple[Route, dict[str, str]]:
         """Return the route and its parameters. Raises Refusal, with the right base URL for OpenAI clients."""
@@ -285,23 +436,14 @@ class _App:
 
     async def _authorize(self, method: str, access: Access, account_id: str | None, exchange: Exchange) -> Principal:
         """Return the caller, with permission to use the route in the account of the path. Raises Refusal."""
-        principal = await self._authenticate(method, exchange)
-        exchange.mark_authenticated()
+        principal = await authentication.authenticate(self._services, method, exchange.headers, exchange.peer)
+        exchange.mark_authenticated(principal.party)
         if access is Access.PROVEN:
             return principal
+        if access in (Access.READ_PLATFORM, Access.WRITE_PLATFORM):
+            return authentication.authorize_platform(principal, access.value, account_id)
         if account_id is None and access is Access.RUN_MODELS:
             account_id = principal.account_id
         if account_id is None:
             return authentication.authorize_user(principal, "" if access is Access.USER else access.value)
         return authentication.authorize(principal, account_id, access.value)
-
-    async def _authenticate(self, method: str, exchange: Exchange) -> Principal:
-        """Return the caller, by the credential in the headers or else by an operator's session. Raises Refusal."""
-        operators = self._services.operators
-        if (
-            operators is not None
-            and not authentication.has_credential(exchange.headers)
-            and operators.has_session_cookie(exchange.headers)
-        ):
-            return await operators.authenticate(method, exchange.headers)
-        return await authentication.authenticate(self._services, exchange.headers, exchange.peer)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from msgspec import Struct
 
 from gateway.errors import Reason, Refusal
+from gateway.http.client_address import client_address as forwarded_address
 from gateway.services import Services
-from tenants.credentials.conditions import AddressCondition
+from telemetry.fair_share import current_account
 from tenants.credentials.principal import Principal, Refused
 
 RUN_MODELS_SCOPE = "ai:run"
@@ -64,7 +65,7 @@ def credential_in(headers: Headers) -> Credential:
     return Credential(secret.strip().decode("ascii"))
 
 
-def has_credential(headers: Headers) -> bool:
+def _has_credential(headers: Headers) -> bool:
     """Return True if a header that may carry a credential is present."""
     return any(name in _CREDENTIAL_HEADERS for name, _ in headers)
 
@@ -82,28 +83,30 @@ async def verify(services: Services, headers: Headers, peer: Peer | None) -> Pri
     if isinstance(verdict, Refused) and _is_malformed(verdict, credential.secret):
         raise Refusal(Reason.CREDENTIAL_MALFORMED)
     condition = verdict.condition
-    if condition is not None and not condition.admits(_client_address(headers, peer, services.trusted_proxies)):
+    if condition is not None and not condition.admits(client_address(services, headers, peer)):
         raise Refusal(Reason.ADDRESS_REFUSED)
     return verdict
 
 
-def _client_address(headers: Headers, peer: Peer | None, proxies: AddressCondition | None) -> str | None:
-    """Return the last address in `x-forwarded-for` that is no trusted proxy if the peer is a trusted proxy, else the
-    peer's address; None on a Unix socket."""
-    address = peer[0] if peer else None
-    if proxies is None or not proxies.admits(address):
-        return address
-    forwarded = b",".join(value for name, value in headers if name == b"x-forwarded-for")
-    hops = [hop.strip() for hop in forwarded.decode("ascii", "replace").split(",") if hop.strip()]
-    return next((hop for hop in reversed(hops) if not proxies.admits(hop)), hops[0] if hops else address)
+def client_address(services: Services, headers: Headers, peer: Peer | None) -> str | None:
+    """Return the client's address, also behind trusted proxies; None on a Unix socket."""
+    return forwarded_address(headers, peer[0] if peer else None, services.trusted_proxies)
 
 
-async def authenticate(services: Services, headers: Headers, peer: Peer | None) -> Principal:
-    """Return the caller. Raises what `verify` raises, and Refusal for an invalid credential."""
-    verdict = await verify(services, headers, peer)
-    if isinstance(verdict, Refused):
-        raise Refusal(Reason.CREDENTIAL_REFUSED)
-    return verdict
+async def authenticate(services: Services, method: str, headers: Headers, peer: Peer | None) -> Principal:
+    """Return the caller, by the credential in the headers or else by a browser's session.
+
+    Raises what `verify` raises, and Refusal for an invalid credential or a request of another site.
+    """
+    if not _has_credential(headers) and services.browser_sessions.has_cookie(headers):
+        principal = await services.browser_sessions.authenticate(method, headers)
+    else:
+        verdict = await verify(services, headers, peer)
+        if isinstance(verdict, Refused):
+            raise Refusal(Reason.CREDENTIAL_REFUSED)
+        principal = verdict
+    current_account.set(principal.party)
+    return principal
 
 
 def authorize(principal: Principal, account_id: str, scope: str) -> Principal:
@@ -119,10 +122,28 @@ def authorize(principal: Principal, account_id: str, scope: str) -> Principal:
     return found
 
 
+def has_platform_role(principal: Principal, scope: str = "platform:read") -> bool:
+    """Return True if the caller has a platform role with `scope`."""
+    return principal.is_operator and scope in principal.scopes
+
+
+def authorize_platform(principal: Principal, scope: str, account_id: str | None = None) -> Principal:
+    """Return the principal, in the account if one is given, if it has a platform role with `scope`. Raises Refusal."""
+    if not has_platform_role(principal, scope):
+        raise Refusal(Reason.NOT_PERMITTED)
+    found = principal if account_id is None else principal.on(account_id)
+    if found is None:
+        raise Refusal(Reason.NOT_PERMITTED)
+    return found
+
+
 def require_model(principal: Principal, *names: str) -> None:
-    """Raise Refusal if the principal may not run the model with these names."""
+    """Raise Refusal if the credential or the account may not run the model with these names."""
     if principal.models is not None and principal.models.isdisjoint(names):
         raise Refusal(Reason.NOT_PERMITTED)
+    disabled = principal.account.disabled_models
+    if disabled and not disabled.isdisjoint(names):
+        raise Refusal(Reason.MODEL_DISABLED)
 
 
 def authorize_user(principal: Principal, scope: str = "") -> Principal:

@@ -35,6 +35,7 @@ class Call(Struct, frozen=True, kw_only=True):
     | `is_batch` | the call comes from a queued batch and has the batch price |
     | `num_bytes_in` | length of the request body |
     | `body_hash`, `is_retry` | for `RetryTracker`; 0 if the client sends no retry header |
+    | `traceparent` | W3C trace context of the call's span; "" if the call is not traced |
     """
 
     request_id: str
@@ -54,6 +55,7 @@ class Call(Struct, frozen=True, kw_only=True):
     num_bytes_in: int = 0
     body_hash: int = 0
     is_retry: bool = False
+    traceparent: str = ""
 
 
 class StoredRecord(Struct, frozen=True):
@@ -95,8 +97,9 @@ class Endpoint:
 
     `summary` describes the route in the OpenAPI document. `parse` reads a decoded body for a model. `schemas` names
     files in `catalog/schemas/` that describe bodies and responses; empty means that of each card. `decode_body` decodes
-    the bytes of a body. The model's name comes from the path, or else from `find_model_name`, or else from the body's
-    `model`. With `accepts_batches` a body may also hold several requests, or poll a batch (`jobs/batch_request.py`).
+    the bytes of a body of type `body_media_type`. The model's name comes from the path, or else from `find_model_name`,
+    or else from the body's `model`. With `accepts_batches` a body may also hold several requests, or poll a batch
+    (`jobs/batch_request.py`).
     """
 
     api_format: ApiFormat
@@ -104,5 +107,19 @@ class Endpoint:
     parse: Callable[[ModelCard, dict[str, Any]], ParsedRequest]
     schemas: tuple[str, ...] = ()
     decode_body: Callable[[Exchange, bytes], Awaitable[dict[str, Any]]] = _decode_json
+    body_media_type: str = "application/json"
     find_model_name: Callable[[Exchange], str] | None = None
     accepts_batches: bool = False
+
+
+@dataclass(frozen=True)
+class WebSocketEndpoint:
+    """A route that accepts WebSockets. `summary` and `query` describe the route in the OpenAPI document.
+
+    `serve` serves one WebSocket. Its arguments are the services, the exchange, the authorized principal, a function
+    that verifies the credential again, and the model's name in the path.
+    """
+
+    summary: str
+    query: type[Struct]
+    serve: Callable[..., Awaitable[None]]

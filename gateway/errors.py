@@ -25,7 +25,7 @@ class Row:
     `should_retry` becomes `x-should-retry`: False stops clients that would repeat what cannot succeed.
     `closes`: the connection is closed, because the bytes that follow cannot be trusted.
     `field`: the field of the body at fault, if it is always the same; other rows name the field in their `detail`.
-    `hint` says what to do. It follows the message, except in Workers, which parse the message.
+    `hint` names the remedy. It follows the message, except in Workers, which parse the message.
     """
 
     status: int
@@ -61,7 +61,6 @@ class Reason(enum.Enum):
     HEAD_UNREADABLE = Row(400, 3003, "The request cannot be read as HTTP", closes=True)
     HEAD_INVALID = Row(400, 3003, "{detail}", closes=True)
     HEAD_SLOW = Row(408, 3007, "The head of the request did not arrive in time", should_retry=False, closes=True)
-    METHOD_UNKNOWN = Row(501, 7001, "Unknown HTTP method", closes=True)
     VERSION_UNSUPPORTED = Row(505, 3003, "The HTTP version must be 1.1 or 1.0", closes=True)
     EXPECTATION_UNKNOWN = Row(417, 3003, "The Expect header must be 100-continue", closes=True)
     TARGET_TOO_LONG = Row(414, 3006, "The request target is longer than 8192 bytes", closes=True)
@@ -72,11 +71,16 @@ class Reason(enum.Enum):
     CREDENTIAL_MALFORMED = Row(400, 9106, "Authentication failed (status: 400)", hint=_HOW_TO_AUTHENTICATE)
     CREDENTIAL_REPEATED = Row(400, 3003, "More than one Authorization header")
     CREDENTIAL_REFUSED = Row(401, 10000, "Authentication error", hint=_HOW_TO_AUTHENTICATE)
+    METRICS_REFUSED = Row(
+        401, 10000, "Authentication error", hint="Send HEARTH_METRICS_TOKEN as `Authorization: Bearer <token>`."
+    )
     NOT_PERMITTED = Row(403, 10000, "Authentication error")
+    TOKEN_EXCEEDED = Row(403, 10005, "A token must not grant more than it holds: {detail}")
     ADDRESS_REFUSED = Row(403, 10001, "This credential may not be used from this address")
     API_TOKEN_INVALID = Row(401, 1000, "Invalid API Token")
-    CROSS_SITE = Row(403, 10004, "A request of a signed-in operator must come from this platform's own pages")
+    CROSS_SITE = Row(403, 10004, "A request of a signed-in person must come from this platform's own pages")
     SIGN_IN_FAILED = Row(401, 10002, "The sign-in failed: {detail}")
+    SIGN_IN_LIMITED = Row(429, 971, "Too many attempts to sign in, please wait", should_retry=False)
     SIGN_IN_FORBIDDEN = Row(403, 10003, "This platform has no role for you")
     ACCOUNT_BLOCKED = Row(403, 3023, "This account is blocked")
     OBJECT_UNKNOWN = Row(404, 7003, "Could not route to this path, perhaps your object identifier is invalid?")
@@ -94,6 +98,9 @@ class Reason(enum.Enum):
     MODEL_NOT_HERE = Row(400, 5007, "No such model {detail}", should_retry=False, field="model")
     MODEL_RETIRED = Row(
         410, 5028, "This model was deprecated on {detail}", is_ai=True, should_retry=False, field="model"
+    )
+    MODEL_DISABLED = Row(
+        403, 5018, "This account is not allowed to access this model", is_ai=True, should_retry=False, field="model"
     )
     LORA_UNSUPPORTED = Row(405, 5005, "This model does not support LoRA", is_ai=True, field="lora")
     FINETUNE_UNKNOWN = Row(404, 3042, "No such finetune", field="lora")
@@ -115,6 +122,13 @@ class Reason(enum.Enum):
     BATCH_UNSUPPORTED = Row(400, 5007, "No such model {detail} or task: it takes no batches", should_retry=False)
     BATCH_QUEUE_FULL = Row(
         429, 3040, "Too many requests of this account wait in batches, please try again later", should_retry=True
+    )
+    VERSION_CHANGED = Row(
+        412,
+        11004,
+        "The object was changed since it was read",
+        should_retry=False,
+        hint="Read the object again and repeat the change with its new version.",
     )
     KEY_USED = Row(409, 11003, "This idempotency-key was already used with another request", should_retry=False)
     KEY_IN_USE = Row(409, 11003, "The first request with this idempotency-key is still running", should_retry=True)
@@ -228,10 +242,11 @@ _FAILURES: dict[FailureReason, Reason] = {
 }
 
 
-def failure(reason: FailureReason, message: str = "") -> Refusal:
+def failure(reason: FailureReason, message: str = "", retry_after_s: int = 0) -> Refusal:
     """Return the refusal for a node's Failed. Only the message of `invalid_input` reaches the client: it names a
     field."""
-    return Refusal(_FAILURES[reason], message if reason == "invalid_input" else "")
+    detail = message if reason == "invalid_input" else ""
+    return Refusal(_FAILURES[reason], detail, retry_after_s=retry_after_s or None)
 
 
 def refusal_of(error: Exception) -> Refusal | None:

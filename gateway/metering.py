@@ -16,7 +16,7 @@ from typing import Protocol
 from prometheus_client import Histogram
 
 from catalog.pricing import price_in_micro_neurons
-from engine.protocol.events import Event, Failed, Finished, Result, Started, Token, ToolCallDelta, Usage
+from engine.protocol.events import Data, Event, Failed, Finished, Result, Started, Token, ToolCallDelta, Usage
 from gateway.call import Call
 from gateway.errors import Refusal
 from gateway.retry_tracker import RetryTracker
@@ -34,7 +34,7 @@ class Source(Protocol):
     """The events of a call on its way (`gateway/dispatch.py`)."""
 
     node_id: str
-    num_attempts: int
+    tried_node_ids: list[str]  # nodes that the call was sent to, in order
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]: ...
     def cancel(self) -> None: ...
@@ -51,7 +51,8 @@ class Ledger(Protocol):
 
 
 class MeteredEvents:
-    """The events of one call, counted. `on_first_output` is called when the first event arrives."""
+    """The events of one call, counted. `on_first_output` is called when the first event arrives,
+    `on_settled` with the usage entry once it is durable."""
 
     def __init__(
         self,
@@ -62,6 +63,7 @@ class MeteredEvents:
         clock: Clock,
         retries: RetryTracker | None = None,
         on_first_output: Callable[[], None] | None = None,
+        on_settled: Callable[[UsageEntry], None] = lambda _entry: None,
     ) -> None:
         self._call = call
         self._source = source
@@ -71,6 +73,7 @@ class MeteredEvents:
         self._retries = retries
         self._retry_lookup = None if retries is None else retries.look_up(call)
         self._on_first_output = on_first_output
+        self._on_settled = on_settled
         self.is_stream = call.is_stream
         self._started = Started()
         self._num_completion_tokens = 0
@@ -113,7 +116,7 @@ class MeteredEvents:
     async def close(self) -> None:
         """Cancel the call if it is still running, and settle its usage. A call that never reached a node leaves no
         entry."""
-        if not self._is_settled and self._source.num_attempts:
+        if not self._is_settled and self._source.tried_node_ids:
             await asyncio.shield(asyncio.ensure_future(self._cancel_and_settle()))
         self._source.close()
 
@@ -144,7 +147,7 @@ class MeteredEvents:
         """Note an event that is no piece of streamed output."""
         if isinstance(event, Started):
             self._started = event
-        elif isinstance(event, Result):
+        elif isinstance(event, Result | Data):
             self._num_bytes_out += len(event.data)
         elif isinstance(event, _ENDS):
             self._end = event
@@ -173,6 +176,10 @@ class MeteredEvents:
             prompt_tokens=usage.prompt_tokens,
             cached_tokens=min(usage.cached_tokens, usage.prompt_tokens),
             completion_tokens=usage.completion_tokens,
+            audio_ms=usage.audio_ms,
+            num_image_tiles=usage.num_image_tiles,
+            num_steps=usage.num_steps,
+            num_characters=usage.num_characters,
             is_batch=call.is_batch,
         )
         num_retried = 0
@@ -181,11 +188,12 @@ class MeteredEvents:
         entry = self._entry(usage, ended_s, num_retried)
         _export(entry)
         await self._ledger.record(entry)
+        self._on_settled(entry)
         if entry.is_useful and self._retries is not None:
             self._retries.add(call)
 
     def _entry(self, usage: Usage, ended_s: float, num_retried: int) -> UsageEntry:
-        call = self._call
+        call, tried = self._call, self._source.tried_node_ids
         return UsageEntry(
             request_id=call.request_id,
             account_id=call.principal.account_id,
@@ -202,16 +210,22 @@ class MeteredEvents:
             started_at=call.started_at,
             ttft_ms=None if self._first_event_s is None else (self._first_event_s - call.started_s) * 1000,
             duration_ms=(ended_s - call.started_s) * 1000,
-            attempts=self._source.num_attempts,
+            attempts=len(tried),
             micro_neurons=self.micro_neurons,
             is_stream=call.is_stream,
             device_us=usage.device_us,
+            audio_ms=usage.audio_ms,
+            num_image_tiles=usage.num_image_tiles,
             bytes_in=call.num_bytes_in,
             bytes_out=self._num_bytes_out,
             num_tool_calls=self._num_tool_calls,
             num_retried=num_retried,
             is_useful=self._is_useful(),
             is_batch=call.is_batch,
+            queue_us=usage.queue_us,
+            prefill_us=usage.prefill_us,
+            decode_us=usage.decode_us,
+            tried_nodes=",".join(tried) if len(tried) > 1 else "",
         )
 
     def _is_useful(self) -> bool:

@@ -16,12 +16,13 @@ from typing import BinaryIO
 
 import msgspec
 
-from gateway.http.exchange import App, Receive, Scope, Send
+from gateway.http.exchange import App, Headers, Receive, Scope, Send
 from storage.columns import uuid7
 from telemetry import metrics
 
 LOG_FLUSH_INTERVAL_S = 0.1
 
+_NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 _CLIENT_REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 
 
@@ -33,22 +34,35 @@ class RequestIdentity:
     | `x-hearth-request-id` | the assigned id |
     | `x-request-id` | the client's id if it is well formed, else the assigned one |
     | `cf-ray` | the assigned id in Cloudflare's format |
+
+    The response also gets `x-content-type-options: nosniff`, so that no browser takes JSON for a page.
     """
 
     def __init__(self, app: App, pop: str) -> None:
         self._app = app
-        self._suffix = b"-" + re.sub(r"[^A-Z0-9]", "", pop.upper())[:8].encode()
+        self._suffix = ray_suffix(pop)
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         request_id = uuid7()
         scope["hearth.request_id"] = request_id
-        shown = ours = request_id.encode()
+        shown = None
         for name, value in scope["headers"]:
             if name == b"x-request-id" and _CLIENT_REQUEST_ID.fullmatch(value):
                 shown = value
-        ray = (request_id[:8] + request_id[9:13] + request_id[-4:]).encode() + self._suffix
-        scope["hearth.response_headers"] = [(b"x-request-id", shown), (b"x-hearth-request-id", ours), (b"cf-ray", ray)]
+        scope["hearth.response_headers"] = identity_headers(request_id, self._suffix, shown)
         return self._app(scope, receive, send)
+
+
+def ray_suffix(pop: str) -> bytes:
+    """Return the end of a `cf-ray` header, which names the PoP."""
+    return b"-" + re.sub(r"[^A-Z0-9]", "", pop.upper())[:8].encode()
+
+
+def identity_headers(request_id: str, suffix: bytes, shown: bytes | None = None) -> Headers:
+    """Return the headers of every response; `shown` is the client's own request id."""
+    ours = request_id.encode()
+    ray = (request_id[:8] + request_id[9:13] + request_id[-4:]).encode() + suffix
+    return [(b"x-request-id", shown or ours), (b"x-hearth-request-id", ours), (b"cf-ray", ray), _NO_SNIFFING]
 
 
 class AccessLog:

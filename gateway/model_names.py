@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from catalog.card import RUN_TASKS, ModelCard, parse_model_id
+from catalog.card import ModelCard, parse_model_id
 from catalog.listed import ListedModel
 from catalog.registry import Registry, Resolved
 from catalog.search import AnyModel
@@ -77,7 +77,5 @@ def _retired(model: AnyModel, successor: str | None) -> Refusal:
 
 def _remedy(model: ListedModel) -> str:
     alias = f"can serve another model under this name with `hearth model alias {model.name} <model>`"
-    if model.task not in RUN_TASKS:
-        return f"it is listed, but nodes do not support {model.task} yet. The operator {alias}"
     way = f"`hearth model pull {model.name}`" if model.hub else f"`hearth model publish <folder> --name {model.name}`"
     return f"it is listed, but its weights are not installed. The operator installs them with {way}, or {alias}"

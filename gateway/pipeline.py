@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import structs
 
 from engine.protocol.api_format import ApiFormat
-from gateway import authentication, quotas, streaming
+from gateway import authentication, placement, quotas, streaming
 from gateway.call import Endpoint
 from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange
@@ -30,6 +30,7 @@ from gateway.jobs.response_store import StoredResponseEvents
 from gateway.jobs.synchronous_batch import CallEnds, Group, ItemResponse
 from gateway.jobs.webhook import check_deliverable
 from gateway.model_names import find_model, model_in
+from gateway.parsing_turns import decode_in_turn, takes_long
 from gateway.preparation import PreparedRequest, check_may_queue, prepare
 from gateway.request_context import RequestContext
 from gateway.request_headers import model_headers, read_idempotency_key, read_session
@@ -49,6 +50,7 @@ async def serve(
     settings, started_s = services.settings, services.clock.monotonic_s()
     principal = await _authenticate(services, exchange, account_id)
     session, key = read_session(exchange), read_idempotency_key(exchange)
+    exchange.check_content_encoding()
     exchange.check_content_length(settings.max_body_bytes)
     with services.admission.enter(principal.account_id) as slot:
         if not services.ledger.has_room:
@@ -57,7 +59,8 @@ async def serve(
             path_model = endpoint.find_model_name(exchange)
         model = await find_model(services.registry, path_model) if path_model is not None else None
         raw = await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s)
-        body = await endpoint.decode_body(exchange, raw)
+        decode = functools.partial(endpoint.decode_body, exchange, raw)
+        body = await decode_in_turn(services, principal.party, raw, decode)
         if model is None:
             default = "" if endpoint.api_format is ApiFormat.NATIVE else settings.default_model
             model = await find_model(services.registry, model_in(body, default))
@@ -75,8 +78,10 @@ async def serve(
             started_s=started_s,
             session=session,
             num_bytes_in=len(raw),
+            takes_long=takes_long(raw),
             body_hash=body_hash(settings.cache_secret, retry_header, raw),
             is_retry=retry_header not in (None, b"0"),
+            traceparent=None if services.tracing is None else exchange.header(b"traceparent"),
         )
         await _respond(context, exchange, raw, body, key)
 
@@ -84,8 +89,8 @@ async def serve(
 async def _authenticate(services: Services, exchange: Exchange, account_id: str | None) -> Principal:
     """Return the caller, with permission to run models in the account, in this location. Raises Refusal,
     StoreUnavailable."""
-    principal = await authentication.authenticate(services, exchange.headers, exchange.peer)
-    exchange.mark_authenticated()
+    principal = await authentication.authenticate(services, exchange.method, exchange.headers, exchange.peer)
+    exchange.mark_authenticated(principal.party)
     principal = authentication.authorize(principal, account_id or principal.account_id, authentication.RUN_MODELS_SCOPE)
     return services.locations.restrict(principal, exchange)
 
@@ -122,7 +127,7 @@ async def _queue_batch(context: RequestContext, exchange: Exchange, batch: Queue
         check_deliverable(batch.webhook, context.model.card.task_slug, services.webhook_client)
     await quotas.count_request(services, exchange, context.principal)
     queued = await services.batches.submit(batch, context.request_id, context.principal, context.model)
-    await exchange.send_json(200, queued, [])
+    await exchange.send_whole(200, queued, [])
 
 
 async def _run_batch(context: RequestContext, exchange: Exchange, batch: SynchronousBatch) -> None:
@@ -152,7 +157,7 @@ async def run_item(context: RequestContext, body: dict[str, Any], on_start: Call
         try:
             outcome = await streaming.collect(_stored(context, request, calls) if request.is_background else calls)
             renderer = request.parsed.make_renderer(request.calls[0])
-            return ItemResponse(renderer.whole(outcome), outcome.finished.usage)
+            return ItemResponse(renderer.whole_json(outcome), outcome.finished.usage)
         finally:
             await calls.close()
             reservation.set_actual(calls.num_tokens, calls.micro_neurons)
@@ -165,6 +170,18 @@ async def _run_request(context: RequestContext, exchange: Exchange, body: dict[s
         await quotas.count_request(services, exchange, context.principal)
         await background_responses.start(context, exchange, body, request)
         return
+    if authentication.has_platform_role(context.principal):
+        call = request.calls[0]
+        explained = placement.header_of(
+            services.node_selector.explain(
+                call.card,
+                call.affinity,
+                call.num_estimated_tokens,
+                call.principal.residency,
+                call.task.max_completion_tokens,
+            )
+        )
+        exchange.response_headers.append((b"x-hearth-placement", explained.encode()))
     async with quotas.QuotaReservation(services, request.calls, exchange.response_headers) as reservation:
         calls = start_calls(context, request.calls, reservation.on_first_output)
         if exchange.store_response is None:  # with an idempotency key, a disconnect does not cancel the call
@@ -183,8 +200,7 @@ async def _send(context: RequestContext, exchange: Exchange, request: PreparedRe
     renderer = request.parsed.make_renderer(request.calls[0])
     events = _stored(context, request, calls) if request.is_stored else calls
     if request.parsed.is_stream:
-        timeout_s = context.services.settings.client_stall_timeout_s
-        await streaming.send_stream(events, renderer, exchange, client_stall_timeout_s=timeout_s)
+        await streaming.send_stream(events, renderer, exchange)
     else:
         is_enveloped = context.endpoint.api_format is ApiFormat.NATIVE and not exchange.is_binding
         await streaming.send_whole(events, renderer, exchange, is_enveloped=is_enveloped)

@@ -7,6 +7,7 @@ Checks what the account and the model allow. Does not run calls and knows no HTT
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any, NamedTuple
 
 from msgspec import structs
@@ -15,6 +16,7 @@ from engine.protocol.messages import ChatMessage
 from gateway import placement
 from gateway.call import Call, ParsedRequest
 from gateway.errors import Reason, Refusal
+from gateway.parsing_turns import parse_in_turn
 from gateway.request_context import RequestContext
 from tenants.cache_namespace import fresh_namespace
 
@@ -48,7 +50,9 @@ async def prepare(context: RequestContext, body: dict[str, Any]) -> PreparedRequ
         if body.get("background") not in (None, False, "false"):
             check_may_queue(context, "background")
         body = body | {"store": False}
-    parsed = context.endpoint.parse(card, body)
+    parse = functools.partial(context.endpoint.parse, card, body)
+    parsed = await parse_in_turn(services, context.principal.party, parse) if context.takes_long else parse()
+    parsed = await _decode_media(context, parsed)
     messages: tuple[ChatMessage, ...] = ()
     if parsed.response_request is not None:
         if parsed.response_request.is_background and not context.is_batch:
@@ -58,10 +62,20 @@ async def prepare(context: RequestContext, body: dict[str, Any]) -> PreparedRequ
         adapter = await services.finetunes.adapter(context.account_id, parsed.lora, card)
         others = tuple(structs.replace(task, adapter=adapter) for task in parsed.more_tasks)
         parsed = structs.replace(parsed, task=structs.replace(parsed.task, adapter=adapter), more_tasks=others)
-    calls = _make_calls(context, parsed)
+    calls = make_calls(context, parsed)
     for call in calls:
         services.blocked_inputs.check(call)
     return PreparedRequest(parsed, calls, messages)
+
+
+async def _decode_media(context: RequestContext, parsed: ParsedRequest) -> ParsedRequest:
+    """Return the request with its media files decoded, so that nodes parse no files of clients. Raises Refusal."""
+    files = list(parsed.task.media_files())
+    if not files:
+        return parsed
+    documents, account_id = context.services.documents, context.account_id
+    decoded = [await documents.decode(account_id, file) for file in files]
+    return structs.replace(parsed, task=parsed.task.with_media(iter(decoded)))
 
 
 def check_may_queue(context: RequestContext, option: str = "queueRequest") -> None:
@@ -73,7 +87,7 @@ def check_may_queue(context: RequestContext, option: str = "queueRequest") -> No
         raise Refusal(Reason.INPUT_INVALID, f"'{option}' is not supported: this account's calls are bound to a region")
 
 
-def _make_calls(context: RequestContext, parsed: ParsedRequest) -> list[Call]:
+def make_calls(context: RequestContext, parsed: ParsedRequest) -> list[Call]:
     """Return one call for each prompt; each after the first has an id with a number."""
     services, task = context.services, parsed.task
     namespace, tenant = services.cache_identity(context.account_id)

@@ -141,6 +141,10 @@ def _estimated_price(call: Call) -> int:
         call.card.prices,
         prompt_tokens=prompt_tokens,
         completion_tokens=completion_tokens,
+        audio_ms=call.task.audio_ms,
+        num_image_tiles=call.task.num_image_tiles,
+        num_steps=call.task.num_steps,
+        num_characters=call.task.num_characters,
         is_batch=call.is_batch,
     )
 

@@ -15,7 +15,8 @@ from tenants.credentials.principal import Principal
 class RequestContext(Struct, frozen=True, kw_only=True):
     """`model` is the model that runs, `session` the client's session affinity. `slot` is the concurrency slot that the
     request holds. Usage is recorded in `ledger`. `started_s` is the monotonic clock's. `is_batch`: the request comes
-    from a queued batch. The remaining fields are those of `Call`."""
+    from a queued batch. `takes_long`: parsing the body takes long. `traceparent` is the request's
+    header, if traces are exported. The remaining fields are those of `Call`."""
 
     services: Services
     endpoint: Endpoint
@@ -28,8 +29,10 @@ class RequestContext(Struct, frozen=True, kw_only=True):
     session: bytes | None = None
     is_batch: bool = False
     num_bytes_in: int = 0
+    takes_long: bool = False
     body_hash: int = 0
     is_retry: bool = False
+    traceparent: bytes | None = None
 
     @property
     def account_id(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from gateway.errors import Reason, Refusal
+from gateway.http.head_validation import ALLOWED_METHODS, METHODS
 
 MAX_CACHED = 2000  # paths, whose length the head validation limits
 
@@ -22,7 +23,8 @@ _ACCOUNT_ID = re.compile(rb"[0-9a-f]{32}")
 
 class Access(enum.Enum):
     """The permission that a route requires; there is no default. A scope is required in the account of the path, or, if
-    the path has none, for the user's own objects."""
+    the path has none, for the user's own objects. A scope of the platform requires a platform role: the session of an
+    operator, or of a user with such a role. API tokens have none."""
 
     PUBLIC = "public"
     CHECKED_BY_ENDPOINT = "the endpoint itself checks the credential"
@@ -36,6 +38,8 @@ class Access(enum.Enum):
     WRITE_ACCOUNT_TOKENS = "account_api_token:write"
     READ_USER_TOKENS = "api_token:read"
     WRITE_USER_TOKENS = "api_token:write"
+    READ_PLATFORM = "platform:read"
+    WRITE_PLATFORM = "platform:write"
 
 
 @dataclass(frozen=True)
@@ -88,6 +92,8 @@ class Router:
             branch = _walk(self._root, segments[:-1], found)
             if branch is not None and not all(route.may_end_in_slash for route in branch.routes.values()):
                 branch = None
+        if branch is None and method not in METHODS:
+            raise Refusal(Reason.METHOD_NOT_ALLOWED, method, allow=ALLOWED_METHODS)
         if branch is None:
             raise Refusal(Reason.NO_ROUTE)
         account_id = found.get("account_id")

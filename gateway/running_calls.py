@@ -8,12 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from msgspec import structs
+
 from engine.protocol.events import Event, Failed, Finished
 from engine.protocol.joined_events import JoinedEvents
 from gateway.call import Call
 from gateway.dispatch import Dispatch
 from gateway.metering import MeteredEvents
 from gateway.request_context import RequestContext
+from gateway.traced_dispatch import TracedDispatch, begin_trace
+from tenants.usage.usage_entries import UsageEntry
 
 MAX_CONCURRENT = 32  # calls of one request that run on nodes at the same time
 MAX_UNREAD_EVENTS = 4096  # limit for a stream whose client reads slowly
@@ -25,19 +29,39 @@ def start_calls(
     """Return the events of the calls. The first `take` sends the calls to nodes; `close` must be awaited in any case.
     `on_first_output` is called when a call has output."""
     services = context.services
+
+    def on_settled(entry: UsageEntry) -> None:
+        services.demand.record(entry)
+        services.call_feed.record(entry)
+        services.cost_ranking.record(entry)
+
+    services.demand.begin(context.model.card.name)
     metered = [
         MeteredEvents(
             call,
-            Dispatch(call, services.node_selector, services.timeouts),
+            _dispatch(context, call),
             context.ledger,
             services.settings.pop,
             services.clock,
             services.retry_tracker,
             on_first_output,
+            on_settled,
         )
         for call in calls
     ]
     return metered[0] if len(metered) == 1 else JoinedCalls(metered, calls[0].task.num_choices)
+
+
+def _dispatch(context: RequestContext, call: Call) -> Dispatch:
+    """Return the dispatch of a call, traced if traces are exported and the call is sampled."""
+    services = context.services
+    if services.tracing is not None:
+        elapsed_s = services.clock.monotonic_s() - context.started_s
+        trace = begin_trace(services.tracing, call, context.traceparent, elapsed_s)
+        if trace is not None:
+            call = structs.replace(call, traceparent=trace.traceparent)
+            return TracedDispatch(call, services.node_selector, services.timeouts, services.failover, trace)
+    return Dispatch(call, services.node_selector, services.timeouts, services.failover)
 
 
 class JoinedCalls:

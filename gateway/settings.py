@@ -5,16 +5,21 @@ Modules with several settings of their own declare them in a part (`BatchSetting
 
 from __future__ import annotations
 
+import re
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from gateway.cost_policy import parse_pop_prices
+from gateway.failover_settings import FailoverSettings
 from gateway.jobs.settings import BatchSettings
 from gateway.management.operator_settings import SignInSettings
+from gateway.scaling.settings import ScalingSettings
 from service_identity.key_ring import UnsafeKeyFile
 from service_identity.service_identity import ServiceIdentity
 from telemetry.process_settings import ProcessSettings, is_objects_url
 from telemetry.settings import (
+    MIN_SECRET_BYTES,
     SettingError,
     at_least,
     parsed_by,
@@ -27,13 +32,37 @@ from tenants.credentials.conditions import parse_networks
 from tenants.quota.limits import parse_rules
 from tenants.residency import parse_location, parse_locations
 
+MAX_PORT = 65535
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s,]+")
+
 
 def _engine_rank(value: int) -> str | None:
     return None if 1 <= value <= 64 else "must be between 1 and 64"
 
 
 def _port(value: int) -> str | None:
-    return None if 0 <= value <= 65535 else "must be between 0 and 65535"
+    return None if 0 <= value <= MAX_PORT else f"must be between 0 and {MAX_PORT}"
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Return host and port of an address such as 127.0.0.1:9091 or [::1]:9091. Raises ValueError."""
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdecimal() or int(port) > MAX_PORT:
+        raise ValueError("must be an address and a port, as in 127.0.0.1:9091")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _are_origins(value: str) -> str | None:
+    origins = [origin.strip() for origin in value.split(",")]
+    if all(not origin or origin == "*" or _ORIGIN.fullmatch(origin) for origin in origins):
+        return None
+    return "must be origins without a path, as in https://app.example,http://localhost:5173"
+
+
+def _is_bearer_token(value: str) -> str | None:
+    if re.fullmatch(f"[!-~]{{{MIN_SECRET_BYTES},}}", value):
+        return None
+    return f"must be at least {MIN_SECRET_BYTES} printable ASCII characters without spaces"
 
 
 def networks_in(text: str) -> tuple[str, ...]:
@@ -76,6 +105,12 @@ class GatewaySettings(ProcessSettings):
         default="",
         check=is_objects_url,
     )
+    publication_dir: str = setting(
+        "HEARTH_PUBLICATION_DIR",
+        "Folder for the files of models that are being published through the API. Empty: hearth/pull in the user's "
+        "cache folder, which `hearth model pull` uses too.",
+        default="",
+    )
     finetune_max_bytes: int = setting(
         "HEARTH_FINETUNE_MAX_BYTES", "Largest file of a finetune, in bytes.", default=300 << 20, check=at_least(1024)
     )
@@ -84,6 +119,11 @@ class GatewaySettings(ProcessSettings):
     )
     finetunes_per_account: int = setting(
         "HEARTH_FINETUNES_PER_ACCOUNT", "Largest number of finetunes per account.", default=100, check=at_least(0)
+    )
+    finetunes_need_approval: bool = setting(
+        "HEARTH_FINETUNE_APPROVAL",
+        "Require an operator's approval (`hearth finetune approve`) before other accounts can use a public finetune.",
+        default=False,
     )
     document_max_bytes: int = setting(
         "HEARTH_DOCUMENT_MAX_BYTES",
@@ -120,7 +160,8 @@ class GatewaySettings(ProcessSettings):
     locations: str = setting(
         "HEARTH_LOCATIONS",
         "Country and compliance programs of each PoP, as in fra=DE,iad=US:fedramp+hipaa. Calls bound to a region "
-        "run only in PoPs that are listed here.",
+        "run only in PoPs that are listed here. Coordinates and a city for the map can follow, as in "
+        "lab=DE@52.5/13.4/Berlin; PoPs named by an airport code (fra, iad) need none.",
         default="",
         check=parsed_by(parse_locations),
     )
@@ -150,11 +191,57 @@ class GatewaySettings(ProcessSettings):
         default=100,
         check=at_least(1),
     )
+    max_authenticated_connections: int = setting(
+        "HEARTH_MAX_AUTHENTICATED_CONNECTIONS",
+        "Largest number of connections with a valid credential. One account may hold at most twice as many as are "
+        "free.",
+        default=8192,
+        check=at_least(1),
+    )
     allowed_hosts: str = setting(
         "HEARTH_ALLOWED_HOSTS", "Comma-separated values allowed in the Host header. Empty allows any.", default=""
     )
+    pop_prices: str = setting(
+        "HEARTH_POP_PRICES",
+        "What nodes cost the operator in each PoP, in dollars per million input and output tokens, as in "
+        "lis=0.10/0.40,fra=0.05/0.20. PoPs that are not listed cost 0. Calls go to the cheapest node that is fast "
+        "enough.",
+        default="",
+        check=parsed_by(parse_pop_prices),
+    )
+    first_token_target_s: float = setting(
+        "HEARTH_FIRST_TOKEN_TARGET_S",
+        "Predicted seconds to the first token up to which the cheapest node is preferred. Above, the fastest one is. "
+        "Used only if nodes have prices.",
+        default=2.0,
+        check=at_least(0),
+    )
     cors_origins: str = setting(
-        "HEARTH_CORS_ORIGINS", "Comma-separated origins allowed by CORS. * allows any, empty none.", default="*"
+        "HEARTH_CORS_ORIGINS",
+        "Comma-separated origins whose pages may call the API from a browser, as in https://app.example. * allows any, "
+        "empty none. `hearth up` allows its own origin.",
+        default="",
+        check=_are_origins,
+    )
+    metrics_token: str = setting(
+        "HEARTH_METRICS_TOKEN",
+        "Bearer token that /metrics requires. Empty: /metrics is public.",
+        default="",
+        secret=True,
+        check=_is_bearer_token,
+    )
+    metrics_max_age_s: float = setting(
+        "HEARTH_METRICS_MAX_AGE_S",
+        "Seconds for which rendered metrics are served again. 0 renders them for each request.",
+        default=1.0,
+        check=at_least(0),
+    )
+    metrics_listen: str = setting(
+        "HEARTH_METRICS_LISTEN",
+        "Address and port on which /metrics is served instead of HEARTH_HOST and HEARTH_PORT, as in 127.0.0.1:9091. "
+        "Empty: no separate listener.",
+        default="",
+        check=parsed_by(parse_listen),
     )
     rate_limits: str = setting(
         "HEARTH_RATE_LIMITS",
@@ -205,6 +292,13 @@ class GatewaySettings(ProcessSettings):
     body_timeout_s: float = setting(
         "HEARTH_BODY_TIMEOUT_S", "Seconds for a request body to arrive.", default=60.0, check=at_least(0.1)
     )
+    body_min_bytes_per_s: int = setting(
+        "HEARTH_BODY_MIN_BYTES_PER_S",
+        "Lowest average rate of a form with files, in bytes per second. A form may take HEARTH_BODY_TIMEOUT_S longer "
+        "than at this rate.",
+        default=64 << 10,
+        check=at_least(1),
+    )
     call_timeout_s: float = setting(
         "HEARTH_CALL_TIMEOUT_S", "Seconds for a whole inference call.", default=120.0, check=at_least(0.1)
     )
@@ -220,11 +314,35 @@ class GatewaySettings(ProcessSettings):
         default=20.0,
         check=at_least(0.1),
     )
+    failover: FailoverSettings = settings_group(FailoverSettings)
     client_stall_timeout_s: float = setting(
         "HEARTH_CLIENT_STALL_TIMEOUT_S",
-        "Seconds for which a streaming client may stop reading before it is disconnected.",
+        "Seconds within which a client must read 16 KiB of its response, or all that is waiting. A slower client is "
+        "disconnected.",
         default=30.0,
         check=at_least(0.1),
+    )
+    web_socket_idle_s: float = setting(
+        "HEARTH_WEB_SOCKET_IDLE_S",
+        "Seconds without a message from the client after which a WebSocket is closed.",
+        default=60.0,
+        check=at_least(0.1),
+    )
+    web_socket_max_s: float = setting(
+        "HEARTH_WEB_SOCKET_MAX_S",
+        "Longest duration of a WebSocket, in seconds.",
+        default=3600.0,
+        check=at_least(0.1),
+    )
+    document_image_model: str = setting(
+        "HEARTH_DOCUMENT_IMAGE_MODEL",
+        "Image-to-text model that converts images and scanned pages for `ai/tomarkdown`. Each image is a call.",
+        default="@cf/rapidai/pp-ocr",
+    )
+    voice_activity_model: str = setting(
+        "HEARTH_VOICE_ACTIVITY_MODEL",
+        "Model that finds speech in live audio.",
+        default="@cf/snakers4/silero-vad",
     )
     response_ttl_s: float = setting(
         "HEARTH_RESPONSE_TTL_S",
@@ -253,6 +371,7 @@ class GatewaySettings(ProcessSettings):
         check=_ARE_NETWORKS,
     )
     sign_in: SignInSettings = settings_group(SignInSettings)
+    scaling: ScalingSettings = settings_group(ScalingSettings)
     has_access_log: bool = setting("HEARTH_ACCESS_LOG", "Write one log line for each request.", default=True)
 
     def __post_init__(self) -> None:

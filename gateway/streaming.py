@@ -13,7 +13,7 @@ from typing import Protocol
 
 from engine.protocol.events import Event, Failed, Finished
 from engine.protocol.outcome import Outcome
-from engine.protocol.rendering import Renderer, render_events
+from engine.protocol.rendering import EVENT_STREAM, Renderer, render_events
 from gateway import envelope
 from gateway.errors import Reason, Refusal, failure, refusal_of
 from gateway.http.exchange import Exchange
@@ -50,38 +50,45 @@ async def collect(events: Events) -> Outcome:
     for event in await events.take():
         outcome.add(event)
     if isinstance(outcome.end, Failed):
-        raise failure(outcome.end.reason, outcome.end.message)
+        raise failure(outcome.end.reason, outcome.end.message, outcome.end.retry_after_s)
     return outcome
 
 
 async def send_whole(events: Events, renderer: Renderer, exchange: Exchange, *, is_enveloped: bool) -> None:
-    """Send one JSON body. Raises Refusal, OutputNotJson before anything is sent."""
+    """Send one whole body. Raises Refusal, OutputNotJson before anything is sent."""
     outcome = await collect(events)
     neurons = f"{events.micro_neurons / 1e6:.2f}".encode()
     body = renderer.whole(outcome)
-    await exchange.send_json(200, envelope.wrap(body) if is_enveloped else body, [(b"cf-ai-neurons", neurons)])
+    content_type = (b"content-type", renderer.media_type.encode())
+    is_enveloped = is_enveloped and renderer.media_type == "application/json"
+    body = envelope.wrap(body) if is_enveloped else body
+    await exchange.send_whole(200, body, [(b"cf-ai-neurons", neurons)], content_type)
 
 
-async def send_stream(events: Events, renderer: Renderer, exchange: Exchange, *, client_stall_timeout_s: float) -> None:
-    """Send an event stream. Raises Refusal before anything is sent; a later failure is the last event."""
+async def send_stream(events: Events, renderer: Renderer, exchange: Exchange) -> None:
+    """Send a stream. Raises Refusal before anything is sent. A later failure is the last event of an event stream; the
+    connection of another stream is aborted, so that the client does not take the beginning for the whole."""
     batch = await events.take()
     if isinstance(batch[-1], Failed):
-        raise failure(batch[-1].reason, batch[-1].message)  # nothing was sent yet, so the client gets a status
+        raise failure(
+            batch[-1].reason, batch[-1].message, batch[-1].retry_after_s
+        )  # nothing was sent yet, so the client gets a status
     loop = asyncio.get_running_loop()
-    exchange.error_frame = functools.partial(error_frame, renderer)
-    await exchange.start_stream(client_stall_timeout_s)
+    if renderer.stream_media_type == EVENT_STREAM:
+        exchange.error_frame = functools.partial(error_frame, renderer)
+    await exchange.start_stream(renderer.stream_media_type)
     while True:
         frames, last = render_events(batch, renderer), batch[-1]
         if isinstance(last, Finished):
             await exchange.end_stream(frames, is_whole=True)
             return
-        if isinstance(last, Failed):
-            await exchange.end_stream(frames + error_frame(renderer, failure(last.reason, last.message)))
-            return
         if frames:
             await exchange.write(frames)
+        if isinstance(last, Failed):
+            await exchange.abort_response(failure(last.reason, last.message))
+            return
         try:
             batch = await events.take(loop.time() + COALESCE_S if frames else 0.0)
         except (Refusal, StoreError) as error:
-            await exchange.end_stream(error_frame(renderer, refusal_of(error) or Refusal(Reason.INTERNAL)))
+            await exchange.abort_response(refusal_of(error) or Refusal(Reason.INTERNAL))
             return

@@ -81,17 +81,20 @@ def _kernels() -> Check:
 
     path = find_library_path()
     if path is not None:
-        return Check("kernels", "ok", f"compiled, {path}{_chosen_products()}")
+        return Check("kernels", "ok", f"compiled, {path}{_chosen_kernels()}")
     remedy = "run `python -m engine.kernels.native.build` to compile them"
     return Check("kernels", "absent", f"not compiled, text generation uses slower torch operators: {remedy}")
 
 
-def _chosen_products() -> str:
-    """Return which products were faster in the trials of this machine, empty before the first model was loaded."""
-    from engine.kernels.native.stored_choices import stored_choices
+def _chosen_kernels() -> str:
+    """Return which kernels were faster in the trials of this machine, empty before the first model was loaded."""
+    from engine.kernels.native.stored_choices import is_native_better, is_settled, stored_choices
 
-    chosen = [f"{name} {'compiled' if is_native else 'torch'}" for name, is_native in stored_choices().items()]
-    return f"; fastest products: {', '.join(chosen)}" if chosen else ""
+    chosen = []
+    for name, times in stored_choices().items():
+        kernel = "compiled" if is_native_better(times) else "torch"
+        chosen.append(f"{name} {kernel}" if is_settled(times) else f"{name} {kernel} (measured on a busy machine)")
+    return f"; fastest: {', '.join(chosen)}" if chosen else ""
 
 
 def _models() -> Iterator[Check]:

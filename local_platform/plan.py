@@ -30,6 +30,16 @@ class Plan:
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     @property
+    def browser_origins(self) -> str:
+        """The gateway's origins as browsers on this machine name them, comma separated."""
+        return ",".join(sorted({self.origin, f"http://localhost:{self.port}", f"http://127.0.0.1:{self.port}"}))
+
+    @property
+    def memory_share(self) -> float:
+        """The part of the machine's memory that each node may use."""
+        return 1 / len(self.nodes)
+
+    @property
     def probe_host(self) -> str:
         """The host to which readiness probes connect."""
         return self.origin.removeprefix("http://").rpartition(":")[0].strip("[]")
@@ -38,7 +48,7 @@ class Plan:
 def plan_nodes(pops: str, nodes: int | None) -> dict[str, str]:
     """Return node id -> PoP for comma-separated PoPs, for example `lis-1`, `fra-1`, `lis-2`.
 
-    Nodes are assigned to the PoPs in turn; with `nodes` None, each PoP gets one. Raises ValueError naming the option.
+    Each PoP gets `nodes` nodes, or one. Raises ValueError naming the option.
     """
     names = [name.strip() for name in pops.split(",")]
     for name in names:
@@ -46,9 +56,10 @@ def plan_nodes(pops: str, nodes: int | None) -> dict[str, str]:
             raise ValueError(f"--pops: {name!r} is not a PoP name (1 to 16 of a-z, 0-9 and -)")
     if len(set(names)) != len(names):
         raise ValueError("--pops: a PoP is listed twice")
-    count = len(names) if nodes is None else nodes
-    if not len(names) <= count <= MAX_NODES:
-        raise ValueError(f"--nodes must be between {len(names)} and {MAX_NODES}: each PoP needs a node (got {count})")
+    per_pop = 1 if nodes is None else nodes
+    count = per_pop * len(names)
+    if per_pop < 1 or count > MAX_NODES:
+        raise ValueError(f"--nodes must be between 1 and {MAX_NODES // len(names)} for each PoP (got {per_pop})")
     return {f"{names[i % len(names)]}-{i // len(names) + 1}": names[i % len(names)] for i in range(count)}
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from local_platform.data_dir import URL_FIELDS, DataDir
 from local_platform.errors import PlatformError
-from local_platform.first_account import create_first_account
+from local_platform.first_account import create_first_account, create_sign_in_link
 from local_platform.plan import MINILM, Plan
 from local_platform.readiness import is_gateway_ready, load_progress, read_nodes
 from local_platform.service_keys import ensure_key
@@ -101,6 +101,11 @@ class EmbeddedPlatform:
         for child in self._children():
             child.mark_started()
         self._data_dir.write_dev(self.dev())
+
+    async def create_sign_in_link(self) -> str:
+        """Return a new one-time link to the dashboard; "" if the local administrator was removed. Raises
+        StoreUnavailable."""
+        return await create_sign_in_link(self._urls()["DATABASE_URL"], self._secrets, self._plan.origin)
 
     async def wait_for_failure(self) -> None:
         """Wait until a child cannot be restarted, then raise ChildFailed."""
@@ -233,6 +238,7 @@ class EmbeddedPlatform:
             "HEARTH_NODE_CACHE_DIR": str(self._data_dir.path / "cache" / node_id),
             "HEARTH_SERVICE_KEYS": self._service_keys[f"node/{node_id}"],
             "HEARTH_NODE_MODELS": ",".join(self._plan.models),
+            "HEARTH_NODE_MEMORY_SHARE": os.environ.get("HEARTH_NODE_MEMORY_SHARE", str(self._plan.memory_share)),
         }
         shared = {name: self._urls()[name] for name in ("REDIS_URL", "OBJECTS_URL", "HEARTH_SERVICE_RING")}
         return self._process("engine", node_id, f"node-{node_id}", shared, environ, ())
@@ -241,6 +247,7 @@ class EmbeddedPlatform:
         environ = {
             "HEARTH_HOST": self._plan.host,
             "HEARTH_PORT": str(self._plan.port),
+            "HEARTH_CORS_ORIGINS": os.environ.get("HEARTH_CORS_ORIGINS", self._plan.browser_origins),
             "HEARTH_DEFAULT_MODEL": os.environ.get("HEARTH_DEFAULT_MODEL", self._chat_model),
             "HEARTH_POP": next(iter(self._plan.nodes.values())),
             "HEARTH_SERVICE_KEYS": self._service_keys["gateway/gateway"],

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.protocol.status import NodeStatus
+from engine.protocol.status import READY_STATES, NodeStatus
 
 if TYPE_CHECKING:
     from storage.ephemeral import Ephemeral
@@ -56,7 +56,7 @@ def load_progress(nodes: Mapping[str, NodeStatus], expected: Sequence[str], mode
     for node_id in expected:
         status = nodes.get(node_id)
         replicas = [replica for replica in status.replicas if replica.model == model] if status else []
-        if any(replica.state == "ready" for replica in replicas):
+        if any(replica.state in READY_STATES for replica in replicas):
             ready.add(node_id)
         elif replicas and all(replica.state == "failed" for replica in replicas):
             failed[node_id] = replicas[0].detail or "no reason given"

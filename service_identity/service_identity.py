@@ -89,11 +89,14 @@ class ServiceIdentity:
             binding=_binding(nonces),
         )
 
-    def verify_token(self, token: str, kinds: Collection[Kind], nonces: Nonces | None = None) -> Service | None:
-        """Return the service of one of `kinds` that signed `token` for this service and connection, or None."""
+    def verify_token(
+        self, token: str, kinds: Collection[Kind], nonces: Nonces | None = None, *, audience: str = ""
+    ) -> Service | None:
+        """Return the service of one of `kinds` that signed `token` for this connection and for `audience`, by default
+        this service; or None."""
         self.refresh()
         verified = self._known.verify_token(
-            token, audience=self.subject, kinds=kinds, now_s=self._now_s(), binding=_binding(nonces)
+            token, audience=audience or self.subject, kinds=kinds, now_s=self._now_s(), binding=_binding(nonces)
         )
         if isinstance(verified, Forged):
             _log.warning("service token rejected", extra={"reason": verified.reason})

@@ -25,6 +25,7 @@ from storage.columns import UtcDateTime, new_id_hex, utc_day, utc_floor, uuid7, 
 from storage.database_url import parse_database_url
 from storage.errors import Conflict, StoreUnavailable, means_lost
 from storage.sqlite_engine import READ_ONLY, sqlite_engine
+from telemetry.fair_share import FairQueue, NoTurn, current_account
 
 __all__ = [
     "Database",
@@ -72,12 +73,21 @@ _POSTGRES_UNAVAILABLE = ("08", "28", "3D", "53", "57", "58", "25006", "40001", "
 class Database:
     """A database shared by the whole process. `dialect` is `sqlite` or `postgresql`."""
 
-    def __init__(self, engine: AsyncEngine, threads: Collection[threading.Thread] = ()) -> None:
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        threads: Collection[threading.Thread] = (),
+        *,
+        max_connections: int = 10,
+        pool_timeout_s: float = 1.0,
+    ) -> None:
         self._engine = engine
         self._threads = threads
         self.dialect = engine.dialect.name
-        # SQLite allows one writer at a time. This lock is fair; SQLite's own busy handler sleeps and polls.
-        self._writer = asyncio.Lock() if self.dialect == "sqlite" else None
+        # SQLite allows one writer at a time. Accounts wait in turn; SQLite's own busy handler sleeps and polls.
+        self._writers = FairQueue(1) if self.dialect == "sqlite" else None
+        self._connections = FairQueue(max_connections)
+        self._pool_timeout_s = pool_timeout_s
         # On Postgres, BEGIN and COMMIT would add two round trips to each read and protect nothing.
         self._read_options = {READ_ONLY: True} if self.dialect == "sqlite" else {"isolation_level": "AUTOCOMMIT"}
 
@@ -100,10 +110,12 @@ class Database:
         # Rows can hold secrets, and an error's text can be logged.
         options: dict[str, Any] = {"hide_parameters": True, "pool_timeout": pool_timeout_s}
         options |= {"pool_size": pool_size, "max_overflow": pool_size}
+        limits: dict[str, Any] = {"max_connections": 2 * pool_size, "pool_timeout_s": pool_timeout_s}
         if parsed.path is not None:
-            return cls(*sqlite_engine(parsed, statement_timeout_s, options))
+            return cls(*sqlite_engine(parsed, statement_timeout_s, options), **limits)
         timeouts = {"timeout": connect_timeout_s, "command_timeout": statement_timeout_s}
-        return cls(create_async_engine(parsed.for_sqlalchemy, connect_args=timeouts, pool_pre_ping=True, **options))
+        engine = create_async_engine(parsed.for_sqlalchemy, connect_args=timeouts, pool_pre_ping=True, **options)
+        return cls(engine, **limits)
 
     @contextlib.asynccontextmanager
     async def transaction(self) -> AsyncIterator[AsyncConnection]:
@@ -112,9 +124,10 @@ class Database:
         The block should contain database work only. Raises Conflict if a row violates a constraint, and
         StoreUnavailable if the database is unavailable or stays busy; the transaction may then have been committed.
         """
-        async with self._writer or contextlib.nullcontext():
+        account_id = current_account.get()
+        async with self._writers.slot(account_id) if self._writers is not None else contextlib.nullcontext():
             with _translated():
-                async with self._engine.begin() as connection:
+                async with self._connections.slot(account_id, self._pool_timeout_s), self._engine.begin() as connection:
                     yield connection
 
     @contextlib.asynccontextmanager
@@ -122,7 +135,10 @@ class Database:
         """Open a connection for reading, without a transaction. On SQLite, reads never wait for a writer. Raises
         StoreUnavailable."""
         with _translated():
-            async with self._engine.connect() as connection:
+            async with (
+                self._connections.slot(current_account.get(), self._pool_timeout_s),
+                self._engine.connect() as connection,
+            ):
                 await connection.execution_options(**self._read_options)
                 yield connection
 
@@ -194,7 +210,7 @@ def _translated() -> Iterator[None]:
         if _means_unavailable(error):
             raise StoreUnavailable(f"database: {_first_line(error)}") from error
         raise
-    except PoolTimeout as error:
+    except (PoolTimeout, NoTurn) as error:
         raise StoreUnavailable("database: all connections are in use") from error
     except (OSError, TimeoutError) as error:
         raise StoreUnavailable(f"database: {type(error).__name__}") from error

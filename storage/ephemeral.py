@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from redis.asyncio import Redis
@@ -26,6 +26,13 @@ local now = tonumber(time[1])
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 redis.call('ZADD', KEYS[2], now + tonumber(ARGV[2]) / 1000, ARGV[3])
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now - 3600)
+return string.format('%d.%06d', time[1], time[2])
+"""
+_LEASE = """
+local time = redis.call('TIME')
+local holder = redis.call('GET', KEYS[1])
+if holder and holder ~= ARGV[1] then return '' end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return string.format('%d.%06d', time[1], time[2])
 """
 _SUBSCRIPTION_CHECK_S = 5.0
@@ -97,13 +104,37 @@ class Ephemeral:
                 pipeline.zrem(_index_key(kind), id)
                 await pipeline.execute()
 
+    async def find_present(self, kind: str, id: str) -> bytes | None:
+        """Return the payload of one unexpired announcement, or None."""
+        return await self.get(_presence_key(kind, id))
+
     async def present(self, kind: str) -> dict[str, bytes]:
         """Return the payloads, by id, of all unexpired announcements in `kind`."""
+        ids = await self.present_ids(kind)
+        payloads = await self.read_payloads(kind, ids)
+        return {id: payload for id, payload in zip(ids, payloads, strict=True) if payload is not None}
+
+    async def present_ids(self, kind: str) -> list[str]:
+        """Return the ids of all announcements in `kind`, including ids that expired within the last hour."""
         with _translated():
             members: Any = await self._redis.zrange(_index_key(kind), 0, -1)
-            ids = [id.decode() for id in members]
-            payloads: Any = await self._redis.mget([_presence_key(kind, id) for id in ids]) if ids else []
-        return {id: payload for id, payload in zip(ids, payloads, strict=True) if payload is not None}
+        return [id.decode() for id in members]
+
+    async def read_payloads(self, kind: str, ids: Sequence[str]) -> list[bytes | None]:
+        """Return the payload of each announcement, or None for an expired one."""
+        if not ids:
+            return []
+        with _translated():
+            payloads: Any = await self._redis.mget([_presence_key(kind, id) for id in ids])
+        return list(payloads)
+
+    async def take_lease(self, key: str, holder: str, ttl_s: float) -> float | None:
+        """Take or renew a lease for `ttl_s` seconds. Return Redis's time in Unix seconds, or None if another holder has
+        the lease."""
+        with _translated():
+            reply: Any = self._redis.eval(_LEASE, 1, key, holder, _milliseconds(ttl_s))
+            time_s = await reply
+        return float(time_s) if time_s else None
 
     async def publish(self, channel: str, message: bytes) -> None:
         """Publish to current subscribers. Local callbacks have been called even if StoreUnavailable is raised."""

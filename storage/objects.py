@@ -11,9 +11,11 @@ import asyncio
 import contextlib
 import fcntl
 import hashlib
+import itertools
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -29,6 +31,8 @@ T = TypeVar("T")
 _KEY = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9._@-]*(/[A-Za-z0-9_@][A-Za-z0-9._@-]*)*")
 _MAX_ATTEMPTS = 4
 _FIRST_PAUSE_S = 0.2
+RANGE_BYTES = 8 << 20  # of one request for a large object
+PARALLEL_RANGES = 4
 
 Progress = Callable[[int, int], None]
 """Called on the event loop with the number of bytes done and the size in bytes."""
@@ -93,10 +97,12 @@ class Objects:
         path: Path,
         *,
         sha256: str | None = None,
+        size_bytes: int | None = None,
         resume: bool = True,
         on_progress: Progress | None = None,
     ) -> None:
-        """Download an object to `path` and verify `sha256` (default: the checksum stored with the object).
+        """Download an object to `path` and verify `sha256` (default: the checksum stored with the object) and
+        `size_bytes`. Large objects are read in parallel ranges.
 
         The bytes are written to `path` + `.part` first. With `resume`, the partial file of an earlier attempt is
         continued. A lost connection is retried a few times. Of two concurrent downloads to one path, the second waits
@@ -113,7 +119,7 @@ class Objects:
             if on_progress is not None:
                 loop.call_soon_threadsafe(on_progress, done_bytes, size_bytes)
 
-        work = _Download(self._backend, key, path, sha256, resume, report, stop)
+        work = _Download(self._backend, key, path, sha256, size_bytes, resume, report, stop)
         future = loop.run_in_executor(self._threads, work.run)
         try:
             await asyncio.shield(future)
@@ -147,12 +153,15 @@ class _Download:
     key: str
     path: Path
     sha256: str | None
+    size_bytes: int | None
     resume: bool
     report: Progress
     stop: threading.Event
 
     def run(self) -> None:
         stat = self.backend.stat(self.key)
+        if self.size_bytes not in (None, stat.size_bytes):
+            raise Damaged(f"{self.key} has {stat.size_bytes} bytes instead of {self.size_bytes}")
         expected = self.sha256 or stat.sha256
         part_path = self.path.with_name(self.path.name + ".part")
         with self._owned(part_path) as part:
@@ -210,12 +219,41 @@ class _Download:
                     raise _Stopped from None
 
     def _fetch_once(self, part: IO[bytes], digest: hashlib._Hash, size_bytes: int) -> None:
-        for chunk in self.backend.read(self.key, part.tell(), size_bytes):
+        for chunk in self._read(part.tell(), size_bytes):
             if self.stop.is_set():
                 raise _Stopped
             part.write(chunk)
             digest.update(chunk)
             self.report(part.tell(), size_bytes)
+
+    def _read(self, start: int, end: int) -> Iterator[bytes]:
+        """Yield the bytes in order. Of a large object, the next ranges are read in parallel, ahead of the caller."""
+        if end - start < 2 * RANGE_BYTES:
+            yield from self.backend.read(self.key, start, end)
+            return
+        starts = iter(range(start, end, RANGE_BYTES))
+        with ThreadPoolExecutor(PARALLEL_RANGES, thread_name_prefix="range") as threads:
+            try:
+                ranges = deque(
+                    threads.submit(self._read_range, first, end) for first in itertools.islice(starts, PARALLEL_RANGES)
+                )
+                while ranges:
+                    data = ranges.popleft().result()
+                    ranges.extend(threads.submit(self._read_range, first, end) for first in itertools.islice(starts, 1))
+                    yield data
+            finally:
+                threads.shutdown(wait=False, cancel_futures=True)
+
+    def _read_range(self, start: int, end: int) -> bytes:
+        end = min(start + RANGE_BYTES, end)
+        data = bytearray()
+        for chunk in self.backend.read(self.key, start, end):
+            data += chunk
+            if self.stop.is_set():
+                raise _Stopped
+        if len(data) != end - start:
+            raise StoreUnavailable(f"{self.key}: the range from {start} has {len(data)} bytes instead of {end - start}")
+        return bytes(data)
 
 
 def _is_locked_now(file: IO[bytes]) -> bool:

@@ -30,13 +30,23 @@ def _histogram(name: str, help: str, labels: tuple[str, ...] = ()) -> Histogram:
 REQUESTS = _counter("hearth_requests", "HTTP responses sent, by route and status class.", ("route", "status"))
 CALLS = _counter("hearth_calls", "Finished inference calls, by model and outcome.", ("model", "outcome"))
 CALLS_IN_FLIGHT = _gauge("hearth_calls_in_flight", "Inference calls that this gateway is running.")
+WEB_SOCKETS = _gauge("hearth_web_sockets", "Open WebSockets of this gateway.")
 CALL_SECONDS = _histogram("hearth_call_seconds", "Total duration of inference calls, by model.", ("model",))
 TTFT_SECONDS = _histogram("hearth_ttft_seconds", "Time to first token, by model.", ("model",))
 PROMPT_TOKENS = _counter("hearth_prompt_tokens", "Prompt tokens of finished calls, by model.", ("model",))
 CACHED_TOKENS = _counter("hearth_cached_tokens", "Prompt tokens served from the prefix cache, by model.", ("model",))
 COMPLETION_TOKENS = _counter("hearth_completion_tokens", "Completion tokens of finished calls, by model.", ("model",))
 DISPATCH_RETRIES = _counter("hearth_dispatch_retries", "Calls retried on another node before their first event.")
+RETRIES_DENIED = _counter("hearth_retries_denied", "Failed calls not retried because the retry budget was used up.")
+HEDGES = _counter("hearth_hedges", "Calls also sent to a second node, by the node that was first.", ("first",))
+EJECTIONS = _counter("hearth_node_ejections", "Times that this gateway stopped sending calls to a failing node.")
+NODES_EJECTED = _gauge("hearth_nodes_ejected", "Nodes that get no calls from this gateway because calls failed.")
 READY_REPLICAS = _gauge("hearth_ready_replicas", "Ready replicas on reachable nodes, by model.", ("model",))
+WANTED_REPLICAS = _gauge("hearth_wanted_replicas", "Replicas that the scaling plan wants, by model.", ("model",))
+SCALING_CHANGES = _counter(
+    "hearth_scaling_changes", "Changes of replicas asked of nodes by autoscaling, by action and outcome.",
+    ("action", "outcome"),
+)  # fmt: skip
 NODES_ALIVE = _gauge("hearth_nodes_alive", "Nodes that this gateway is connected to.")
 CLOCK_AHEAD = _gauge("hearth_clock_ahead_seconds", "Seconds by which this gateway's clock is ahead of the Redis clock.")
 BATCH_CALLS = _gauge("hearth_batch_calls", "Calls of queued batches that this gateway is running.")
@@ -69,6 +79,10 @@ REPLICA_RANKS = _gauge("hearth_replica_ranks", "Rank processes of the replica, b
 REPLICA_PREEMPTIONS = _gauge("hearth_replica_preemptions", "Preempted sequences, by model.", ("model",))
 RANK_RESTARTS = _counter("hearth_rank_restarts", "Rank processes restarted after a crash, by model.", ("model",))
 CALLS_BLOCKED = _counter("hearth_calls_blocked", "Calls rejected because of a quarantined input, by model.", ("model",))
+WEIGHTS_FETCHED = _counter(
+    "hearth_weights_fetched_bytes", "Bytes of weights downloaded, by source: peer or store.", ("source",)
+)
+REPLICA_EVICTIONS = _counter("hearth_replica_evictions", "Models evicted from memory for others, by model.", ("model",))
 MODEL_FAILURES = _counter("hearth_model_failures", "Failed model loads, by reason.", ("reason",))
 MODEL_LOAD_SECONDS = _histogram("hearth_model_load_seconds", "Time to load a model, by model.", ("model",))
 
@@ -98,8 +112,18 @@ _BUFFERED_COUNTERS: list[BufferedCounter] = []
 
 def render() -> bytes:
     """Return this process's metrics in the Prometheus text format."""
+    flush()
+    return render_flushed()
+
+
+def flush() -> None:
+    """Export the buffered counters. Must be called by the thread that uses them."""
     for counter in _BUFFERED_COUNTERS:
         counter.flush()
+
+
+def render_flushed() -> bytes:
+    """Return the metrics without flushing the buffered counters first. May be called by any thread."""
     return generate_latest(REGISTRY)
 
 

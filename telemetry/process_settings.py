@@ -16,6 +16,14 @@ def plain_name(value: str) -> str | None:
     return None if is_plain else "must be 1 to 64 letters, digits, '.', '-' or '_'"
 
 
+def _is_http_url(value: str) -> str | None:
+    return None if not value or value.startswith(("http://", "https://")) else "must begin with http:// or https://"
+
+
+def _is_ratio(value: float) -> str | None:
+    return None if 0 <= value <= 1 else "must be between 0 and 1"
+
+
 is_objects_url = starts_with("file://", "s3://")
 
 
@@ -58,6 +66,19 @@ class ProcessSettings:
     )
     log_level: str = setting(
         "HEARTH_LOG_LEVEL", "Lowest level to log: debug, info, warning or error.", default="info", check=log_level
+    )
+    traces_url: str = setting(
+        "HEARTH_TRACES_URL",
+        "OTLP/HTTP URL of a collector for OpenTelemetry traces, such as http://127.0.0.1:4318/v1/traces. Empty exports "
+        "none. Needs the extra `tracing`; headers come from OTEL_EXPORTER_OTLP_HEADERS.",
+        default="",
+        check=_is_http_url,
+    )
+    traces_ratio: float = setting(
+        "HEARTH_TRACES_RATIO",
+        "Part of the calls that are traced, from 0 to 1. A sampled `traceparent` header always traces the call.",
+        default=1.0,
+        check=_is_ratio,
     )
     dies_with_parent: bool = setting("HEARTH_DIE_WITH_PARENT", "Exit when the parent process exits.", default=False)
 

@@ -19,6 +19,7 @@ from storage.errors import Missing
 from tenants.change_context import CLI, ChangeContext
 from tenants.credentials import decision_epoch
 from tenants.credentials.principal import AccountTerms
+from tenants.disabled_models import MAX_DISABLED_MODELS, decode_models, encode_models
 from tenants.quota.limits import parse_overrides
 from tenants.residency import (
     RETENTION_RULES,
@@ -30,6 +31,7 @@ from tenants.residency import (
     residency_of,
 )
 from tenants.tables import accounts, api_tokens
+from tenants.versions import check_version, version_of
 
 AccountStatus = Literal["active", "blocked"]
 
@@ -57,6 +59,11 @@ class Account:
     region: RegionRule | None = None
     retention: RetentionRule = "standard"
     limits: str = ""
+
+    @property
+    def version(self) -> str:
+        """The version of what `change` changes."""
+        return version_of(self.name, self.settings)
 
 
 PLANS = ("free", "paid", "enterprise")
@@ -116,13 +123,17 @@ async def change(
     name: str,
     settings: AccountSettings | None = None,
     *,
+    expected: frozenset[str] | None = None,
     context: ChangeContext = CLI,
 ) -> Account:
-    """Change the name and, unless None, the settings. Raises ValueError for an invalid name, Missing."""
+    """Change the name and, unless None, the settings.
+
+    Raises ValueError for an invalid name, Missing; VersionChanged if the current version is not one of `expected`.
+    """
     values: dict[str, object] = {"name": checked_name(name)}
     if settings is not None:
         values["settings"] = _encoded(settings)
-    return await _set(database, account_id, values, "account.update", "", context)
+    return await _set(database, account_id, values, "account.update", "", context, expected=expected)
 
 
 async def set_region(
@@ -178,10 +189,42 @@ async def set_blocked(
     return await _set(database, account_id, values, "account.block" if is_blocked else "account.unblock", "", context)
 
 
+async def disabled_models(database: Database, account_id: str) -> frozenset[str]:
+    """Return the models that the account may not run. Raises StoreUnavailable."""
+    async with database.connection() as connection:
+        query = select(accounts.c.disabled_models).where(_is_existing(account_id))
+        return decode_models((await connection.execute(query)).scalar_one_or_none())
+
+
+async def set_model_disabled(
+    database: Database, account_id: str, model: str, is_disabled: bool, *, context: ChangeContext = CLI
+) -> frozenset[str]:
+    """Disable or enable a model for an account, effective in every process within seconds. Return the account's
+    disabled models. Raises Missing, and ValueError if the account would have too many."""
+    async with database.transaction() as connection:
+        epoch = await decision_epoch.raise_epoch(connection)  # locks: the models below are current
+        query = select(accounts.c.account_id, accounts.c.disabled_models).where(_is_existing(account_id))
+        row = (await connection.execute(query)).one_or_none()
+        if row is None:
+            raise Missing(f"account {account_id}")
+        before = decode_models(row.disabled_models)
+        models = before | {model} if is_disabled else before - {model}
+        if models == before:
+            return models
+        if len(models) > MAX_DISABLED_MODELS:
+            raise ValueError(f"at most {MAX_DISABLED_MODELS} models can be disabled for an account")
+        changed = update(accounts).where(accounts.c.account_id == account_id)
+        await connection.execute(changed.values(disabled_models=encode_models(models), decision_epoch=epoch))
+        action = "account.disable_model" if is_disabled else "account.enable_model"
+        await context.record(connection, action, account_id, account_id, model)
+    await context.notify(account_id)
+    return models
+
+
 async def call_terms(database: Database, account_id: str, api_token_id: str) -> tuple[Residency, AccountTerms]:
     """Return the residency and terms of calls by an API token on an account; the strictest ones if the account no
     longer exists."""
-    columns = accounts.c.region, accounts.c.retention, accounts.c.plan, accounts.c.limits
+    columns = [accounts.c[name] for name in ("region", "retention", "plan", "limits", "disabled_models")]
     account = select(*columns).where(accounts.c.account_id == account_id)
     token = select(api_tokens.c.region).where(api_tokens.c.api_token_id == api_token_id)
     async with database.connection() as connection:
@@ -189,7 +232,8 @@ async def call_terms(database: Database, account_id: str, api_token_id: str) -> 
         token_region = (await connection.execute(token)).scalar_one_or_none()
     if row is None:
         return residency_of("", "zero"), AccountTerms()
-    return residency_of(row.region, row.retention, token_region), AccountTerms(row.plan, row.limits)
+    terms = AccountTerms(row.plan, row.limits, decode_models(row.disabled_models))
+    return residency_of(row.region, row.retention, token_region), terms
 
 
 async def delete(database: Database, account_id: str, *, context: ChangeContext = CLI) -> None:
@@ -220,11 +264,24 @@ def checked_name(name: str) -> str:
 
 
 async def _set(
-    database: Database, account_id: str, values: dict[str, Any], action: str, detail: str, context: ChangeContext
+    database: Database,
+    account_id: str,
+    values: dict[str, Any],
+    action: str,
+    detail: str,
+    context: ChangeContext,
+    expected: frozenset[str] | None = None,
 ) -> Account:
     """Set columns of an account. The change takes effect in every process within seconds."""
     async with database.transaction() as connection:
+        # Every change of an account begins with this statement, which locks the epoch: the row below is current.
         epoch = await decision_epoch.raise_epoch(connection)
+        if expected is not None:
+            found = (
+                (await connection.execute(_existing().where(accounts.c.account_id == account_id))).mappings().first()
+            )
+            if found is not None:
+                check_version(_account(found).version, expected)
         changed = update(accounts).where(_is_existing(account_id)).values(**values, decision_epoch=epoch)
         row = (await connection.execute(changed.returning(*_COLUMNS))).mappings().one_or_none()
         if row is None:

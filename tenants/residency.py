@@ -6,6 +6,7 @@ of the account, the API token and the call all apply, so each rule can only narr
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ RetentionRule = Literal["standard", "zero"]
 RETENTION_RULES: tuple[RetentionRule, ...] = ("standard", "zero")
 
 MAX_NAMES = 64  # per list of a rule
+_MAX_CITY = 64  # characters
 _COUNTRY = re.compile(r"[A-Z]{2}")
 _JURISDICTION = re.compile(r"[a-z][a-z0-9-]{1,31}")
 _EU = "AT BE BG HR CY CZ DE DK EE ES FI FR GR HU IE IT LT LU LV MT NL PL PT RO SE SI SK".split()
@@ -32,16 +34,28 @@ class RegionRule(Struct, frozen=True, omit_defaults=True):
     countries: tuple[str, ...] = ()
     jurisdictions: tuple[str, ...] = ()
 
+    def covers(self, other: RegionRule) -> bool:
+        """Return True if this rule certainly admits every location that `other` admits."""
+        countries = set(self.countries).union(*(_COUNTRIES_OF.get(name, ()) for name in self.jurisdictions))
+        return countries.issuperset(other.countries) and all(
+            name in self.jurisdictions or (name in _COUNTRIES_OF and countries >= _COUNTRIES_OF[name])
+            for name in other.jurisdictions
+        )
+
     def admits(self, location: Location) -> bool:
         return location.country in self.countries or not location.jurisdictions.isdisjoint(self.jurisdictions)
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """The location of a PoP or store. A location without a country is unknown, so no residency rule admits it."""
+    """The location of a PoP or store. A location without a country is unknown, so no residency rule admits it. `city`
+    and the coordinates, in degrees, are only for display."""
 
     country: str = ""
     jurisdictions: frozenset[str] = frozenset()
+    city: str = ""
+    latitude: float | None = None
+    longitude: float | None = None
 
 
 UNKNOWN_LOCATION = Location()
@@ -143,7 +157,7 @@ def decode_rule(text: str | None) -> RegionRule | None:
 
 
 def parse_locations(text: str) -> dict[str, Location]:
-    """Parse locations by name, such as `fra=DE, iad=US:fedramp+hipaa`. Raises ValueError."""
+    """Parse locations by name, such as `fra=DE, iad=US:fedramp+hipaa, lab=DE@52.5/13.4/Berlin`. Raises ValueError."""
     locations: dict[str, Location] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, where = (word.strip() for word in part.partition("="))
@@ -154,7 +168,8 @@ def parse_locations(text: str) -> dict[str, Location]:
 
 
 def parse_location(text: str) -> Location:
-    """Parse a location such as `DE` or `US:fedramp+hipaa`. Raises ValueError."""
+    """Parse a location such as `DE`, `US:fedramp+hipaa` or `DE@52.5/13.4/Berlin`. Raises ValueError."""
+    text, _, point = text.partition("@")
     country, _, rest = text.partition(":")
     named = [name for name in rest.split("+") if name]
     if not _COUNTRY.fullmatch(country) or not all(_JURISDICTION.fullmatch(name) for name in named):
@@ -164,4 +179,18 @@ def parse_location(text: str) -> Location:
     if wrong := sorted(name for name in named if name in _COUNTRIES_OF and country not in _COUNTRIES_OF[name]):
         raise ValueError(f"{country} is not in {wrong[0]}")
     given = {name for name, countries in _COUNTRIES_OF.items() if country in countries}
-    return Location(country, frozenset(given.union(named)))
+    location = Location(country, frozenset(given.union(named)))
+    return _at_point(location, point) if point else location
+
+
+def _at_point(location: Location, text: str) -> Location:
+    """Return the location with the coordinates and the city of `52.5/13.4/Berlin`. Raises ValueError."""
+    latitude, _, rest = text.partition("/")
+    longitude, _, city = rest.partition("/")
+    try:
+        point = float(latitude), float(longitude)
+    except ValueError:
+        point = math.nan, math.nan
+    if not (abs(point[0]) <= 90 and abs(point[1]) <= 180 and len(city) <= _MAX_CITY):
+        raise ValueError("a point must be latitude/longitude/city in degrees, as in DE@52.5/13.4/Berlin")
+    return replace(location, latitude=point[0], longitude=point[1], city=city.strip())

@@ -1,7 +1,7 @@
-"""Tables of the tenants: accounts, users, memberships, API tokens, usage and its sums, budgets, audit, batches,
-webhooks, stored responses, and idempotency keys.
+"""Tables of the tenants: accounts, users, sign-in links, memberships, API tokens, usage and its sums, budgets, scaling
+rules, audit, batches, webhooks, stored responses, and idempotency keys.
 
-Column definitions only. No table contains a secret: rows of API tokens and users have a keyed hash.
+Column definitions only. No table contains a secret: rows of API tokens, users and sign-in links have a keyed hash.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ accounts = Table(
     Column("retention", String(16), nullable=False, server_default="standard"),
     # Rules of tenants.quota.limits for this account that replace the operator's.
     Column("limits", Text, nullable=False, server_default=""),
+    # JSON list of the models that the account may not run; null for none.
+    Column("disabled_models", Text, nullable=True),
     # A deleted account keeps its row and is blocked: verifiers must see it, and usage and audit entries name it.
     Column("deleted_at", UtcDateTime, nullable=True),
     CheckConstraint("status IN ('active', 'blocked')", name="status"),
     Index(None, "decision_epoch"),
 )
 
-# A person with accounts and a global key. An account without a user acts as its own user.
+# A person with accounts, a global key or a password. An account without a user acts as its own user.
 users = Table(
     "users",
     metadata,
@@ -67,7 +69,45 @@ users = Table(
     Column("decision_epoch", BigInteger, nullable=False, server_default="0"),
     # JSON of tenants.users.Profile: the user's profile besides the name; null if empty.
     Column("profile", Text, nullable=True),
+    # Argon2id hash of the password; null if the user has none.
+    Column("password_hash", String(256), nullable=True),
+    # Role on the whole platform, one of tenants.credentials.roles.OPERATOR_ROLES; null for none.
+    Column("platform_role", String(16), nullable=True),
+    # Incremented to end all browser sessions of the user: sessions with another number are rejected.
+    Column("session_generation", Integer, nullable=False, server_default="0"),
     Index(None, "decision_epoch"),
+)
+
+# One-time sign-in links. A row is deleted when its link is used.
+sign_in_links = Table(
+    "sign_in_links",
+    metadata,
+    # HMAC-SHA-256 of the link's token under the server's pepper.
+    Column("digest", LargeBinary(32), primary_key=True),
+    Column("user_id", ForeignKey(users.c.user_id), nullable=False, index=True),
+    Column("expires_at", UtcDateTime, nullable=False),
+)
+
+node_join_tokens = Table(
+    "node_join_tokens",
+    metadata,
+    Column("digest", LargeBinary(32), primary_key=True),  # SHA-256 of the token
+    Column("pop", String(64), nullable=False),
+    Column("node_id", String(64), nullable=False),  # "" for any node
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime, nullable=False),
+    Column("used_at", UtcDateTime, nullable=True),
+)
+
+node_keys = Table(
+    "node_keys",
+    metadata,
+    Column("kid", String(32), primary_key=True),
+    Column("subject", String(80), nullable=False),
+    Column("public", String(64), nullable=False),
+    Column("not_before", BigInteger, nullable=False),
+    Column("not_after", BigInteger, nullable=False),
+    Column("pop", String(64), nullable=False),
 )
 
 memberships = Table(
@@ -78,6 +118,16 @@ memberships = Table(
     Column("created_at", UtcDateTime, nullable=False),
     # One of tenants.credentials.roles: the upper bound of the member's permissions.
     Column("role", String(16), nullable=False, server_default="administrator"),
+)
+
+# Invitations to accounts, by lower-case email address. An accepted invitation becomes a membership.
+invitations = Table(
+    "invitations",
+    metadata,
+    Column("account_id", ForeignKey(accounts.c.account_id), primary_key=True),
+    Column("email", String(254), primary_key=True, index=True),
+    Column("role", String(16), nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
 )
 
 api_tokens = Table(
@@ -154,7 +204,12 @@ usage_entries = Table(
     *_numbers("num_retried", default="0"),
     Column("is_useful", Boolean, nullable=False, server_default=false()),
     Column("is_batch", Boolean, nullable=False, server_default=false()),
+    # Microseconds on the node: waiting, then until the first token, then until the last; 0 if unknown.
+    *_numbers("queue_us", "prefill_us", "decode_us", default="0"),
+    # Comma-separated ids of the nodes that were tried, in order; "" if only `node_id` was.
+    Column("tried_nodes", String(512), nullable=False, server_default=""),
     Index(None, "account_id", "started_at"),
+    Index(None, "started_at"),
 )
 
 # Sums over usage entries, written in the same transaction. A call is counted in exactly one row: its minute's, until
@@ -204,6 +259,29 @@ budgets = Table(
     Column("alert_percents", String(64), nullable=False),
     Column("modified_at", UtcDateTime, nullable=False),
     CheckConstraint("unit IN ('neurons', 'usd')", name="unit"),
+)
+
+# Rules of tenants.scaling_rules. An empty PoP stands for all PoPs together.
+scaling_overrides = Table(
+    "scaling_overrides",
+    metadata,
+    Column("model", String(224), primary_key=True),
+    Column("pop", String(64), primary_key=True),
+    Column("min_replicas", Integer, nullable=False),
+    # Null for no limit.
+    Column("max_replicas", Integer, nullable=True),
+    Column("is_pinned", Boolean, nullable=False),
+    Column("modified_at", UtcDateTime, nullable=False),
+)
+
+capacity_reservations = Table(
+    "capacity_reservations",
+    metadata,
+    Column("account_id", String(32), primary_key=True),
+    Column("model", String(224), primary_key=True),
+    Column("pop", String(64), primary_key=True),
+    Column("tokens_per_s", Float, nullable=False),
+    Column("modified_at", UtcDateTime, nullable=False),
 )
 
 # One row per passed threshold of a budget and month; the id is derived from these.
@@ -263,6 +341,8 @@ batches = Table(
     Column("model", String(224), nullable=False),
     Column("num_requests", Integer, nullable=False),
     Column("num_done", Integer, nullable=False),
+    # Number of the done requests whose result is an error.
+    Column("num_failed", Integer, nullable=False, server_default="0"),
     Column("created_at", UtcDateTime, nullable=False),
     Column("started_at", UtcDateTime, nullable=True),
     Column("finished_at", UtcDateTime, nullable=True),
@@ -272,6 +352,7 @@ batches = Table(
     # When the client requested cancellation before the end; the chunk's owner then ends the calls.
     Column("cancelled_at", UtcDateTime, nullable=True),
     Index(None, "expires_at"),
+    Index(None, "account_id", "batch_id"),
 )
 
 # Requests of a batch that one worker leases at a time, starting with number `first`, encrypted for their account.
@@ -307,15 +388,18 @@ batch_results = Table(
     Column("answer", LargeBinary, nullable=False),
 )
 
-# Webhook of a batch, encrypted for its account; deleted after delivery or the last attempt. Any gateway may attempt
-# delivery from `next_at` on.
+# Webhook of a batch, encrypted for its account; deleted with the batch. Any gateway may attempt delivery from `next_at`
+# on; null after the delivery or the last attempt.
 batch_webhooks = Table(
     "batch_webhooks",
     metadata,
     Column("batch_id", ForeignKey(batches.c.batch_id), primary_key=True),
     Column("target", LargeBinary, nullable=False),
     Column("num_tries", Integer, nullable=False),
-    Column("next_at", UtcDateTime, nullable=False),
+    Column("next_at", UtcDateTime, nullable=True),
+    # The result of the last attempt, such as `delivered` or `refused`, and its time; null before the first.
+    Column("outcome", String(32), nullable=True),
+    Column("tried_at", UtcDateTime, nullable=True),
     Index(None, "next_at"),
 )
 

@@ -41,16 +41,26 @@ def wait_for(what: str, predicate: Callable[[], Any], deadline_s: float = 90.0) 
 class Platform:
     """One running `hearth up`, and access to it."""
 
-    def __init__(self, data: Path, *, nodes: int = 2, port: int | None = None, environ: dict[str, str] | None = None):
+    def __init__(
+        self,
+        data: Path,
+        *,
+        nodes: int = 2,
+        pops: str = "",
+        port: int | None = None,
+        environ: dict[str, str] | None = None,
+    ):
         self.data = data
         self.port = port or free_port()
         self._nodes = nodes
+        self._pops = pops
         self._environ = {**os.environ, **(environ or {})}
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Platform:
         self.data.mkdir(parents=True, exist_ok=True)
         command = [*self._up, "--port", str(self.port), "--nodes", str(self._nodes)]
+        command += ["--pops", self._pops] if self._pops else []
         with (self.data / "up.log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=self._environ)
         try:
@@ -75,7 +85,7 @@ class Platform:
             is_up = httpx.get(f"http://127.0.0.1:{self.port}/readyz", timeout=2).status_code == 200
         except httpx.HTTPError:
             return False
-        return is_up and (self.data / "dev.json").exists() and self.num_hot == self._nodes
+        return is_up and (self.data / "dev.json").exists() and self.num_hot == self._nodes * len(self._pops.split(","))
 
     def stop(self) -> int:
         assert self._process is not None

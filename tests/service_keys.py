@@ -43,13 +43,13 @@ class ServiceKeys:
         return folder.with_name(f"{folder.name}@{pop}") if pop else folder
 
     def environ(self, subject: str, pop: str = "") -> dict[str, str]:
-        """The settings by which a process runs as `subject`; makes the key if there is none."""
+        """Return the settings with which a process runs as `subject`. Creates a missing key."""
         if not self.folder(subject, pop).exists():
             self.add(subject, pop)
         return {"HEARTH_SERVICE_RING": str(self.ring), "HEARTH_SERVICE_KEYS": str(self.folder(subject, pop))}
 
     def identity(self, subject: str, pop: str = "") -> ServiceIdentity:
-        """The identity of `subject`; makes its key if there is none."""
+        """Return the identity of `subject`. Creates a missing key."""
         keys = self.environ(subject, pop)["HEARTH_SERVICE_KEYS"]
         return ServiceIdentity(self.ring, Path(keys), subject.split("/")[0])  # type: ignore[arg-type]
 

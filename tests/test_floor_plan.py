@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 TOP_LEVEL = {"cli", "bench", "scripts", "spark", "tests"}  # may import anything
 PACKAGES = TOP_LEVEL | {
     "gateway", "documents", "engine", "variants", "catalog", "tenants", "storage", "telemetry", "migrations",
-    "service_identity", "weight_files", "local_platform", "worker_runtime",
+    "service_identity", "weight_files", "local_platform", "worker_runtime", "publishing",
 }  # fmt: skip
 
 # Imports that the modules of each level may have. A module belongs to the level with the longest matching prefix.
@@ -41,6 +41,7 @@ MAY_IMPORT = {
     },
     "engine.standalone": {"engine", "engine.node", "engine.serving", "engine.protocol", "catalog", "telemetry"},
     "variants": {"engine", "engine.protocol", "engine.serving", "catalog", "storage", "telemetry", "weight_files"},
+    "publishing": {"engine", "engine.protocol", "catalog", "tenants", "storage", "telemetry", "weight_files"},
     "gateway": {"tenants", "service_identity", "catalog", "documents", "storage", "telemetry", "engine.protocol"},
     "local_platform": {
         "gateway.settings",
@@ -57,7 +58,7 @@ MAY_IMPORT = {
     "worker_runtime": {"telemetry"},
     "migrations": {"storage", "tenants.tables", "catalog.tables"},
 }
-# The entry point of a process is on the level of what it starts.
+# The entry point of a process is on the level of the package that it starts.
 LEVEL_OF = {"engine.__main__": "engine.standalone", "tenants.tables": "tenants", "catalog.tables": "catalog"}
 
 # Imports that packages of the gateway may have besides themselves. Packages without an entry may import all of the
@@ -96,7 +97,13 @@ ENGINE_ORDER = (
 # Imports from the engine that its leaf packages may have besides themselves.
 ENGINE_PACKAGES = {
     "engine.text": {"engine.checkpoints", "engine.processes.frames"},
-    "engine.kernels": {"engine.arrays", "engine.checkpoints", "engine.devices"},
+    "engine.kernels": {
+        "engine.arrays",
+        "engine.checkpoints",
+        "engine.devices",
+        "engine.sampling.packed",
+        "engine.sampling.history",
+    },
     "engine.devices": set(),
     "engine.checkpoints": {"engine.arrays", "engine.kernels.native.library"},
     "engine.processes": set(),

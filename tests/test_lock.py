@@ -13,8 +13,11 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 # lock file and the extras that it covers
-LOCKS = {"requirements.lock": ("engine", "embedded", "dev"), "requirements-clients.lock": ("clients",)}
-UNLOCKED_EXTRAS = {"parquet"}
+LOCKS = {
+    "requirements.lock": ("engine", "speech", "images", "tracing", "embedded", "dev"),
+    "requirements-clients.lock": ("clients",),
+}
+UNLOCKED_EXTRAS = {"ocr", "parquet"}  # large, and few users need them
 OLDEST_PYTHON = "3.11.0"  # the lower bound of `requires-python`
 NOT_LOCKED = {"torch"}  # the build depends on the machine
 
@@ -32,7 +35,7 @@ def problem_of(line: str) -> str | None:
         return "not NAME==VERSION"
     if Version(pinned[2]).local:
         return "a local version, which only one index has"
-    if re.fullmatch(r"torch|triton.*|nvidia-.*|cuda-.*", pinned[1]):
+    if re.fullmatch(r"torch|triton.*|nvidia-(?!ml-py).*|cuda-.*", pinned[1]):
         return "belongs to one build of torch"
     if pinned[1] != canonicalize_name(pinned[1]):
         return "not the canonical name"

@@ -7,17 +7,18 @@ requests arrive in three ways:
 - through miniflare, which puts the whole request into `MF-` headers of a request to one URL;
 - through wrangler, which posts to `ai/run/proxy` with the URL in `X-Forwarded`.
 
-`unwrap` turns the second and third form into the first.
+`unwrap` turns the second and third form into the first. It accepts only the binding's own paths: a reverse proxy that
+restricts other paths must be able to rely on the path that it sees.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange, Headers, Scope
+from gateway.http.head_validation import MAX_TARGET_BYTES
 
 HOST = b"workers-binding.ai"
 ACCOUNT_HEADER = b"x-hearth-account"
@@ -27,6 +28,7 @@ _SDK_HEADER = b"cf-consn-sdk-version"
 _PROXY = re.compile(rb"/client/v4/accounts/([^/]+)/ai/run/proxy")
 _MINIFLARE = re.compile(rb"/mf/([^/]+)(?:/([^/]*))?/?")
 _ROOTS = (b"/run", b"/ai-gateway/", b"/ai-api/", b"/to-everything/", b"/autorag/")
+_WRAPPED_PATH = re.compile(rb"/run|/(?:ai-gateway|ai-api|to-everything|autorag)(?:/[A-Za-z0-9._-]+)+")
 _ACCOUNT_ID = re.compile(rb"[0-9a-f]{32}")
 _VERSIONS = (b"3", b"2")
 
@@ -123,18 +125,22 @@ def _unwrap_miniflare(scope: Scope, secret: bytes | None) -> None:
 
 
 def _set_target(scope: Scope, url: bytes | None, header: str) -> None:
-    """Set the path and query of the scope to those of `url`."""
+    """Set the path and query of the scope to those of `url`, if the path is one of the binding's."""
     if url is None:
         raise Refusal(Reason.HEADER_INVALID, f"the header {header} is missing")
+    if len(url) > MAX_TARGET_BYTES:
+        raise Refusal(Reason.TARGET_TOO_LONG)
     try:
         parts = urlsplit(url)
     except ValueError:
         parts = urlsplit(b"")
     if not parts.scheme or not parts.netloc:
         raise Refusal(Reason.HEADER_INVALID, f"the header {header} must be a URL")
-    path: Any = parts.path or b"/"
+    path = parts.path
+    if not _WRAPPED_PATH.fullmatch(path):
+        raise Refusal(Reason.NO_ROUTE)
     scope["raw_path"] = path
-    scope["path"] = path.decode("utf-8", "replace")
+    scope["path"] = path.decode("ascii")
     scope["query_string"] = parts.query
 
 

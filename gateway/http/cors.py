@@ -3,7 +3,8 @@
 Credentials are sent in headers that the page must know, so CORS gives a page no more than any other client has. Cookies
 and other browser credentials are never allowed.
 
-`Cors` is ASGI middleware that adds headers to responses; `preflight_headers` answers preflight requests.
+`Cors` is ASGI middleware that adds headers to responses; `preflight_headers` answers preflight requests. Without
+allowed origins, no response has CORS headers.
 """
 
 from __future__ import annotations
@@ -14,40 +15,52 @@ from collections.abc import Awaitable, Collection
 from gateway.http.exchange import App, Headers, Receive, Scope, Send
 
 EXPOSED = (
-    b"cf-ai-neurons, cf-ai-req-id, cf-ray, idempotent-replayed, ratelimit, ratelimit-policy, retry-after, "
-    b"x-hearth-model, x-hearth-request-id, x-request-id, x-should-retry"
+    b"allow, cf-ai-neurons, cf-ai-req-id, cf-ray, idempotent-replayed, ratelimit, ratelimit-policy, request-id, "
+    b"retry-after, x-hearth-model, x-hearth-request-id, x-request-id, x-should-retry"
 )
 MAX_AGE_S = 600
 
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{1,2048}")
 
 
-class Cors:
-    """Middleware that allows `origins`, or all origins if it contains `*`."""
+class CorsPolicy:
+    """The origins that are allowed: those in `origins`, or all if it contains `*`."""
 
-    def __init__(self, app: App, origins: Collection[str]) -> None:
-        self._app = app
+    def __init__(self, origins: Collection[str]) -> None:
         self._allows_all = "*" in origins
         self._origins = frozenset(origin.encode() for origin in origins)
+
+    def allows(self, origin: bytes | None) -> bool:
+        """Return True if pages of an origin may call the API; None is a request without an Origin header."""
+        return origin is not None and (self._allows_all or origin in self._origins)
+
+    def headers_for(self, origin: bytes | None) -> Headers:
+        """Return the headers of every response to a request with this Origin header. `Vary` is part of all of them, so
+        that no cache gives one origin's response to another."""
+        if not self._origins:
+            return []
+        vary = (b"vary", b"origin")
+        if origin is None or not self.allows(origin):
+            return [vary]
+        allowed = b"*" if self._allows_all else origin
+        return [(b"access-control-allow-origin", allowed), vary, (b"access-control-expose-headers", EXPOSED)]
+
+
+class Cors:
+    """Middleware that adds the headers of a policy."""
+
+    def __init__(self, app: App, policy: CorsPolicy) -> None:
+        self._app = app
+        self._policy = policy
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         origin = None
         for name, value in scope["headers"]:
             if name == b"origin":
                 origin = value
-        if origin is not None:
-            added = self._headers_for(origin)
-            scope["hearth.response_headers"] += added
-            scope["hearth.is_origin_allowed"] = bool(added)
+        scope["hearth.response_headers"] += self._policy.headers_for(origin)
+        scope["hearth.is_origin_allowed"] = self._policy.allows(origin)
         return self._app(scope, receive, send)
-
-    def _headers_for(self, origin: bytes) -> Headers:
-        exposed = (b"access-control-expose-headers", EXPOSED)
-        if self._allows_all:
-            return [(b"access-control-allow-origin", b"*"), exposed]
-        if origin in self._origins:
-            return [(b"access-control-allow-origin", origin), (b"vary", b"origin"), exposed]
-        return []
 
 
 def preflight_headers(scope: Scope) -> Headers | None:

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from engine.protocol.api_format import ApiFormat
 from gateway import envelope
 from gateway.errors import ClientLeft, Reason, Refusal
+from gateway.http.web_socket import WebSocket, accept_key
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -23,14 +24,16 @@ Headers = list[tuple[bytes, bytes]]
 StoreResponse = Callable[[Headers, list[bytes] | None], Awaitable[None]]
 
 _CLOSE = (b"connection", b"close")
-_MAX_DISCARDED_BYTES = 64 * 1024  # an unread body up to this size is discarded, and the connection stays open
 
 
 class Connection(Protocol):
     """The methods of a client connection (`connection.py`)."""
 
+    @property
+    def is_closing(self) -> bool: ...
     def on_disconnect(self, callback: Callable[[], None] | None) -> None: ...
-    def mark_authenticated(self) -> None: ...
+    def mark_authenticated(self, party: str) -> None: ...
+    def upgrade(self, accept_key: bytes, headers: Headers) -> WebSocket: ...
     def abort(self) -> None: ...
 
 
@@ -47,6 +50,7 @@ class Exchange:
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.request_id: str = scope["hearth.request_id"]
+        self.method: str = scope["method"]
         self.headers: Headers = scope["headers"]
         self._by_name: dict[bytes, bytes] | None = None
         self.path: bytes = scope.get("raw_path", b"")
@@ -68,11 +72,8 @@ class Exchange:
         self._request_cycle: RequestCycle = scope.pop("hearth.request_cycle")
         self._receive = receive
         self._send = send
-        self._has_whole_body = False
         self._is_over = False  # the whole response has been passed to the server
         self._loop = asyncio.get_running_loop()
-        self._writing_since_s = 0.0  # 0 while no write is in progress
-        self._stall_timer: asyncio.TimerHandle | None = None
         self._timeout_response: asyncio.Task[None] | None = None
 
     def replace_request(self, scope: Scope) -> None:
@@ -88,13 +89,16 @@ class Exchange:
         return self._by_name.get(name)
 
     def check_content_length(self, max_bytes: int) -> None:
-        """Raise Refusal if the headers announce a body that is too large or has an unsupported encoding."""
-        encoding = self.header(b"content-encoding")
-        if encoding is not None and encoding.strip().lower() not in (b"", b"identity", b"application/json"):
-            raise Refusal(Reason.BODY_ENCODED)
+        """Raise Refusal if the headers announce a body that is too large."""
         length = self.header(b"content-length")
         if length is not None and length.isdigit() and int(length) > max_bytes:
             raise Refusal(Reason.BODY_TOO_LARGE, str(max_bytes))
+
+    def check_content_encoding(self) -> None:
+        """Raise Refusal if the body is encoded. Old versions of the binding's client send its media type instead."""
+        for name, value in self.headers:
+            if name == b"content-encoding" and value.strip().lower() not in (b"", b"identity", b"application/json"):
+                raise Refusal(Reason.BODY_ENCODED)
 
     async def read_body(self, max_bytes: int, timeout_s: float) -> bytes:
         """Return the whole body.
@@ -111,7 +115,6 @@ class Exchange:
                 timer.cancel()
         if len(body) > max_bytes:
             raise Refusal(Reason.BODY_TOO_LARGE, str(max_bytes))
-        self._has_whole_body = True
         return body
 
     def _time_out_body(self) -> None:
@@ -129,56 +132,73 @@ class Exchange:
             if not message.get("more_body"):
                 return bytes(body)
 
-    def mark_authenticated(self) -> None:
-        """Exempt the connection from the limit of unauthenticated connections."""
-        self._connection.mark_authenticated()
+    def mark_authenticated(self, party: str) -> None:
+        """Count the connection as one of this party instead of an unauthenticated connection. Raises Refusal if the
+        party has too many."""
+        self._connection.mark_authenticated(party)
 
     def on_disconnect(self, callback: Callable[[], None] | None) -> None:
         """Set the callback for a disconnect; None removes it."""
         self._connection.on_disconnect(callback)
 
-    async def send_json(self, status: int, body: bytes, headers: Headers) -> None:
-        """Send a whole JSON response. Workers AI bindings get successful responses without the envelope."""
+    @property
+    def is_web_socket(self) -> bool:
+        """True if the client asks for a WebSocket."""
+        return (self.header(b"upgrade") or b"").lower() == b"websocket"
+
+    def check_web_socket(self) -> None:
+        """Raise Refusal if the headers of a request for a WebSocket are invalid."""
+        accept_key(self.header)
+
+    def accept_web_socket(self) -> WebSocket:
+        """Accept the request for a WebSocket. Raises Refusal, and ClientLeft if the client has disconnected."""
+        key = accept_key(self.header)
+        if self._connection.is_closing:
+            raise ClientLeft
+        self.has_started = self._is_over = True
+        return self._connection.upgrade(key, self.response_headers)
+
+    async def send_whole(
+        self, status: int, body: bytes, headers: Headers, content_type: tuple[bytes, bytes] = envelope.JSON_HEADER
+    ) -> None:
+        """Send a whole response, JSON unless `content_type` is another header. Workers AI bindings get successful
+        responses without the envelope."""
         if self.is_binding and status == 200:
             body = envelope.unwrap(body)
         if self.store_response is not None and status == 200:
-            await self.store_response([envelope.JSON_HEADER, *headers, *self.response_headers], [body])
+            await self.store_response([content_type, *headers, *self.response_headers], [body])
         self.has_started = True
         length = (b"content-length", str(len(body)).encode())
-        all_headers = [envelope.JSON_HEADER, length, *headers, *self.response_headers]
-        await self._send_whole(status, all_headers, body)
+        all_headers = [content_type, length, *headers, *self.response_headers]
+        await self._write_whole(status, all_headers, body)
 
-    async def _send_whole(self, status: int, headers: Headers, body: bytes) -> None:
+    async def _write_whole(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole response; wait while the client does not read earlier data."""
         if not self._request_cycle.write_response(status, headers, body):
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
             await self._send({"type": "http.response.body", "body": body})
         self._is_over = True
 
-    async def send_parts(self, parts: AsyncIterator[bytes], client_stall_timeout_s: float) -> None:
-        """Send a JSON response in parts.
-
-        The connection is aborted if `parts` fails, so that the client does not take the beginning for the whole, and
-        if the client reads nothing for `client_stall_timeout_s` seconds.
-        """
+    async def send_parts(self, parts: AsyncIterator[bytes]) -> None:
+        """Send a JSON response in parts. The connection is aborted if `parts` fails, so that the client does not take
+        the beginning for the whole."""
         self.has_started = True
         headers = [envelope.JSON_HEADER, *self.response_headers]
-        self._watch_for_stall(client_stall_timeout_s)
-        await self._send_in_time({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
             async for part in parts:
-                await self._send_in_time({"type": "http.response.body", "body": part, "more_body": True})
+                await self._send({"type": "http.response.body", "body": part, "more_body": True})
         except BaseException:
             self._connection.abort()
             raise
-        await self._send_in_time({"type": "http.response.body", "body": b""})
+        await self._send({"type": "http.response.body", "body": b""})
         self._is_over = True
 
     async def send_stored(self, headers: Headers, body: bytes) -> None:
         """Send a stored response."""
         self.has_started = True
         length = (b"content-length", str(len(body)).encode())
-        await self._send_whole(200, [*headers, length, (b"idempotent-replayed", b"true")], body)
+        await self._write_whole(200, [*headers, length, (b"idempotent-replayed", b"true")], body)
 
     async def send_empty(self, status: int, headers: Headers) -> None:
         """Send a response without a body."""
@@ -188,37 +208,28 @@ class Exchange:
         self._is_over = True
 
     async def send_error(self, refusal: Refusal) -> None:
-        """Send an error response. The connection is closed if the error requires it, or if a large part of the body has
-        not been read."""
+        """Send an error response. The connection is closed if the error requires it."""
         headers = refusal.headers()
-        if refusal.row.closes or (not self._has_whole_body and self._may_have_large_body()):
+        if refusal.row.closes:
             headers.append(_CLOSE)
         with contextlib.suppress(ClientLeft):
-            await self.send_json(
+            await self.send_whole(
                 refusal.row.status,
                 envelope.error(refusal, self.api_format, self.request_id, is_binding=self.is_binding),
                 headers,
             )
 
-    def _may_have_large_body(self) -> bool:
-        if self.header(b"transfer-encoding") is not None:
-            return True
-        length = self.header(b"content-length")
-        return length is not None and not (length.isdigit() and int(length) <= _MAX_DISCARDED_BYTES)
-
-    async def start_stream(self, client_stall_timeout_s: float) -> None:
-        """Start an event stream. The connection is aborted if the client reads nothing for `client_stall_timeout_s`
-        seconds; this has the same effects as a disconnect."""
+    async def start_stream(self, media_type: str = "text/event-stream") -> None:
+        """Start a stream, by default one of events."""
         self.has_started = True
         headers = [
-            (b"content-type", b"text/event-stream"),
+            (b"content-type", media_type.encode()),
             (b"cache-control", b"no-cache"),
             (b"x-accel-buffering", b"no"),
             *self.response_headers,
         ]
         self._stream_headers = headers
-        self._watch_for_stall(client_stall_timeout_s)
-        await self._send_in_time({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, data: bytes) -> None:
         """Send a chunk of the stream; wait while the client does not read."""
@@ -226,14 +237,14 @@ class Exchange:
             self._stream_parts.append(data)
         if self._request_cycle.write_chunk(data):
             return
-        await self._send_in_time({"type": "http.response.body", "body": data, "more_body": True})
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def end_stream(self, data: bytes = b"", *, is_whole: bool = False) -> None:
         """Send the last chunk. `is_whole` says that the stream is complete and may be stored."""
         if self.store_response is not None:
             store_response, self.store_response = self.store_response, None
             await store_response(self._stream_headers, [*self._stream_parts, data] if is_whole else None)
-        await self._send_in_time({"type": "http.response.body", "body": data})
+        await self._send({"type": "http.response.body", "body": data})
         self._is_over = True
 
     async def abort_response(self, refusal: Refusal) -> None:
@@ -248,20 +259,3 @@ class Exchange:
             self._connection.abort()
         else:
             await self.end_stream(self.error_frame(refusal))
-
-    def close(self) -> None:
-        """Stop watching for a stalled client."""
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-
-    async def _send_in_time(self, message: Message) -> None:
-        self._writing_since_s = self._loop.time()
-        await self._send(message)
-        self._writing_since_s = 0.0
-
-    def _watch_for_stall(self, timeout_s: float) -> None:
-        """Check four times per timeout, because a timer for each write would cost more."""
-        if self._writing_since_s and self._loop.time() - self._writing_since_s >= timeout_s:
-            self._connection.abort()
-            return
-        self._stall_timer = self._loop.call_later(timeout_s / 4, self._watch_for_stall, timeout_s)

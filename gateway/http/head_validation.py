@@ -15,6 +15,8 @@ from gateway.http.exchange import Scope
 MAX_TARGET_BYTES = 8 * 1024
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")  # of all routes together
+ALLOWED_METHODS = ", ".join(METHODS)
 
 _SINGLE = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade"})
 _HOST = re.compile(rb"([A-Za-z0-9_][A-Za-z0-9_.-]{0,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?")

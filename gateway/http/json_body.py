@@ -24,6 +24,7 @@ _BOM = b"\xef\xbb\xbf"
 _LONG_NUMBER = re.compile(rb"[-+.0-9eE]{%d}" % (MAX_NUMBER_CHARS + 1))
 _LONG_FIELD = re.compile(rb'"([A-Za-z_][A-Za-z0-9_]{0,63})"\s*:\s*[-+.0-9eE]{%d}' % (MAX_NUMBER_CHARS + 1))
 _NOT_BRACKETS = re.compile(rb"[^\[\]{}]+")
+_AS_SQUARE = bytes.maketrans(b"{}", b"[]")
 _CONTAINERS = (dict, list)  # a constant tuple, because a union type would be created for every value
 _decode = msgspec.json.Decoder().decode
 
@@ -42,7 +43,7 @@ def parse(body: bytes) -> dict[str, Any]:
     num_arrays = skeleton.count(b"[")
     if skeleton.count(b",") + num_objects + num_arrays > MAX_ELEMENTS:
         raise _too_many()
-    if num_objects + num_arrays > MAX_DEPTH and _depth(skeleton) > MAX_DEPTH:
+    if num_objects + num_arrays > MAX_DEPTH and _is_too_deep(skeleton):
         raise _invalid(f"nested deeper than {MAX_DEPTH}")
     if _LONG_NUMBER.search(skeleton):
         field = _LONG_FIELD.search(body)
@@ -97,13 +98,12 @@ def _check_large(members: dict[str, Any], *, is_bias: bool) -> None:
         raise Refusal(Reason.INPUT_INVALID, f"'/logit_bias' must have <= {MAX_BIASES} properties")
 
 
-def _depth(skeleton: bytes) -> int:
-    """Return the depth of nesting, counting arrays and objects alike."""
-    deepest = depth = 0
-    for bracket in _NOT_BRACKETS.sub(b"", skeleton):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest
+def _is_too_deep(skeleton: bytes) -> bool:
+    """Return True if arrays and objects are nested deeper than MAX_DEPTH."""
+    brackets = _NOT_BRACKETS.sub(b"", skeleton).translate(_AS_SQUARE)
+    for _ in range(MAX_DEPTH):  # each round removes the innermost level
+        brackets = brackets.replace(b"[]", b"")
+    return b"[]" in brackets
 
 
 def _too_many() -> Refusal:

@@ -7,6 +7,7 @@ body.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import logging
 import re
@@ -42,20 +43,20 @@ async def read_form(
     content_type: str,
     *,
     max_bytes: int,
-    stall_timeout_s: float | None = None,
+    timeout_s: float | None = None,
+    min_bytes_per_s: int = 1 << 16,
     repeatable: Collection[str] = (),
     max_parts: int = MAX_PARTS,
 ) -> AsyncIterator[FormData]:
     """Read a form from the chunks of a body, for `async with`, which closes its files at the end.
 
-
     `repeatable` are the file fields that may occur more than once; if there are any, no other field may have a file.
-    Raises Refusal if the form is invalid, larger than `max_bytes`, or if no data arrives for `stall_timeout_s` seconds.
-    Raises what `chunks` raises.
+    The whole form must arrive within `timeout_s` seconds, plus one second for each `min_bytes_per_s` that have arrived.
+    Raises Refusal if the form is invalid, larger than `max_bytes`, or too slow. Raises what `chunks` raises.
     """
     if not content_type.lower().startswith("multipart/form-data"):
         raise _invalid("the body must be multipart/form-data")
-    stream = _limited(chunks, max_bytes, stall_timeout_s)
+    stream = _limited(chunks, max_bytes, timeout_s, min_bytes_per_s)
     found = _BOUNDARY.search(content_type)
     boundary, start = (found[0], b"") if found else await _boundary_in_body(stream)
     headers = Headers({"content-type": f"multipart/form-data; {boundary}"})
@@ -81,7 +82,7 @@ def _check_fields(form: FormData, repeatable: Collection[str]) -> None:
         if isinstance(value, UploadFile) and repeatable:
             if name not in repeatable:
                 raise _invalid("the form has a file in a field that takes no file")
-        elif name in names:
+        elif name in names and not name.endswith("[]"):  # the name of a list's items
             raise _invalid("two parts of the form have the same name")
         names.add(name)
 
@@ -98,13 +99,14 @@ async def body_chunks(receive: Receive) -> AsyncIterator[bytes]:
 
 
 async def _limited(
-    chunks: AsyncIterator[bytes], max_bytes: int, stall_timeout_s: float | None
+    chunks: AsyncIterator[bytes], max_bytes: int, timeout_s: float | None, min_bytes_per_s: int
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the chunks, each in time and together not larger than `max_bytes`. Raises Refusal."""
+    """Yield the chunks, in time and together not larger than `max_bytes`. Raises Refusal."""
     num_bytes = 0
+    latest_s = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
     while True:
         try:
-            async with asyncio.timeout(stall_timeout_s):
+            async with asyncio.timeout_at(None if latest_s is None else latest_s + num_bytes / min_bytes_per_s):
                 chunk = await anext(chunks, None)
         except TimeoutError:
             raise Refusal(Reason.BODY_SLOW) from None
@@ -138,3 +140,16 @@ async def _joined(start: bytes, stream: AsyncIterator[bytes]) -> AsyncGenerator[
 
 def _invalid(detail: str) -> Refusal:
     return Refusal(Reason.BODY_INVALID, detail)
+
+
+async def form_fields(raw: bytes, content_type: str) -> dict[str, str]:
+    """Return the texts of a form that is a whole body, and its files in base64. Raises Refusal."""
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield raw
+
+    async with read_form(chunks(), content_type, max_bytes=len(raw)) as form:
+        return {
+            name: value if isinstance(value, str) else base64.b64encode(await value.read()).decode("ascii")
+            for name, value in form.items()
+        }

@@ -10,18 +10,25 @@ client. If no chunk follows at once, the head is sent at the end of the same eve
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from gateway.http.exchange import Headers, Message, Scope
+from gateway.http.write_deadline import Flow
 
 _CONTROL = bytes(sorted({*range(32), 127} - set(b"\t\r\n")))
 _BODILESS = (204, 304)
+_LARGE_BYTES = 64 * 1024  # a body that is written apart from the head, because joining would copy it for each client
+_MAX_DISCARDED_BYTES = 64 * 1024  # an unread body up to this size is discarded, and the connection stays open
 
 
 class RequestCycle(RequestResponseCycle):
     """One request and its response. Header names must be lower case. Calls `on_response` once, when the response is
     complete."""
+
+    flow: Flow
+    close_connection: Callable[[], None] | None = None  # closes after the response; by default the transport's `close`
 
     _unsent = b""  # the response head, until it is written with the first chunk of the body
     _ends_with_connection = False  # HTTP/1.0 has no chunked encoding: a body without a length ends at the close
@@ -63,7 +70,7 @@ class RequestCycle(RequestResponseCycle):
         now; nothing is written then."""
         if self.flow.write_paused or self.disconnected or self.response_complete or not self.chunked_encoding:
             return False
-        self.transport.write(b"%b%x\r\n%b\r\n" % (self._unsent, len(data), data))
+        self._write(b"%b%x\r\n%b\r\n" % (self._unsent, len(data), data))
         self._unsent = b""
         return True
 
@@ -71,6 +78,8 @@ class RequestCycle(RequestResponseCycle):
         self.response_started = True
         self.waiting_for_100_continue = False
         scope: Scope = self.scope  # type: ignore[assignment]
+        if self.more_body and self.keep_alive and _may_have_large_body(scope["headers"]):
+            self.keep_alive = False
         scope["hearth.status"] = status
         shared = scope.get("hearth.response_headers", ())
         lines = [b"%b: %b\r\n" % header for header in (*self.default_headers, *headers, *shared)]
@@ -95,20 +104,27 @@ class RequestCycle(RequestResponseCycle):
 
     def _flush(self) -> None:
         if self._unsent and not self.transport.is_closing():
-            self.transport.write(self._unsent)
+            self._write(self._unsent)
         self._unsent = b""
 
     def _write_body(self, body: bytes, is_last: bool) -> None:
-        data = self._unsent + self._encode_body(body, is_last)
+        data, head = self._encode_body(body, is_last), self._unsent
         self._unsent = b""
-        if data:
-            self.transport.write(data)
+        if head and len(data) > _LARGE_BYTES:
+            self._write(head)
+            self._write(data)
+        elif head or data:
+            self._write(head + data)
         if is_last:
             self.response_complete = True
             self.message_event.set()
             if not self.keep_alive:
-                self.transport.close()
+                (self.close_connection or self.transport.close)()
             self.on_response()
+
+    def _write(self, data: bytes) -> None:
+        self.flow.num_written += len(data)
+        self.transport.write(data)
 
     def _encode_body(self, body: bytes, is_last: bool) -> bytes:
         """Return a part of the body as it is sent: nothing to HEAD, chunked or bare."""
@@ -122,3 +138,13 @@ class RequestCycle(RequestResponseCycle):
             if self.expected_content_length < 0 or (is_last and self.expected_content_length):
                 raise RuntimeError("the response body does not match its content-length")
         return body
+
+
+def _may_have_large_body(headers: Headers) -> bool:
+    """Return True if the request's body may be larger than what is worth discarding."""
+    for name, value in headers:
+        if name == b"transfer-encoding":
+            return True
+        if name == b"content-length":
+            return not (value.isdigit() and int(value) <= _MAX_DISCARDED_BYTES)
+    return False

@@ -5,7 +5,6 @@ While the database is unavailable, cached results remain valid.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 
 from catalog import finetunes
@@ -21,10 +20,12 @@ from storage.errors import StoreUnavailable
 from storage.objects import Objects
 from telemetry.bounded_cache import BoundedCache
 from telemetry.clock import Clock
+from telemetry.fair_share import AccountShares, FairQueue
 
 CACHE_S = 1.0
 _MAX_CACHED = 4096
-_MAX_UPLOADS = 8  # concurrent
+_MAX_UPLOADS = 12  # concurrent
+_MAX_CHECKS = 3  # uploaded files that are checked and stored at the same time
 _MAX_BASES = 32  # cached base models, with some thousand tensor names each
 
 
@@ -40,7 +41,8 @@ class Finetunes:
     def __init__(self, database: Database, registry: Registry, objects_url: str, limits: Limits, clock: Clock) -> None:
         self.database = database
         self.limits = limits
-        self.uploads = asyncio.Semaphore(_MAX_UPLOADS)
+        self.uploads = AccountShares(_MAX_UPLOADS)
+        self.checks = FairQueue(_MAX_CHECKS)
         self._registry = registry
         self._objects_url = objects_url
         self._objects: Objects | None = None
@@ -104,7 +106,9 @@ class Finetunes:
             return found.finetune
         num_changes = self._num_changes
         try:
-            finetune = await finetunes.find_usable(self.database, account_id, reference)
+            finetune = await finetunes.find_usable(
+                self.database, account_id, reference, needs_approval=self.limits.needs_approval
+            )
         except StoreUnavailable:
             if found is None:
                 raise

@@ -15,9 +15,11 @@ from documents.options import parse_options
 from gateway import envelope, quotas
 from gateway.errors import ClientLeft, Reason, Refusal
 from gateway.http import json_body, multipart, struct_fields
+from gateway.inference.image_reader import ImageReader
 from gateway.inference.markdown_conversion import MAX_NAME, Conversion, Document, supported_types
-from gateway.management.endpoint import ManagementRequest, invalid_ai_input
+from gateway.management.endpoint import ManagementRequest, invalid_ai_input, waits_itself
 from gateway.openapi.operation import describe
+from gateway.parsing_turns import parse_in_turn
 from gateway.services import Services
 from tenants.credentials.principal import Principal
 from tenants.usage.usage_entries import UsageEntry
@@ -35,6 +37,7 @@ class ConvertForm(Struct, frozen=True):
     conversionOptions: Annotated[str, Meta(extra_json_schema={"contentMediaType": "application/json"})] = ""  # noqa: N815 - the name in the API
 
 
+@waits_itself
 @describe(body=ConvertForm, body_media_type="multipart/form-data")
 async def convert(services: Services, request: ManagementRequest) -> Response:
     """Convert files to Markdown or plain text. The form has `files` and optionally `conversionOptions`; the response
@@ -49,7 +52,8 @@ async def convert(services: Services, request: ManagementRequest) -> Response:
             multipart.body_chunks(request.receive),
             request.headers.get("content-type", ""),
             max_bytes=limit + _FORM_OVERHEAD_BYTES,
-            stall_timeout_s=services.settings.body_timeout_s,
+            timeout_s=services.settings.body_timeout_s,
+            min_bytes_per_s=services.settings.body_min_bytes_per_s,
             repeatable=_FILE_FIELDS,
             max_parts=MAX_FILES + 2,
         ) as form:
@@ -65,6 +69,7 @@ class TransformBody(Struct, frozen=True):
     options: dict[str, Any] | None = None
 
 
+@waits_itself
 @describe(body=TransformBody)
 async def transform(services: Services, request: ManagementRequest) -> Response:
     """Convert files in JSON, as a Worker's binding sends them: `files` with name, media type and base64 content, and
@@ -75,7 +80,7 @@ async def transform(services: Services, request: ManagementRequest) -> Response:
         max_bytes = services.documents.max_bytes * 4 // 3 + _FORM_OVERHEAD_BYTES
         exchange.check_content_length(max_bytes)
         body = await exchange.read_body(max_bytes, services.settings.body_timeout_s)
-        return read_json(json_body.parse(body))
+        return await parse_in_turn(services, request.principal.party, lambda: read_json(json_body.parse(body)))
 
     return await _convert(services, request, read)
 
@@ -124,10 +129,12 @@ async def _convert(
     principal = services.locations.restrict(request.principal, exchange)
     if not services.ledger.has_room:
         raise Refusal(Reason.DEPENDENCY_DOWN)
-    with services.admission.enter(principal.account_id) as slot, services.documents.room():
+    with services.admission.enter(principal.account_id) as slot, services.documents.room(principal.account_id):
         async with quotas.reserve_for_task(services, exchange, principal, TASK):
             conversion = await read()
-            job = asyncio.create_task(services.documents.convert(conversion))
+            reader = await ImageReader.find(services, principal, slot, exchange.request_id)
+            read_image = None if reader is None else reader.read
+            job = asyncio.create_task(services.documents.convert(principal.account_id, conversion, read_image))
 
             def stop() -> None:
                 job.cancel()

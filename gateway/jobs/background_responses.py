@@ -47,7 +47,7 @@ async def start(context: RequestContext, exchange: Exchange, body: Request, requ
         await stream(services, exchange, context.slot, response_id, context.account_id)
         return
     is_enveloped = context.endpoint.api_format is ApiFormat.NATIVE
-    await exchange.send_json(200, envelope.wrap(record.response) if is_enveloped else record.response, [])
+    await exchange.send_whole(200, envelope.wrap(record.response) if is_enveloped else record.response, [])
 
 
 async def _queue(context: RequestContext, response_id: str, body: Request, record: StoredRecord) -> None:
@@ -134,7 +134,7 @@ async def stream(
     exchange.on_disconnect(is_ended.set)
     slot.stop = is_ended.set
     try:
-        await exchange.start_stream(services.settings.client_stall_timeout_s)
+        await exchange.start_stream()
         async for frames in follow(read, after=after, until_s=until_s, is_ended=is_ended):
             await exchange.write(frames)
         if is_ended.is_set():

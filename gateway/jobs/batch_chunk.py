@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from gateway.authentication import RUN_MODELS_SCOPE
+from gateway.authentication import RUN_MODELS_SCOPE, require_model
 from gateway.call import Endpoint
 from gateway.errors import Reason, Refusal
 from gateway.jobs import batch_results
@@ -24,6 +24,7 @@ from gateway.model_names import find_model
 from gateway.request_context import RequestContext
 from gateway.services import Services
 from telemetry import metrics
+from telemetry.fair_share import FairQueue, current_account
 from tenants import accounts
 from tenants.credentials.principal import AccountTerms, Principal
 from tenants.jobs.batches import ChunkKey, Completion, Kind, LeasedChunk
@@ -68,7 +69,7 @@ class Chunk:
         return self.leased.key
 
     def cancel(self) -> None:
-        """End the running calls: the client cancelled the response."""
+        """End the running calls: the account cancelled the batch."""
         self.is_cancelled = True
         for calls in list(self.running.values()):
             calls.abandon()
@@ -85,8 +86,8 @@ class _EntryBuffer:
 
 
 class ChunkRunner:
-    """Runs the requests of chunks, at most `batches.max_calls` at the same time; `on_result` receives each result.
-    While `is_stopping` returns True, no request starts."""
+    """Runs the requests of chunks, at most `batches.max_calls` at the same time, accounts in turn; `on_result` receives
+    each result. While `is_stopping` returns True, no request starts."""
 
     def __init__(
         self,
@@ -101,7 +102,8 @@ class ChunkRunner:
         self._run_item = run_item
         self._is_stopping = is_stopping
         self._on_result = on_result
-        self._room = asyncio.Semaphore(services.settings.batches.max_calls)
+        self._max_calls = services.settings.batches.max_calls
+        self._room = FairQueue(self._max_calls, max_per_account=max(1, self._max_calls - 1))
 
     async def open(self, leased: LeasedChunk) -> Chunk:
         """Return the chunk with its requests, or with a refusal if they must not run. Raises StoreUnavailable."""
@@ -145,9 +147,10 @@ class ChunkRunner:
     async def _run(self, chunk: Chunk, number: int) -> None:
         """Run one request of a chunk to its result, or mark the chunk to go back to the queue."""
         request = chunk.requests[number - chunk.key[1]]
+        current_account.set(chunk.leased.account_id)
         for attempt in range(MAX_TRIES):
             buffer = _EntryBuffer()
-            async with self._room:
+            async with self._room.slot(chunk.leased.account_id):
                 if self._is_stopping() or chunk.is_returned:
                     chunk.is_returned = True
                     return
@@ -164,8 +167,10 @@ class ChunkRunner:
 
     async def _try(self, chunk: Chunk, number: int, request: Request, buffer: _EntryBuffer) -> ItemResponse | Refusal:
         """Run one request, and return its response or the reason why there is none."""
+        if chunk.is_cancelled:
+            return Refusal(Reason.ABORTED)
         if chunk.refusal is not None:
-            return Refusal(Reason.ABORTED) if chunk.is_cancelled else chunk.refusal
+            return chunk.refusal
         try:
             with metrics.BATCH_CALLS.track_inprogress():
                 return await self._call(chunk, number, request, buffer)
@@ -178,15 +183,18 @@ class ChunkRunner:
         """Run one request. Raises what the pipeline raises."""
         services, leased = self._services, chunk.leased
         batch_id = leased.key[0]
+        principal = Principal(
+            leased.account_id, leased.api_token_id, frozenset({RUN_MODELS_SCOPE}), account=chunk.terms
+        )
+        model = await find_model(services.registry, leased.requested_model)
+        require_model(principal, model.requested_name, model.card.name)
         with services.admission.enter(leased.account_id) as slot:
             context = RequestContext(
                 services=services,
                 endpoint=self._endpoints[leased.kind],
                 request_id=batch_id if leased.kind == "response" else f"{batch_id}-{number}",
-                principal=Principal(
-                    leased.account_id, leased.api_token_id, frozenset({RUN_MODELS_SCOPE}), account=chunk.terms
-                ),
-                model=await find_model(services.registry, leased.requested_model),
+                principal=principal,
+                model=model,
                 slot=slot,
                 ledger=buffer,
                 started_s=services.clock.monotonic_s(),
@@ -219,7 +227,8 @@ class ChunkRunner:
             outcome = "finished"
         metrics.BATCH_RESPONSES.labels(chunk.leased.requested_model, outcome).inc()
         sealed = self._services.batches.sealer.seal(chunk.leased.account_id, content)
-        self._on_result(chunk, Completion(number, sealed, prompt_tokens, completion_tokens, tuple(buffer.entries)))
+        entries, is_failed = tuple(buffer.entries), isinstance(result, Refusal)
+        self._on_result(chunk, Completion(number, sealed, prompt_tokens, completion_tokens, entries, is_failed))
 
 
 def _is_transient(refusal: Refusal) -> bool:

@@ -46,7 +46,6 @@ class Batches:
     sealer: Sealer
     clock: Clock
     max_waiting: int
-    client_stall_timeout_s: float
 
     async def submit(
         self, batch: QueuedBatch, batch_id: str, principal: Principal, resolved: Resolved, kind: Kind = "run"
@@ -95,13 +94,13 @@ class Batches:
             raise Refusal(Reason.BATCH_UNKNOWN)
         if not state.is_finished:
             status = "running" if state.is_started else "queued"
-            await exchange.send_json(200, envelope.success({"status": status, "request_id": poll.batch_id}), [])
+            await exchange.send_whole(200, envelope.success({"status": status, "request_id": poll.batch_id}), [])
         elif state.num_requests <= PAGE_RESULTS:
             parts = [part async for part in self._parts(poll.batch_id, account_id, state)]
-            await exchange.send_json(200, b"".join(parts), [])
+            await exchange.send_whole(200, b"".join(parts), [])
         else:
             parts_of = self._parts(poll.batch_id, account_id, state, is_bare=exchange.is_binding)
-            await exchange.send_parts(parts_of, self.client_stall_timeout_s)
+            await exchange.send_parts(parts_of)
 
     async def _parts(
         self, batch_id: str, account_id: str, state: BatchState, *, is_bare: bool = False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from datetime import timedelta
 
@@ -62,6 +63,7 @@ class BatchWorker:
         self._runner = ChunkRunner(services, endpoints, run_item, lambda: self._is_stopping, self._on_result)
         self._owner = uuid7()
         self._max_calls = services.settings.batches.max_calls
+        self._max_per_account = max(1, 3 * self._max_calls // 2)  # leased requests
         self._chunks: dict[ChunkKey, Chunk] = {}
         self._outbox: dict[ChunkKey, list[Completion]] = {}
         self._has_results = asyncio.Event()
@@ -91,7 +93,7 @@ class BatchWorker:
         while True:
             self._has_work.clear()
             try:
-                while not self._is_stopping and self._num_unwritten < 2 * self._max_calls and await self._lease():
+                while not self._is_stopping and self._has_room and await self._lease():
                     pass
             except StoreUnavailable:
                 log.warning("batch queue was not read: the database is unavailable")
@@ -102,7 +104,8 @@ class BatchWorker:
         services, now = self._services, self._services.clock.now()
         if not await batches.has_work(services.database, now):
             return False
-        leased = await batches.take(services.database, self._owner, now, services.settings.batches.lease_s)
+        crowded = self._accounts_with_enough()
+        leased = await batches.take(services.database, self._owner, now, services.settings.batches.lease_s, crowded)
         if leased is None:
             return False
         if leased.key in self._chunks:  # this process was suspended for longer than its lease
@@ -111,6 +114,22 @@ class BatchWorker:
         self._chunks[leased.key] = chunk
         self._runner.start(chunk, self._on_request_end)
         return True
+
+    def _accounts_with_enough(self) -> set[str]:
+        """Return the accounts whose leased requests fill their share; the remaining room is for other accounts."""
+        return {account_id for account_id, number in self._num_leased().items() if number >= self._max_per_account}
+
+    def _num_leased(self) -> Counter[str]:
+        """Return the number of leased requests without a stored result, by account."""
+        found: Counter[str] = Counter()
+        for chunk in self._chunks.values():
+            found[chunk.leased.account_id] += len(chunk.unwritten)
+        return found
+
+    @property
+    def _has_room(self) -> bool:
+        """True if another chunk may be leased; an account whose chunks are large counts only with its share."""
+        return sum(min(number, self._max_per_account) for number in self._num_leased().values()) < 2 * self._max_calls
 
     def _on_result(self, chunk: Chunk, result: Completion) -> None:
         """Queue a result to be stored."""
@@ -204,16 +223,18 @@ class BatchWorker:
                     await batches.renew(services.database, self._owner, self._chunks, services.clock.now(), lease_s)
 
     async def _cancel_all(self) -> None:
-        """End the calls of cancelled background responses, until cancelled."""
+        """End the calls of cancelled batches and background responses, until cancelled."""
         while True:
             await asyncio.sleep(CANCEL_INTERVAL_S)
-            running = {key[0]: chunk for key, chunk in self._chunks.items() if chunk.leased.kind == "response"}
-            waiting = [batch_id for batch_id, chunk in running.items() if not chunk.is_cancelled]
-            if not waiting:
+            running = [chunk for chunk in self._chunks.values() if not chunk.is_cancelled]
+            if not running:
                 continue
             with contextlib.suppress(StoreUnavailable):
-                for batch_id in await batches.cancelled_among(self._services.database, waiting):
-                    running[batch_id].cancel()
+                batch_ids = {chunk.key[0] for chunk in running}
+                cancelled = await batches.cancelled_among(self._services.database, batch_ids)
+                for chunk in running:
+                    if chunk.key[0] in cancelled:
+                        chunk.cancel()
 
     async def _listen(self) -> None:
         """Wait for wake-ups through Redis, until cancelled."""

@@ -92,7 +92,7 @@ async def run(batch: SynchronousBatch, run_one: RunOne, exchange: Exchange, grou
         raise ClientLeft
     prompt_tokens = sum(usage.prompt_tokens for usage in usages)
     completion_tokens = sum(usage.completion_tokens for usage in usages)
-    await exchange.send_json(200, batch_results.whole(items, prompt_tokens, completion_tokens), [])
+    await exchange.send_whole(200, batch_results.whole(items, prompt_tokens, completion_tokens), [])
 
 
 def item_refusal(error: Exception, request_id: str) -> Refusal:

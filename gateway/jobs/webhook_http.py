@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
 TIMEOUT_S = 10.0
-MAX_LOOKUPS = 4  # threads; an unresponsive name server blocks one for long
+MAX_LOOKUPS = 24  # threads; an unresponsive name server blocks one for up to three attempts' time
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

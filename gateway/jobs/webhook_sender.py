@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 RETRY_DELAYS_S = (1.0, 10.0, 60.0, 300.0, 1800.0)  # the webhook is dropped after the last
 POLL_INTERVAL_S = 5.0
 MAX_CONCURRENT = 8
+MAX_PER_ACCOUNT = 5  # so that slow receivers of one account do not delay the webhooks of others
 _LEASE_S = 6 * TIMEOUT_S
 
 _decode_target = msgspec.json.Decoder(Webhook).decode
@@ -41,7 +43,7 @@ class WebhookSender:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._has_work = asyncio.Event()
-        self._sending: set[asyncio.Task[None]] = set()
+        self._sending: dict[asyncio.Task[None], str] = {}  # account ids
 
     def wake(self) -> None:
         """Look for due webhooks now: a batch may have finished."""
@@ -60,18 +62,30 @@ class WebhookSender:
 
     async def _send_some(self, group: asyncio.TaskGroup) -> None:
         """Start to send due webhooks, as many as there is room for. Raises StoreUnavailable."""
-        services, room = self._services, MAX_CONCURRENT - len(self._sending)
-        if not room or services.admission.is_draining:
-            return
-        for due in await webhooks.take(services.database, services.clock.now(), limit=room, lease_s=_LEASE_S):
-            task = group.create_task(self._send(due))
-            self._sending.add(task)
+        services = self._services
+        while len(self._sending) < MAX_CONCURRENT and not services.admission.is_draining:
+            found = await webhooks.take(
+                services.database,
+                services.clock.now(),
+                limit=1,
+                lease_s=_LEASE_S,
+                excluded=self._accounts_with_enough(),
+            )
+            if not found:
+                return
+            task = group.create_task(self._send(found[0]))
+            self._sending[task] = found[0].account_id
             task.add_done_callback(self._end)
 
+    def _accounts_with_enough(self) -> set[str]:
+        return {
+            account_id for account_id, number in Counter(self._sending.values()).items() if number >= MAX_PER_ACCOUNT
+        }
+
     def _end(self, task: asyncio.Task[None]) -> None:
-        if len(self._sending) == MAX_CONCURRENT:
+        if len(self._sending) == MAX_CONCURRENT or self._sending[task] in self._accounts_with_enough():
             self.wake()  # others may be waiting for room
-        self._sending.discard(task)
+        del self._sending[task]
 
     async def _send(self, due: Due) -> None:
         """Try to deliver one webhook, and store the outcome."""
@@ -87,14 +101,13 @@ class WebhookSender:
         metrics.WEBHOOKS.labels(outcome).inc()
         if outcome != "delivered":
             log.info("webhook was not delivered", extra={"batch": due.batch_id, "why": outcome, "is_over": is_over})
+        now, next_at = services.clock.now(), None
+        if not is_over:
+            delay_s = RETRY_DELAYS_S[due.num_tries - 1]
+            next_at = now + timedelta(seconds=delay_s)
+            asyncio.get_running_loop().call_later(delay_s, self.wake)
         with contextlib.suppress(StoreUnavailable):
-            if is_over:
-                await webhooks.remove(services.database, due.batch_id)
-            else:
-                delay_s = RETRY_DELAYS_S[due.num_tries - 1]
-                next_at = services.clock.now() + timedelta(seconds=delay_s)
-                await webhooks.postpone(services.database, due.batch_id, next_at)
-                asyncio.get_running_loop().call_later(delay_s, self.wake)
+            await webhooks.finish_attempt(services.database, due.batch_id, outcome, now, next_at)
 
     async def _try(self, due: Due) -> str:
         """Return `delivered`, or why the webhook was not. Raises StoreUnavailable; ValueError for unreadable rows."""

@@ -7,6 +7,7 @@ that created it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -15,6 +16,12 @@ from starlette.responses import Response
 
 from gateway.errors import Reason, Refusal
 from gateway.management.api_token_bodies import TokenBody, parse_spec, render_groups, render_token
+from gateway.management.api_token_results import (
+    ApiTokenResult,
+    CreatedApiToken,
+    DeletedApiToken,
+    PermissionGroupListed,
+)
 from gateway.management.endpoint import (
     ManagementRequest,
     PageQuery,
@@ -25,10 +32,15 @@ from gateway.management.endpoint import (
     takes_body,
     takes_query,
 )
+from gateway.openapi.operation import describe
 from gateway.services import Services
 from tenants import users
-from tenants.credentials import user_tokens
+from tenants.credentials import api_tokens, user_tokens
+from tenants.credentials.api_tokens import ApiToken
+from tenants.credentials.policies import Policy, scopes_anywhere, scopes_on
+from tenants.credentials.token_restrictions import Restrictions, find_excess, find_wider_limit
 from tenants.credentials.user_tokens import TokenOwner, TokenSpec, TooManyTokens
+from tenants.quota.limits import parse_overrides
 
 _TOKEN_ID = re.compile(r"[0-9a-f]{32}")
 
@@ -46,6 +58,7 @@ class GroupsQuery(Struct, frozen=True):
     scope: str = ""
 
 
+@describe(result=list[ApiTokenResult], is_paged=True)
 @takes_query(TokensQuery)
 async def list_(services: Services, request: ManagementRequest, query: TokensQuery) -> Response:
     """List tokens, oldest first. Expired tokens are listed only with `include_expired`."""
@@ -61,11 +74,13 @@ async def list_(services: Services, request: ManagementRequest, query: TokensQue
     return query.respond([render_token(token) for token in found.tokens], found.total_count)
 
 
+@describe(result=CreatedApiToken)
 @takes_body(TokenBody)
 async def create(services: Services, request: ManagementRequest, body: TokenBody) -> Response:
     """Create a token. The response has its secret as `value`."""
     holder = _holder(request)
     spec, account_id = await _read_spec(services, holder, body)
+    await _check_grant(services, request, spec)
     owner = TokenOwner(holder.kind, account_id, holder.user_id)
     pepper, context = services.settings.token_pepper, request.change_context
     try:
@@ -76,23 +91,33 @@ async def create(services: Services, request: ManagementRequest, body: TokenBody
     return respond({**render_token(created.token), "value": created.secret})
 
 
+@describe(result=ApiTokenResult)
 async def get(services: Services, request: ManagementRequest) -> Response:
-    """Get a token, without its secret."""
+    """Get a token, without its secret. The ETag is its version: send it as `if-match` with a change."""
     found = await user_tokens.find(services.database, _holder(request), _token_id(request), clock=services.clock)
-    return respond(render_token(existing(found)))
+    token = existing(found)
+    return respond(render_token(token), version=token.version)
 
 
+@describe(result=ApiTokenResult)
 @takes_body(TokenBody)
 async def update(services: Services, request: ManagementRequest, body: TokenBody) -> Response:
-    """Replace everything of a token except its secret."""
+    """Replace everything of a token except its secret. With `if-match`, the change is refused if the token has
+    changed since it was read."""
     holder = _holder(request)
     spec, _ = await _read_spec(services, holder, body)
     token_id, context = _token_id(request), request.change_context
+    caller = await _check_grant(services, request, spec)
+    if caller is not None and caller.api_token_id == token_id and not _has_at_most(spec.policies, caller):
+        raise Refusal(Reason.TOKEN_EXCEEDED, "policies must not have more permissions than the token itself")
     with change_errors():
-        changed = await user_tokens.replace(services.database, holder, token_id, spec, context=context)
-    return respond(render_token(changed))
+        changed = await user_tokens.replace(
+            services.database, holder, token_id, spec, expected=request.expected_versions, context=context
+        )
+    return respond(render_token(changed), version=changed.version)
 
 
+@describe(result=DeletedApiToken)
 async def delete(services: Services, request: ManagementRequest) -> Response:
     """Revoke and delete a token."""
     token_id = _token_id(request)
@@ -101,9 +126,12 @@ async def delete(services: Services, request: ManagementRequest) -> Response:
     return respond({"id": token_id})
 
 
+@describe(result=str)
 async def roll(services: Services, request: ManagementRequest) -> Response:
     """Replace the secret of a token. The result is the new secret."""
     holder, token_id, context = _holder(request), _token_id(request), request.change_context
+    found = await user_tokens.find(services.database, holder, token_id, clock=services.clock)
+    await _check_within_caller(services, request, existing(found).restrictions)
     with change_errors():
         secret = await user_tokens.roll(
             services.database, services.settings.token_pepper, holder, token_id, context=context
@@ -111,12 +139,53 @@ async def roll(services: Services, request: ManagementRequest) -> Response:
     return respond(secret)
 
 
+@describe(result=list[PermissionGroupListed])
 @takes_query(GroupsQuery)
 async def list_groups(_services: Services, request: ManagementRequest, query: GroupsQuery) -> Response:
     """List the permission groups that such a token may have."""
     is_user = _holder(request).kind == "user"
     # The official clients encode these parameters twice.
     return respond(render_groups(unquote(query.name), unquote(query.scope), has_user_groups=is_user))
+
+
+async def _check_grant(services: Services, request: ManagementRequest, spec: TokenSpec) -> ApiToken | None:
+    """Check that a token has no more than its creator: neither than the token that makes the request, which is
+    returned, nor than the limits of the accounts. Raises Refusal."""
+    if request.principal.is_operator:
+        return None
+    limits = parse_overrides(spec.limits)
+    for account_id, grant in request.principal.accounts().items():
+        if not any(policy.covers(account_id) for policy in spec.policies):
+            continue
+        excess = find_wider_limit(limits, services.limits.in_force_on(grant.account), is_each_required=False)
+        if excess:
+            raise Refusal(Reason.TOKEN_EXCEEDED, f"limits must have '{excess}' at most as high as the account")
+    return await _check_within_caller(services, request, spec.restrictions)
+
+
+async def _check_within_caller(
+    services: Services, request: ManagementRequest, granted: Restrictions
+) -> ApiToken | None:
+    """Check that the caller obtains or grants no more than the token that makes the request, and return that token;
+    None for global keys and sessions, which have no restrictions. Raises Refusal."""
+    principal = request.principal
+    if principal.acts_as_user or principal.is_operator:
+        return None
+    caller = await api_tokens.find_by_id(services.database, principal.api_token_id, clock=services.clock)
+    if caller is None:
+        return None
+    excess = find_excess(granted, caller.restrictions)
+    if excess:
+        raise Refusal(Reason.TOKEN_EXCEEDED, excess)
+    return caller
+
+
+def _has_at_most(policies: Sequence[Policy], caller: ApiToken) -> bool:
+    """Return True if the policies grant no scope on any account that the caller's own policies do not grant."""
+    named = {account_id for policy in (*policies, *caller.policies) for account_id in policy.account_ids()}
+    return scopes_anywhere(policies) <= scopes_anywhere(caller.policies) and all(
+        scopes_on(policies, account_id) <= scopes_on(caller.policies, account_id) for account_id in named
+    )
 
 
 def _holder(request: ManagementRequest) -> TokenOwner:

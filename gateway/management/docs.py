@@ -5,7 +5,9 @@ Both are public and contain nothing about tenants or published models.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
+from functools import cache
 from importlib import resources
 
 from starlette.requests import Request
@@ -21,24 +23,34 @@ _PAGE_HEADERS = {
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
-    "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
     "cache-control": "no-cache",
 }
 
 
 class OpenApi:
-    """Serves the OpenAPI 3.1 document of the given routes, built on the first request."""
+    """Serves the OpenAPI 3.1 document of the given routes. It is built on the first request, in a thread, because that
+    takes long enough to delay calls."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self._routes = tuple(routes)
         self._document = b""
+        self._building: asyncio.Future[bytes] | None = None
 
-    async def __call__(self, _services: Services, _request: Request) -> Response:
+    def encoded(self) -> bytes:
+        """Return the document as JSON."""
         if not self._document:
             self._document = envelope.encode(document(self._routes))
-        headers = {"x-content-type-options": "nosniff", "cache-control": "no-cache"}
-        return Response(self._document, headers=headers, media_type="application/json")
+        return self._document
+
+    async def __call__(self, _services: Services, _request: Request) -> Response:
+        headers = {"cache-control": "no-cache"}
+        return Response(self._document or await self._built(), headers=headers, media_type="application/json")
+
+    async def _built(self) -> bytes:
+        if self._building is None or self._building.done():
+            self._building = asyncio.ensure_future(asyncio.to_thread(self.encoded))
+        return await asyncio.shield(self._building)
 
 
 async def page(_services: Services, _request: Request) -> Response:
@@ -57,5 +69,9 @@ async def style(_services: Services, _request: Request) -> Response:
 
 
 def _file(name: str, media_type: str) -> Response:
-    content = resources.files("gateway.openapi").joinpath("pages", name).read_bytes()
-    return Response(content, headers=_PAGE_HEADERS, media_type=media_type)
+    return Response(_content(name), headers=_PAGE_HEADERS, media_type=media_type)
+
+
+@cache
+def _content(name: str) -> bytes:
+    return resources.files("gateway.openapi").joinpath("pages", name).read_bytes()

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 from msgspec import Meta, Struct
+from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,13 +23,18 @@ from gateway.errors import Reason, Refusal
 from gateway.http import json_body, struct_fields
 from gateway.http.exchange import Exchange, Receive, Scope
 from gateway.openapi.operation import describe
+from gateway.parsing_turns import parse_in_turn, takes_long
 from gateway.services import Services
 from storage.errors import Missing
+from telemetry.fair_share import current_account
 from tenants.change_context import ChangeContext
 from tenants.credentials.principal import Principal
+from tenants.versions import VersionChanged
 
 MAX_BODY_BYTES = 128 * 1024
+MAX_PUBLIC_BODY_BYTES = 4 * 1024  # limit for a request without a verified credential
 DEFAULT_PER_PAGE, MAX_PER_PAGE = 20, 1000
+MAX_SUBJECT = 64  # characters of an audit entry's subject, the width of the column
 
 Count = Annotated[int, Meta(ge=0, le=999_999_999)]
 
@@ -60,6 +66,28 @@ class ManagementRequest(Request):
         exchange: Exchange = self.scope["hearth.exchange"]
         return exchange
 
+    async def authorize_again(self) -> Principal:
+        """Return the caller after verifying the credential and its permissions again. Raises Refusal,
+        StoreUnavailable."""
+        principal: Principal = await self.scope["hearth.authorize"]()
+        return principal
+
+    @property
+    def expected_versions(self) -> frozenset[str] | None:
+        """The versions in `if-match`; None if the header is missing or `*`, so any version may be changed."""
+        header = self.headers.get("if-match", "*").strip()
+        if header == "*":
+            return None
+        return frozenset(each.strip().removeprefix("W/").strip('"') for each in header.split(","))
+
+    def note(self, action: str, subject_id: str, detail: str = "") -> Callable[[AsyncConnection], Awaitable[None]]:
+        """Return a function that appends an audit entry of the platform, which belongs to no account."""
+
+        async def append(connection: AsyncConnection) -> None:
+            await self.change_context.record(connection, action, "", subject_id[:MAX_SUBJECT], detail)
+
+        return append
+
     @property
     def change_context(self) -> ChangeContext:
         """The context of a change by the caller."""
@@ -67,6 +95,23 @@ class ManagementRequest(Request):
 
 
 Endpoint = Callable[[Services, ManagementRequest], Awaitable[Response]]
+
+_WAITS_ITSELF = "hearth_waits_itself"
+
+
+def waits_itself(endpoint: Endpoint) -> Endpoint:
+    """Mark an endpoint that must not hold its account's turn for its whole run: it waits for its client, or has limits
+    of its own."""
+    setattr(endpoint, _WAITS_ITSELF, True)
+    return endpoint
+
+
+async def call_in_turn(services: Services, endpoint: Endpoint, request: ManagementRequest) -> Response:
+    """Call an endpoint when it is the turn of the caller, so that many requests of one account do not delay others."""
+    if "hearth.principal" not in request.scope or getattr(endpoint, _WAITS_ITSELF, False):
+        return await endpoint(services, request)
+    async with services.management_turns.slot(request.principal.party):
+        return await endpoint(services, request)
 
 
 def takes_body(
@@ -83,6 +128,7 @@ def takes_body(
     """
 
     def decorate(handler: Callable[[Services, ManagementRequest, _Body], Awaitable[Response]]) -> Endpoint:
+        @waits_itself
         @describe(body=type_)
         @functools.wraps(handler)
         async def endpoint(services: Services, request: ManagementRequest) -> Response:
@@ -94,7 +140,10 @@ def takes_body(
                 body = struct_fields.convert(values, type_)
             except struct_fields.FieldError as error:
                 raise (invalid_ai_input(error) if is_ai else invalid(str(error))) from None
-            return await handler(services, request, body)
+            if "hearth.principal" not in request.scope:
+                return await handler(services, request, body)
+            async with services.management_turns.slot(request.principal.party):
+                return await handler(services, request, body)
 
         return endpoint
 
@@ -125,10 +174,14 @@ def takes_query(
 
 async def read_object(services: Services, request: ManagementRequest, *, is_ai: bool = False) -> dict[str, Any]:
     """Return the JSON object in the body. Raises Refusal."""
-    exchange = request.exchange
-    exchange.check_content_length(MAX_BODY_BYTES)
+    exchange, is_public = request.exchange, "hearth.principal" not in request.scope
+    max_bytes = MAX_PUBLIC_BODY_BYTES if is_public else MAX_BODY_BYTES
+    exchange.check_content_length(max_bytes)
+    body = await exchange.read_body(max_bytes, services.settings.body_timeout_s)
     try:
-        return json_body.parse(await exchange.read_body(MAX_BODY_BYTES, services.settings.body_timeout_s))
+        if not takes_long(body):
+            return json_body.parse(body)
+        return await parse_in_turn(services, current_account.get(), functools.partial(json_body.parse, body))
     except Refusal as refusal:
         # By default these reasons are reported as errors of an AI run, which a management call is not.
         if not is_ai and refusal.reason in (Reason.BODY_INVALID, Reason.INPUT_INVALID):
@@ -145,11 +198,14 @@ def existing(found: _Row | None) -> _Row:
 
 @contextmanager
 def change_errors(field: str = "") -> Iterator[None]:
-    """Respond with 404 if the object of a change does not exist, and with 400 if the value of `field` is invalid."""
+    """Respond with 404 if the object of a change does not exist, with 412 if its version is not the expected one, and
+    with 400 if the value of `field` is invalid."""
     try:
         yield
     except Missing:
         raise Refusal(Reason.OBJECT_UNKNOWN) from None
+    except VersionChanged:
+        raise Refusal(Reason.VERSION_CHANGED) from None
     except ValueError as error:
         raise invalid(f"{field}: {error}" if field else str(error)) from None
 
@@ -164,9 +220,10 @@ def invalid_query(name: str, rule: str) -> Refusal:
     return Refusal(Reason.QUERY_INVALID, f"the query parameter '{name}' {rule}")
 
 
-def respond(result: Any, *, messages: list[dict[str, Any]] | None = None) -> Response:
-    """Return a successful response with `result` in the envelope."""
-    return Response(envelope.success(result, messages=messages), media_type="application/json")
+def respond(result: Any, *, messages: list[dict[str, Any]] | None = None, version: str = "") -> Response:
+    """Return a successful response with `result` in the envelope. `version` is sent as the ETag."""
+    headers = {"etag": f'"{version}"'} if version else None
+    return Response(envelope.success(result, messages=messages), headers=headers, media_type="application/json")
 
 
 def format_time(time: datetime) -> str:
@@ -201,10 +258,10 @@ class PageQuery(Struct, frozen=True, kw_only=True):
         ordered = list(reversed(rows)) if self.is_descending else list(rows)
         return ordered[(self.number - 1) * self.size : self.number * self.size]
 
-    def respond(self, rows: list[dict[str, Any]], total_count: int) -> Response:
+    def respond(self, rows: Sequence[Any], total_count: int) -> Response:
         """Return one page. A page past the end is empty, which is how clients know to stop."""
         info = envelope.page_info(self.number, self.size, len(rows), total_count)
-        return Response(envelope.success(rows, result_info=info), media_type="application/json")
+        return Response(envelope.success(list(rows), result_info=info), media_type="application/json")
 
 
 def _has_body(request: ManagementRequest) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -17,9 +17,19 @@ from catalog import finetunes, listed_finetunes
 from catalog.card import parse_model_id
 from catalog.errors import FinetuneError
 from catalog.finetunes import Finetune, Note
+from gateway.admission import hold_share
 from gateway.errors import Reason, Refusal
 from gateway.http import multipart
-from gateway.management.endpoint import Count, ManagementRequest, respond, takes_body, takes_query
+from gateway.management.endpoint import (
+    Count,
+    ManagementRequest,
+    existing,
+    invalid,
+    respond,
+    takes_body,
+    takes_query,
+    waits_itself,
+)
 from gateway.openapi.operation import describe
 from gateway.services import Services
 from tenants.audit import audit_log
@@ -55,6 +65,27 @@ class PublicQuery(Struct, frozen=True):
     orderBy: str = ""  # noqa: N815 - the name in the API
 
 
+class FinetuneReport(Struct, frozen=True, kw_only=True):
+    """A finetune. `owner` is its account; null for the operator's finetunes."""
+
+    id: str
+    model: str
+    name: str
+    description: str
+    public: bool
+    owner: str | None
+    approved: bool
+    created_at: str
+    modified_at: str
+
+
+class DeletedFinetune(Struct, frozen=True):
+    """The id of a deleted finetune."""
+
+    id: str
+
+
+@describe(result=FinetuneReport)
 @takes_body(FinetuneBody, is_ai=True)
 async def create(services: Services, request: ManagementRequest, body: FinetuneBody) -> Response:
     """Create a finetune, without files."""
@@ -78,12 +109,14 @@ async def create(services: Services, request: ManagementRequest, body: FinetuneB
     return respond(_render(created))
 
 
+@describe(result=list[FinetuneReport])
 async def list_own(services: Services, request: ManagementRequest) -> Response:
     """List the account's finetunes. The list is not paged, as the official clients expect."""
     found = await finetunes.list_of(services.finetunes.database, request.account_id)
     return respond([_render(each) for each in found])
 
 
+@describe(result=list[FinetuneReport])
 @takes_query(PublicQuery)
 async def list_public(services: Services, _request: ManagementRequest, query: PublicQuery) -> Response:
     """List the public finetunes, followed by those of Cloudflare's catalog whose files are not here."""
@@ -92,24 +125,57 @@ async def list_public(services: Services, _request: ManagementRequest, query: Pu
         limit=min(query.limit or PublicQuery().limit, _MAX_LIMIT),
         offset=query.offset,
         order_by=query.orderBy,
+        needs_approval=services.finetunes.limits.needs_approval,
     )
     return respond([_render(each) for each in found])
 
 
+@describe(result=list[FinetuneReport])
+async def list_all(services: Services, _request: ManagementRequest) -> Response:
+    """List the finetunes of all accounts, oldest first."""
+    return respond([_render(each) for each in await finetunes.list_all(services.finetunes.database)])
+
+
+@describe(result=FinetuneReport)
+async def approve(services: Services, request: ManagementRequest) -> Response:
+    """Approve the present files of a public finetune for use by all accounts. Replacing a file ends the approval."""
+    return await _set_approval(services, request, is_approved=True)
+
+
+@describe(result=FinetuneReport)
+async def withdraw_approval(services: Services, request: ManagementRequest) -> Response:
+    """Withdraw the approval of a finetune. Other accounts can use it for at most two more seconds."""
+    return await _set_approval(services, request, is_approved=False)
+
+
+async def _set_approval(services: Services, request: ManagementRequest, *, is_approved: bool) -> Response:
+    note = _audit_note(services, request, "finetune.approve" if is_approved else "finetune.withdraw_approval")
+    finetune_id = request.path_params["finetune_id"]
+    try:
+        changed = await finetunes.approve(services.finetunes.database, finetune_id, is_approved=is_approved, note=note)
+    except FinetuneError as error:
+        raise invalid(str(error)) from None
+    services.finetunes.forget(existing(changed).account_id, finetune_id)
+    return respond(_render(existing(changed)))
+
+
+@describe(result=FinetuneReport)
 async def get(services: Services, request: ManagementRequest) -> Response:
     """Get a finetune of the account."""
     return respond(_render(await _find(services, request)))
 
 
+@describe(result=DeletedFinetune)
 async def delete(services: Services, request: ManagementRequest) -> Response:
     """Delete a finetune of the account. Other gateways stop serving it within two seconds."""
     ids, note = request.path_params, _audit_note(services, request, "finetune.delete")
     if not await finetunes.remove(services.finetunes.database, ids["account_id"], ids["finetune_id"], note=note):
         raise Refusal(Reason.FINETUNE_UNKNOWN)
     services.finetunes.forget(ids["account_id"], ids["finetune_id"])
-    return respond({"id": ids["finetune_id"]})
+    return respond(DeletedFinetune(ids["finetune_id"]))
 
 
+@waits_itself
 @describe(body=FinetuneFileForm, body_media_type="multipart/form-data")
 async def upload(services: Services, request: ManagementRequest) -> Response:
     """Upload one of the two files of a finetune, as a form of `file_name` and `file`. A draining gateway waits for
@@ -133,9 +199,7 @@ async def _upload(services: Services, request: ManagementRequest) -> Response:
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > max_bytes:
         raise Refusal(Reason.BODY_TOO_LARGE, str(store.limits.max_bytes))
-    if store.uploads.locked():
-        raise Refusal(Reason.OUT_OF_CAPACITY)
-    async with store.uploads:
+    with hold_share(store.uploads, request.account_id):
         folder = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="hearth-upload-"))
         try:
             await _store_file(services, request, finetune, folder, max_bytes)
@@ -155,22 +219,24 @@ async def _store_file(
         multipart.body_chunks(request.receive),
         request.headers.get("content-type", ""),
         max_bytes=max_bytes,
-        stall_timeout_s=services.settings.body_timeout_s,
+        timeout_s=services.settings.body_timeout_s,
+        min_bytes_per_s=services.settings.body_min_bytes_per_s,
     ) as form:
         file_name, upload = _file_in(form)
         path = folder / file_name
         await asyncio.to_thread(_copy, upload, path)
-    await finetunes.put_file(
-        store.database,
-        store.objects,
-        finetune,
-        file_name,
-        path,
-        base=await store.base(finetune),
-        limits=store.limits,
-        note=_audit_note(services, request, "finetune.upload", file_name),
-        clock=services.clock,
-    )
+    async with store.checks.slot(request.account_id):
+        await finetunes.put_file(
+            store.database,
+            store.objects,
+            finetune,
+            file_name,
+            path,
+            base=await store.base(finetune),
+            limits=store.limits,
+            note=_audit_note(services, request, "finetune.upload", file_name),
+            clock=services.clock,
+        )
     store.forget(finetune.account_id, finetune.finetune_id)
 
 
@@ -223,13 +289,15 @@ def _copy(upload: UploadFile, path: Path) -> None:
         shutil.copyfileobj(upload.file, file, 1 << 20)
 
 
-def _render(finetune: Finetune) -> dict[str, Any]:
-    return {
-        "id": finetune.finetune_id,
-        "model": finetune.model,
-        "name": finetune.name,
-        "description": finetune.description,
-        "public": finetune.is_public,
-        "created_at": finetune.created_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "modified_at": finetune.modified_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-    }
+def _render(finetune: Finetune) -> FinetuneReport:
+    return FinetuneReport(
+        id=finetune.finetune_id,
+        model=finetune.model,
+        name=finetune.name,
+        description=finetune.description,
+        public=finetune.is_public,
+        owner=finetune.account_id or None,
+        approved=finetune.is_approved or finetune.account_id == finetunes.PLATFORM,
+        created_at=finetune.created_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        modified_at=finetune.modified_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    )

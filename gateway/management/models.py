@@ -22,7 +22,7 @@ from gateway.services import Services
 
 
 class ModelsQuery(Struct, frozen=True):
-    """Query parameters of the model search."""
+    """Query parameters of the model search. `installed` selects models whose weights are installed."""
 
     search: str = ""
     task: str = ""
@@ -30,6 +30,7 @@ class ModelsQuery(Struct, frozen=True):
     source: Count = 0
     hide_experimental: bool = False
     include_deprecated: bool = False
+    installed: bool = False
     page: Count = 1
     per_page: Count = MAX_PER_PAGE
     format: Literal["openrouter"] | None = None
@@ -81,6 +82,7 @@ async def search(services: Services, _request: ManagementRequest, query: ModelsQ
             source=query.source or None,
             hide_experimental=query.hide_experimental,
             include_deprecated=query.include_deprecated,
+            is_installed=query.installed,
             page=query.page or 1,
             per_page=query.per_page or MAX_PER_PAGE,
         )

@@ -55,11 +55,12 @@ def _check_redirect_url(value: str) -> str | None:
 
 @dataclass(frozen=True)
 class SignInSettings:
-    """OpenID Connect settings. With an empty `issuer`, sign-in is disabled and the other settings must be empty."""
+    """OpenID Connect settings. With an empty `issuer`, no provider is used and the other settings must be empty."""
 
     issuer: str = setting(
         "HEARTH_OIDC_ISSUER",
-        "Issuer URL of the OpenID provider with which operators sign in at /admin/sign-in. Empty disables sign-in.",
+        "Issuer URL of the OpenID provider with which operators sign in at /admin/sign-in. Empty disables this way to "
+        "sign in.",
         default="",
         check=_check_url,
     )

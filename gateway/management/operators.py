@@ -1,8 +1,7 @@
-"""Operators: sign-in with an OpenID provider, sessions in cookies, and protection against cross-site requests.
+"""Operators: sign-in with an OpenID provider.
 
 An operator manages all accounts within the scopes of a role, but cannot run models or own API tokens. A user without a
-role in the configured claim cannot sign in. `oidc.py` is the provider; `tenants/credentials/web_sessions.py` stores the
-sessions.
+role in the configured claim cannot sign in. `oidc.py` is the provider; `browser_sessions.py` has the sessions.
 """
 
 from __future__ import annotations
@@ -10,46 +9,43 @@ from __future__ import annotations
 import base64
 import contextlib
 import hashlib
-import hmac
 import logging
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import msgspec
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from gateway.errors import Reason, Refusal
 from gateway.jobs.sealed_content import Sealer
+from gateway.management.browser_sessions import BrowserSessions
 from gateway.management.oidc import AuthorizationRequest, Provider, ProviderUnavailable, SignInFailed
-from gateway.management.operator_settings import SignInSettings, operator_roles_in, origin_of
+from gateway.management.operator_settings import SignInSettings, operator_roles_in
+from gateway.management.session_cookies import SIGN_IN, Headers, read_cookie, set_cookie
 from storage.database import Database
-from storage.ephemeral import Ephemeral
 from telemetry.clock import Clock
 from tenants.audit import audit_log as audit
-from tenants.credentials.principal import Principal
-from tenants.credentials.roles import Role, operator_scopes
-from tenants.credentials.web_sessions import WebSession, WebSessions
+from tenants.credentials.roles import Role
+from tenants.credentials.web_sessions import SessionOwner
 
 log = logging.getLogger(__name__)
 
-CSRF_HEADER = b"x-hearth-csrf"
 SIGN_IN_TIMEOUT_S = 600
-_SESSION_COOKIE, _SIGN_IN_COOKIE = "__Host-hearth-session", "__Host-hearth-sign-in"
-_COOKIE_ATTRIBUTES = "Path=/; Secure; HttpOnly"
 _MAX_SIGN_IN_BYTES = 1024
-_SAFE_METHODS = frozenset({"GET", "HEAD"})
 _NOT_IN_NAMES = re.compile(r"[^\w .@+-]")
-
-Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Operators:
-    """Signs operators in and out and authenticates their requests."""
+    """Signs in operators of the OpenID provider."""
 
     def __init__(
-        self, settings: SignInSettings, cache_secret: bytes, database: Database, ephemeral: Ephemeral, clock: Clock
+        self,
+        settings: SignInSettings,
+        cache_secret: bytes,
+        sessions: BrowserSessions,
+        database: Database,
+        clock: Clock,
     ) -> None:
         self._provider = Provider(
             issuer=settings.issuer,
@@ -61,17 +57,15 @@ class Operators:
         )
         self._issuer, self._claim = settings.issuer, settings.roles_claim
         self._roles = operator_roles_in(settings.roles)
-        self._origin = origin_of(settings.redirect_url).encode()
         self._sealer = Sealer(cache_secret, "sign-in")
-        self._sessions = WebSessions(ephemeral, cache_secret, clock)
-        self._database, self._clock = database, clock
+        self._sessions, self._database, self._clock = sessions, database, clock
 
-    async def begin(self) -> tuple[str, str]:
+    async def begin(self, headers: Headers) -> tuple[str, str]:
         """Return the provider's URL to redirect to, and the `set-cookie` header to send with it. Raises Refusal."""
         authorization = AuthorizationRequest.create()
         content = msgspec.json.encode({**asdict(authorization), "started_s": self._clock.now().timestamp()})
         value = base64.urlsafe_b64encode(self._sealer.seal("", content)).rstrip(b"=").decode()
-        cookie = f"{_SIGN_IN_COOKIE}={value}; {_COOKIE_ATTRIBUTES}; SameSite=Lax; Max-Age={SIGN_IN_TIMEOUT_S}"
+        cookie = set_cookie(headers, SIGN_IN, value, "Lax", SIGN_IN_TIMEOUT_S)
         with _provider_errors():
             return await self._provider.authorization_url(authorization), cookie
 
@@ -80,7 +74,7 @@ class Operators:
 
         `query` is that of the provider's redirect. Raises Refusal and StoreUnavailable.
         """
-        authorization = self._open_cookie(_cookie_in(headers, _SIGN_IN_COOKIE))
+        authorization = self._open_cookie(read_cookie(headers, SIGN_IN))
         if authorization is None:
             raise Refusal(Reason.SIGN_IN_FAILED, "it was not started in this browser, or more than 10 minutes ago")
         with _provider_errors():
@@ -90,63 +84,18 @@ class Operators:
         if role is None:
             log.warning("sign-in rejected: no role", extra={"operator": operator_id})
             raise Refusal(Reason.SIGN_IN_FORBIDDEN)
-        name = _name_in(claims)
+        now, ids = self._clock.now(), {"account_id": "", "subject_id": operator_id.partition(":")[2]}
         async with self._database.transaction() as connection:
-            await self._write_audit(connection, operator_id, "operator.sign_in", role)
-        value = await self._sessions.open(operator_id, name, role)
-        return (
-            f"{_SESSION_COOKIE}={value}; {_COOKIE_ATTRIBUTES}; SameSite=Strict",
-            f"{_SIGN_IN_COOKIE}=; {_COOKIE_ATTRIBUTES}; SameSite=Lax; Max-Age=0",
-        )
+            await audit.append(connection, at=now, actor=operator_id, action="operator.sign_in", detail=role, **ids)
+        owner = SessionOwner(operator_id, _text_in(claims, _NAMES), _text_in(claims, ("email",)), role)
+        return await self._sessions.open(headers, owner), set_cookie(headers, SIGN_IN, "", "Lax", 0)
 
-    async def end(self, method: str, headers: Headers) -> tuple[str, str]:
-        """Close the session. Return the URL at which the user can sign out of the provider, or "", and the
-        `set-cookie` header. Raises Refusal and StoreUnavailable."""
-        session = await self.session_of(method, headers)
-        await self._sessions.close(_cookie_in(headers, _SESSION_COOKIE))
-        cookie = f"{_SESSION_COOKIE}=; {_COOKIE_ATTRIBUTES}; SameSite=Strict; Max-Age=0"
-        async with self._database.transaction() as connection:
-            await self._write_audit(connection, session.operator_id, "operator.sign_out", session.role)
+    async def end_session_url(self) -> str:
+        """Return the URL at which an operator can sign out of the provider, or ""."""
         try:
-            return await self._provider.end_session_url(), cookie
+            return await self._provider.end_session_url()
         except ProviderUnavailable:
-            return "", cookie
-
-    async def session_of(self, method: str, headers: Headers) -> WebSession:
-        """Return the session of the cookie in a request.
-
-        Requests that change something must come from our own origin and carry the session's CSRF token; other requests
-        must not come from another site. Raises Refusal and StoreUnavailable.
-        """
-        if not self.has_session_cookie(headers):
-            raise Refusal(Reason.CREDENTIAL_MALFORMED)
-        session = await self._sessions.find(_cookie_in(headers, _SESSION_COOKIE))
-        if session is None:
-            raise Refusal(Reason.CREDENTIAL_REFUSED)
-        found = dict(headers)
-        site, origin = found.get(b"sec-fetch-site"), found.get(b"origin")
-        if method in _SAFE_METHODS:
-            is_same_site = site in (None, b"same-origin", b"none") and origin in (None, self._origin)
-        else:
-            token = found.get(CSRF_HEADER, b"")
-            is_same_origin = (
-                origin == self._origin if site is None else site == b"same-origin" and origin in (None, self._origin)
-            )
-            is_same_site = is_same_origin and hmac.compare_digest(token, session.csrf_token.encode())
-        if not is_same_site:
-            raise Refusal(Reason.CROSS_SITE)
-        return session
-
-    async def authenticate(self, method: str, headers: Headers) -> Principal:
-        """Return the signed-in operator as a principal for all accounts. Raises Refusal and StoreUnavailable."""
-        session = await self.session_of(method, headers)
-        scopes = operator_scopes(session.role)
-        return Principal("", session.operator_id, scopes, kind="account", is_operator=True)
-
-    @staticmethod
-    def has_session_cookie(headers: Headers) -> bool:
-        """Return True if a request has exactly one session cookie."""
-        return _cookie_in(headers, _SESSION_COOKIE) != ""
+            return ""
 
     async def close(self) -> None:
         await self._provider.close()
@@ -159,17 +108,6 @@ class Operators:
             return None
         age_s = self._clock.now().timestamp() - content.pop("started_s")
         return AuthorizationRequest(**content) if -SIGN_IN_TIMEOUT_S < age_s < SIGN_IN_TIMEOUT_S else None
-
-    async def _write_audit(self, connection: AsyncConnection, operator_id: str, action: str, role: Role) -> None:
-        now, ids = self._clock.now(), {"account_id": "", "subject_id": operator_id.partition(":")[2]}
-        await audit.append(connection, at=now, actor=operator_id, action=action, detail=role, **ids)
-
-
-def _cookie_in(headers: Headers, name: str) -> str:
-    """Return the value of a cookie; "" if it is missing or repeated."""
-    pairs = [pair.strip() for key, value in headers if key == b"cookie" for pair in value.split(b";")]
-    found = [pair.partition(b"=")[2] for pair in pairs if pair.partition(b"=")[0] == name.encode()]
-    return found[0].decode("latin-1") if len(found) == 1 else ""
 
 
 def operator_id_of(issuer: str, subject: str) -> str:
@@ -194,9 +132,12 @@ def role_of(claims: Mapping[str, Any], claim: str, roles: Mapping[str, Role]) ->
     return "administrator" if "administrator" in found else next(iter(found), None)
 
 
-def _name_in(claims: Mapping[str, Any]) -> str:
-    """Return a display name: without markup and at most 100 characters."""
-    texts = (claims.get(name) for name in ("name", "preferred_username", "email", "sub"))
+_NAMES = ("name", "preferred_username", "email", "sub")
+
+
+def _text_in(claims: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return the first of these claims that is a text, without markup and at most 100 characters."""
+    texts = (claims.get(name) for name in names)
     text = next((text for text in texts if isinstance(text, str) and text), "")
     return _NOT_IN_NAMES.sub("", text)[:100]
 

@@ -50,6 +50,6 @@ def _render(verified: Principal | Refused, kind: TokenKind, account_id: str | No
 def _matches_route(verified: Principal | Refused, kind: TokenKind, account_id: str | None) -> bool:
     """Return True if a route for this kind and account verifies the credential. A user's global key is verified by the
     user route and by the route of each of the user's accounts."""
-    if isinstance(verified, Principal) and verified.has_global_key:
+    if isinstance(verified, Principal) and verified.acts_as_user:
         return account_id is None or account_id in verified.elsewhere
     return verified.kind == kind and account_id in (None, verified.account_id)

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType, defstruct, structs
 from starlette.responses import Response, StreamingResponse
 
 from catalog.pricing import price_in_micro_neurons, usd
@@ -34,13 +34,14 @@ from gateway.model_names import find_model
 from gateway.openapi.operation import describe
 from gateway.services import Services
 from storage.errors import Conflict
+from telemetry.fair_share import current_account
 from tenants.credentials import api_tokens
 from tenants.quota import budgets
 from tenants.quota.allowance import read_forecast
 from tenants.quota.budgets import MAX_MICRO_AMOUNT, MonthlyBudget, Unit
 from tenants.usage import usage_entries as usage
 from tenants.usage import usage_export, usage_sums
-from tenants.usage.usage_sums import Filter, UsageTotal
+from tenants.usage.usage_sums import Filter, Group, UsageTotal
 
 MAX_CALLS = 1000
 _DEFAULT_SPAN = timedelta(days=30)
@@ -60,8 +61,11 @@ class FilterQuery(Struct, frozen=True, kw_only=True):
 
     def filter(self, request: ManagementRequest) -> Filter:
         """Return the filter for the account in the path."""
-        fields = (self.api_token_id, self.model, self.task, self.pop, self.status)
-        return Filter(request.account_id, *fields)
+        return self.filter_for(request.account_id)
+
+    def filter_for(self, account_id: str | None) -> Filter:
+        """Return the filter for an account, or for all accounts."""
+        return Filter(account_id, self.api_token_id, self.model, self.task, self.pop, self.status)
 
 
 class SpanQuery(FilterQuery, frozen=True, kw_only=True):
@@ -72,8 +76,8 @@ class SpanQuery(FilterQuery, frozen=True, kw_only=True):
 
     def span(self, services: Services) -> tuple[datetime, datetime]:
         """Return the beginning and end of the span, in UTC. Raises Refusal."""
-        until = _parse_time("until", self.until) or services.clock.now() + timedelta(minutes=1)
-        since = _parse_time("since", self.since) or until - _DEFAULT_SPAN
+        until = parse_time("until", self.until) or services.clock.now() + timedelta(minutes=1)
+        since = parse_time("since", self.since) or until - _DEFAULT_SPAN
         if until < since:
             raise invalid_query("until", "must not be before 'since'")
         return since, until
@@ -85,11 +89,13 @@ class SumsQuery(SpanQuery, frozen=True, kw_only=True):
     by: Literal["model", "day", "hour", "minute", "token", "pop", "status", "task"] = "model"
 
 
-class CallsQuery(FilterQuery, frozen=True, kw_only=True):
-    """Query parameters of the list of calls. `before` is a request id: the list continues after that call."""
+class CallsQuery(SpanQuery, frozen=True, kw_only=True):
+    """Query parameters of the list of calls. `before` is a request id: the list continues after that call.
+    `min_duration_ms` selects calls that took at least as long."""
 
     limit: Count = 50
     before: str | None = None
+    min_duration_ms: Annotated[float, Meta(ge=0)] | None = None
 
 
 class ExportQuery(SpanQuery, frozen=True, kw_only=True):
@@ -119,24 +125,150 @@ class BudgetQuery(Struct, frozen=True):
     unit: Unit = "neurons"
 
 
+class UsageTotals(Struct, frozen=True, kw_only=True):
+    """The usage of a group of calls. The group's name is in the field that the query parameter `by` names."""
+
+    account: str | UnsetType = UNSET
+    model: str | UnsetType = UNSET
+    day: str | UnsetType = UNSET
+    hour: str | UnsetType = UNSET
+    minute: str | UnsetType = UNSET
+    token: str | UnsetType = UNSET
+    pop: str | UnsetType = UNSET
+    status: str | UnsetType = UNSET
+    task: str | UnsetType = UNSET
+    num_calls: int
+    num_useful: int
+    num_attempts: int
+    num_tool_calls: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    micro_neurons: int
+    neurons: float
+    usd: float
+    device_us: int
+    device_ms: float
+    bytes_in: int
+    bytes_out: int
+    usd_per_useful_reply: float | None
+    neurons_per_useful_reply: float | None
+
+
+class UsageSums(Struct, frozen=True):
+    """Sums of usage in a span of time."""
+
+    since: str
+    until: str
+    by: Group
+    sums: list[UsageTotals]
+
+
+class Percentiles(Struct, frozen=True):
+    """Percentiles in milliseconds."""
+
+    p50: float
+    p95: float
+    p99: float
+
+
+class ModelLatency(Struct, frozen=True):
+    """Latencies of a model. `ttft_ms` is null if no call had output."""
+
+    model: str
+    num_calls: int
+    ttft_ms: Percentiles | None
+    total_ms: Percentiles
+
+
+class Amount(Struct, frozen=True):
+    """A price."""
+
+    neurons: float
+    usd: float
+
+
+class UsageForecast(Struct, frozen=True):
+    """The usage of a month so far, and expected at its end."""
+
+    month: str
+    days_left: float
+    used: Amount
+    used_beyond_free: Amount
+    expected: Amount
+    expected_beyond_free: Amount
+
+
+class BudgetResult(Struct, frozen=True):
+    """A monthly budget. `api_token_id` null is the whole account."""
+
+    api_token_id: str | None
+    unit: Unit
+    amount: float
+    refuses: bool
+    alert_percents: list[int]
+
+
+class BudgetAlertResult(Struct, frozen=True, kw_only=True):
+    """A threshold of a budget that usage has passed."""
+
+    alert_id: str
+    account_id: str
+    api_token_id: str | None
+    unit: str
+    month: str
+    percent: int
+    amount: float
+    used: float
+    at: str
+
+
+_CALL_FIELDS = [(field.encode_name, field.type) for field in structs.fields(usage.UsageEntry)]
+UsageCall = defstruct("UsageCall", [*_CALL_FIELDS, ("neurons", float), ("usd", float)], frozen=True)
+UsageCall.__doc__ = (
+    "A call's metadata and usage. `attempts` counts the nodes that were tried, `tried_nodes` names them."
+)
+
+
+@describe(result=UsageSums)
 @takes_query(SumsQuery)
 async def summed(services: Services, request: ManagementRequest, query: SumsQuery) -> Response:
     """Sum the account's usage by model, day, hour, minute, token, PoP, status or task. Older usage is stored by hour
     and then by day, so older times are less exact."""
+    return await sum_usage(services, query, query.filter(request), query.by)
+
+
+async def sum_usage(services: Services, query: SpanQuery, calls: Filter, by: Group) -> Response:
+    """Respond with the sums of these calls in the span of the query."""
     since, until = query.span(services)
-    totals = await usage_sums.total(services.database, query.filter(request), since, until, query.by)
-    sums = [{query.by: total.key, **_render_total(total)} for total in totals]
-    return respond({"since": format_time(since), "until": format_time(until), "by": query.by, "sums": sums})
+    totals = await usage_sums.total(services.database, calls, since, until, by)
+    sums = [{by: total.key, **_render_total(total)} for total in totals]
+    return respond({"since": format_time(since), "until": format_time(until), "by": by, "sums": sums})
 
 
+@describe(result=list[UsageCall])  # type: ignore[valid-type]
 @takes_query(CallsQuery)
 async def list_calls(services: Services, request: ManagementRequest, query: CallsQuery) -> Response:
     """List the account's calls, newest first."""
-    limit = min(max(1, query.limit), MAX_CALLS)
-    found = await usage.list_recent(services.database, query.filter(request), limit, before=query.before)
-    return respond([_render_call(entry) for entry in found])
+    return await list_usage_calls(services, query, query.filter(request))
 
 
+async def list_usage_calls(services: Services, query: CallsQuery, calls: Filter) -> Response:
+    """Respond with a page of these calls."""
+    since, until = parse_time("since", query.since), parse_time("until", query.until)
+    found = await usage.list_recent(
+        services.database,
+        calls,
+        min(max(1, query.limit), MAX_CALLS),
+        before=query.before,
+        since=since,
+        until=until,
+        min_duration_ms=query.min_duration_ms,
+    )
+    return respond([render_call(entry) for entry in found])
+
+
+@describe(result=list[ModelLatency])
 @takes_query(SpanQuery)
 async def latency(services: Services, request: ManagementRequest, query: SpanQuery) -> Response:
     """Get p50, p95 and p99 of time to first token and total time, by model. Covers the newest 20,000 calls of the
@@ -160,12 +292,17 @@ async def latency(services: Services, request: ManagementRequest, query: SpanQue
 @takes_query(ExportQuery)
 async def export(services: Services, request: ManagementRequest, query: ExportQuery) -> Response:
     """Export the account's calls as CSV or Parquet. The connection is closed if the export fails midway."""
+    return await export_usage(services, query, query.filter(request))
+
+
+async def export_usage(services: Services, query: ExportQuery, calls: Filter) -> Response:
+    """Respond with a file of these calls in the span of the query."""
     since, until = query.span(services)
     try:
-        pieces = usage_export.export(services.database, query.filter(request), since, until, query.format)
+        pieces = usage_export.export(services.database, calls, since, until, query.format)
     except usage_export.ParquetUnavailable as error:
         raise Refusal(Reason.QUERY_INVALID, str(error)) from error
-    started = await _started(pieces)
+    started = await _started(services, pieces)
     name = f"usage-{since:%Y%m%d}-{until:%Y%m%d}.{query.format}"
     return StreamingResponse(
         started,
@@ -174,19 +311,23 @@ async def export(services: Services, request: ManagementRequest, query: ExportQu
     )
 
 
-async def _started(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Return the same pieces after reading the first rows, so that a database failure is still an error response.
-    Raises StoreUnavailable."""
+async def _started(services: Services, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Return the same pieces after reading the first rows, so that a database failure is still an error response. Each
+    later piece is read when it is the caller's turn. Raises StoreUnavailable."""
     first = await anext(pieces) + await anext(pieces, b"")
+    party = current_account.get()
 
     async def all_pieces() -> AsyncIterator[bytes]:
-        yield first
-        async for piece in pieces:
+        piece: bytes | None = first
+        while piece is not None:
             yield piece
+            async with services.management_turns.slot(party):
+                piece = await anext(pieces, None)
 
     return all_pieces()
 
 
+@describe(result=UsageForecast)
 async def forecast(services: Services, request: ManagementRequest) -> Response:
     """Forecast the usage of this month from the last seven days. `beyond_free` amounts exclude the daily free
     neurons."""
@@ -221,12 +362,14 @@ async def price(services: Services, request: ManagementRequest) -> Response:
     )
 
 
+@describe(result=list[BudgetResult])
 async def list_budgets(services: Services, request: ManagementRequest) -> Response:
     """List the monthly budgets of the account and of its API tokens."""
     found = await budgets.list_all(services.database, request.account_id)
     return respond([_render_budget(budget) for budget in found])
 
 
+@describe(result=BudgetResult)
 @takes_body(BudgetBody)
 async def put_budget(services: Services, request: ManagementRequest, body: BudgetBody) -> Response:
     """Set a monthly budget of the account, or of one API token, in neurons or dollars."""
@@ -260,6 +403,7 @@ async def remove_budget(services: Services, request: ManagementRequest, query: B
     return respond({"api_token_id": token_id or None, "unit": query.unit})
 
 
+@describe(result=list[BudgetAlertResult])
 async def list_alerts(services: Services, request: ManagementRequest) -> Response:
     """List the budget alerts, newest first."""
     found = await budgets.list_alerts(services.database, request.account_id)
@@ -287,7 +431,8 @@ def _render_total(total: UsageTotal) -> dict[str, Any]:
     )
 
 
-def _render_call(entry: usage.UsageEntry) -> dict[str, Any]:
+def render_call(entry: usage.UsageEntry) -> dict[str, Any]:
+    """Return a call as the API renders calls: metadata, never content."""
     times = {"started_at": entry.started_at.astimezone(UTC).isoformat()}
     return msgspec.structs.asdict(entry) | times | _render_amount(entry.micro_neurons)
 
@@ -306,7 +451,7 @@ def _render_budget(budget: MonthlyBudget) -> dict[str, Any]:
     }
 
 
-def _parse_time(name: str, text: str | UnsetType) -> datetime | None:
+def parse_time(name: str, text: str | UnsetType) -> datetime | None:
     """Return a time in UTC, or None for a missing parameter. Raises Refusal."""
     if not text:
         return None

@@ -12,7 +12,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType, structs
 from starlette.responses import Response
 
 from gateway.errors import Reason, Refusal
-from gateway.management.accounts import render_account
+from gateway.management.accounts import AccountResult, render_account
 from gateway.management.endpoint import (
     ManagementRequest,
     PageQuery,
@@ -23,11 +23,13 @@ from gateway.management.endpoint import (
     takes_body,
     takes_query,
 )
+from gateway.openapi.operation import describe
 from gateway.services import Services
-from tenants import accounts, users
+from tenants import accounts, members, users
+from tenants.accounts import Account
 from tenants.credentials.principal import Principal
-from tenants.credentials.roles import shown_role
-from tenants.users import NO_PROFILE
+from tenants.credentials.roles import Role, shown_role
+from tenants.users import NO_PROFILE, User
 
 Name = Annotated[str, Meta(max_length=60)]
 ShortText = Annotated[str, Meta(max_length=20)]
@@ -47,6 +49,16 @@ class MembershipBody(Struct, frozen=True):
     """The response to an invitation."""
 
     status: Literal["accepted", "rejected"]
+
+
+class Membership(Struct, frozen=True):
+    """A membership of the caller, or an invitation with the status `pending`."""
+
+    id: str
+    account: AccountResult
+    roles: list[str]
+    status: Literal["accepted", "pending"]
+    api_access_enabled: bool
 
 
 class MembershipsQuery(PageQuery, frozen=True, kw_only=True):
@@ -81,12 +93,12 @@ async def get(services: Services, request: ManagementRequest) -> Response:
     )
 
 
-def _check_has_global_key(principal: Principal) -> None:
-    if not principal.has_global_key:
+def _check_acts_as_user(principal: Principal) -> None:
+    if not principal.acts_as_user:
         raise Refusal(Reason.NOT_PERMITTED)
 
 
-@takes_body(UserBody, permit=_check_has_global_key)
+@takes_body(UserBody, permit=_check_acts_as_user)
 async def update(services: Services, request: ManagementRequest, body: UserBody) -> Response:
     """Change the caller's user. Fields that are left out stay; null and "" clear a field."""
     user = existing(await users.find(services.database, request.principal.user_id))
@@ -102,44 +114,57 @@ async def update(services: Services, request: ManagementRequest, body: UserBody)
     return await get(services, request)
 
 
+@describe(result=list[Membership], is_paged=True)
 @takes_query(MembershipsQuery)
 async def list_memberships(services: Services, request: ManagementRequest, query: MembershipsQuery) -> Response:
-    """List the caller's memberships: one for each account that the credential gives access to."""
-    rows = await _memberships(services, request.principal) if query.status == "accepted" else []
+    """List the caller's memberships: one for each account that the credential gives access to. With the status
+    `pending`, list the caller's invitations."""
+    rows = [row for row in await _memberships(services, request.principal) if row["status"] == query.status]
     name = (query.account_name or query.name).lower()
     rows = [row for row in rows if name in row["account"]["name"].lower()]
     return query.respond(query.slice(rows), len(rows))
 
 
+@describe(result=Membership)
 async def get_membership(services: Services, request: ManagementRequest) -> Response:
-    """Get a membership."""
+    """Get a membership or an invitation."""
     return respond(await _find(services, request))
 
 
 @takes_body(MembershipBody)
 async def answer_invitation(services: Services, request: ManagementRequest, body: MembershipBody) -> Response:
-    """Accept or reject a membership. Accepting has no effect, because members are added without an invitation;
-    rejecting ends the membership."""
+    """Accept or reject an invitation. Rejecting a membership ends it."""
     membership = await _find(services, request)
     if body.status == "rejected":
         await _end(services, request, membership)
+    elif membership["status"] == "pending":
+        user, context = await _user(services, request), request.change_context
+        with change_errors():
+            await members.accept(services.database, user, membership["account"]["id"], context=context)
     return respond(membership | {"status": body.status})
 
 
 async def leave(services: Services, request: ManagementRequest) -> Response:
-    """End a membership of the caller's user. An account without a user cannot leave itself."""
+    """End a membership of the caller's user, or reject an invitation. An account without a user cannot leave itself."""
     membership = await _find(services, request)
     await _end(services, request, membership)
     return respond({"id": membership["id"]})
 
 
 async def _end(services: Services, request: ManagementRequest, membership: dict[str, Any]) -> None:
-    """End a membership. Raises Refusal if the caller is not the user who would leave."""
-    principal = request.principal
-    _check_has_global_key(principal)
-    account_id = membership["account"]["id"]
+    """End a membership or reject an invitation. Raises Refusal if the caller is not the user who would leave."""
+    user, account_id, context = await _user(services, request), membership["account"]["id"], request.change_context
     with change_errors():
-        await users.leave(services.database, principal.user_id, account_id, context=request.change_context)
+        if membership["status"] == "pending":
+            await members.reject(services.database, user, account_id, context=context)
+        else:
+            await users.leave(services.database, user.user_id, account_id, context=context)
+
+
+async def _user(services: Services, request: ManagementRequest) -> User:
+    """Return the caller's user. Raises Refusal if the credential is not the user's own."""
+    _check_acts_as_user(request.principal)
+    return existing(await users.find(services.database, request.principal.user_id))
 
 
 async def _find(services: Services, request: ManagementRequest) -> dict[str, Any]:
@@ -149,15 +174,31 @@ async def _find(services: Services, request: ManagementRequest) -> dict[str, Any
 
 
 async def _memberships(services: Services, principal: Principal) -> list[dict[str, Any]]:
-    account_ids = [account_id for account_id, grant in principal.accounts().items() if grant.scopes]
-    roles = await users.roles_of(services.database, principal.user_id) if principal.user_id else {}
+    """Return the caller's memberships, and after them the invitations."""
+    database, grants = services.database, principal.accounts()
+    user = await users.find(database, principal.user_id) if principal.user_id else None
+    roles = await users.roles_of(database, user.user_id) if user is not None else {}
+    invitations = await members.invitations_of(database, user.email) if user is not None else []
+    invited = {invitation.account_id: invitation.role for invitation in invitations}
+    open_ids = [account_id for account_id, grant in grants.items() if grant.scopes]
+    found = await accounts.list_all(database, {*open_ids, *invited})
+    holder = principal.account_id if user is None else user.email
     return [
-        {
-            "id": users.membership_id(principal.holder_id, account.account_id),
-            "account": render_account(account),
-            "roles": [shown_role(roles.get(account.account_id, "administrator"))],
-            "status": "accepted",
-            "api_access_enabled": True,
-        }
-        for account in await accounts.list_all(services.database, account_ids)
+        _render_membership(account, holder, roles.get(account.account_id, "administrator"))
+        for account in found
+        if account.account_id in open_ids
+    ] + [
+        _render_membership(account, holder, invited[account.account_id], is_pending=True)
+        for account in found
+        if account.account_id in invited
     ]
+
+
+def _render_membership(account: Account, holder: str, role: Role, *, is_pending: bool = False) -> dict[str, Any]:
+    return {
+        "id": users.membership_id(holder, account.account_id),
+        "account": render_account(account),
+        "roles": [shown_role(role)],
+        "status": "pending" if is_pending else "accepted",
+        "api_access_enabled": True,
+    }

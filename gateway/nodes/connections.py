@@ -11,6 +11,8 @@ import logging
 import os
 import random
 import ssl
+import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -29,6 +31,9 @@ HANDSHAKE_TIMEOUT_S = 5.0
 # Received bytes count as a sign of life if they complete a message or are at least this many: after a corrupted length
 # the decoder would wait forever for the rest of the message, while small messages keep arriving.
 _MIN_PART_BYTES = 1024
+SUSPECT_S = 2.5  # of silence; more than two keepalive intervals
+NUM_ROUND_TRIPS = 10  # of which the shortest counts, because a busy process only lengthens them
+MIN_ROUND_TRIPS = 3  # before the shortest is used: the first is measured while many connections are opened
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0
 MAX_UNSENT_BYTES = 64 * 1024 * 1024  # to a node that does not read
@@ -38,6 +43,10 @@ _MAX_UNSENT = 16
 
 class NodeLost(Exception):
     """The connection to the node was lost, with every call on it."""
+
+
+class NodeRefused(Exception):
+    """The node refused a change; the message says why."""
 
 
 class _Connection(asyncio.Protocol):
@@ -59,7 +68,10 @@ class _Connection(asyncio.Protocol):
         self.is_closed: asyncio.Future[None] = loop.create_future()
         self.transport: asyncio.Transport | None = None
         self.inboxes: dict[int, Inbox] = {}
+        self.changes: dict[int, asyncio.Future[str]] = {}  # request id of a Manage -> its error, "" for success
         self.last_received_s = loop.time()
+        self._ping_sent_s: float | None = None
+        self.round_trips_s: deque[float] = deque(maxlen=NUM_ROUND_TRIPS)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = self._writer.transport = cast(asyncio.Transport, transport)
@@ -88,7 +100,15 @@ class _Connection(asyncio.Protocol):
     def _handle_control(self, message: wire.Message) -> None:
         if isinstance(message, wire.Hello):
             self._shake_hands(message)
-        elif not isinstance(message, wire.Pong):
+        elif isinstance(message, wire.Managed):
+            change = self.changes.get(message.request_id)
+            if change is not None and not change.done():
+                change.set_result(message.error)
+        elif isinstance(message, wire.Pong):
+            if self._ping_sent_s is not None:
+                self.round_trips_s.append(time.monotonic() - self._ping_sent_s)
+                self._ping_sent_s = None
+        else:
             raise wire.WireError("the node sent a message that only gateways send")
 
     def _shake_hands(self, hello: wire.Hello) -> None:
@@ -126,6 +146,12 @@ class _Connection(asyncio.Protocol):
         the loss is reported to each call right after."""
         self._writer.write(wire.encode(message))
 
+    def ping(self) -> None:
+        """Send a Ping, and measure the round trip if the last one has been answered."""
+        if self._ping_sent_s is None:
+            self._ping_sent_s = time.monotonic()  # the event loop's clock may have a resolution of milliseconds
+        self.send(wire.Ping())
+
     def close(self, error: Exception | None = None) -> None:
         """Close the connection at once. `error` is raised to the coroutine that awaits the handshake."""
         if error is not None and not self.is_proven.done():
@@ -145,6 +171,9 @@ class _Connection(asyncio.Protocol):
         inboxes, self.inboxes = self.inboxes, {}
         for inbox in inboxes.values():
             inbox.fail(NodeLost())
+        for change in self.changes.values():
+            if not change.done():
+                change.set_exception(NodeLost())
 
 
 class NodeLink:
@@ -152,7 +181,7 @@ class NodeLink:
 
     With `tls`, a `tcp://` node must present a certificate for its host, and receives the gateway's. While the link is
     open, the node has authenticated with a service token of its own, signed by a key that is bound to `pop` or to no
-    PoP.
+    PoP. `on_suspicion` is called each second in which the node has been silent for SUSPECT_S.
     """
 
     def __init__(
@@ -164,6 +193,7 @@ class NodeLink:
         sender: str,
         identity: ServiceIdentity,
         on_change: Callable[[], None],
+        on_suspicion: Callable[[str], None] = lambda _node_id: None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.node_id = node_id
@@ -174,6 +204,7 @@ class NodeLink:
         self.tokens_in_flight = 0
         self._sender = sender
         self._on_change = on_change
+        self._on_suspicion = on_suspicion
         self._connection: _Connection | None = None
         self._next_call_id = 1
 
@@ -181,6 +212,17 @@ class NodeLink:
     def is_open(self) -> bool:
         """True if calls can be sent now."""
         return self._connection is not None
+
+    @property
+    def round_trip_s(self) -> float | None:
+        """The shortest of the last round trips in seconds, or None before MIN_ROUND_TRIPS are measured."""
+        measured = () if self._connection is None else self._connection.round_trips_s
+        return min(measured) if len(measured) >= MIN_ROUND_TRIPS else None
+
+    @property
+    def keeps_no_content(self) -> bool:
+        """True: nodes wipe what a call with zero data retention computed."""
+        return True
 
     @property
     def proven_pop(self) -> str:
@@ -207,6 +249,24 @@ class NodeLink:
         """Ask the node to stop a call. Its last event still reaches the inbox. No effect on a call that has ended."""
         if self._connection is not None and call_id in self._connection.inboxes:
             self._connection.send(wire.Cancel(call_id))
+
+    async def manage(self, action: wire.ManageAction, model: str, timeout_s: float) -> None:
+        """Ask the node for a change and wait until it has been made or has begun. Raises NodeRefused, NodeLost,
+        TimeoutError."""
+        connection = self._connection
+        if connection is None:
+            raise NodeLost
+        request_id = self._next_call_id
+        self._next_call_id += 1
+        change = connection.changes[request_id] = asyncio.get_running_loop().create_future()
+        connection.send(wire.Manage(request_id, action, model))
+        try:
+            async with asyncio.timeout(timeout_s):
+                error = await change
+        finally:
+            del connection.changes[request_id]
+        if error:
+            raise NodeRefused(error)
 
     def forget(self, call_id: int) -> None:
         """Ignore further events of a call."""
@@ -266,7 +326,9 @@ class NodeLink:
                 if not connection.is_still_valid:
                     log.warning("node's service key is no longer valid", extra={"node_id": self.node_id})
                     break
-                connection.send(wire.Ping())
+                if now_s - connection.last_received_s > SUSPECT_S:
+                    self._on_suspicion(self.node_id)
+                connection.ping()
                 await asyncio.wait([connection.is_closed], timeout=wire.KEEPALIVE_INTERVAL_S)
         finally:
             self._connection = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from engine.protocol.events import Event, Failed, Finished, Token, ToolCallDelta
+from engine.protocol.events import Data, Event, Failed, Finished, Token, ToolCallDelta
 
 _EVENT_OVERHEAD_BYTES = 64
 
@@ -20,7 +21,7 @@ class Inbox:
 
     __slots__ = (
         "_error", "_events", "_has_returned", "_loop", "_max_bytes", "_not_before_s", "_num_bytes", "_timer", "_waiter",
-        "has_ended", "last_event_s", "waits_for_end",
+        "first_event_s", "has_ended", "last_event_s", "on_first_event", "waits_for_end",
     )  # fmt: skip
 
     def __init__(self, *, waits_for_end: bool, max_bytes: int) -> None:
@@ -35,23 +36,39 @@ class Inbox:
         self._not_before_s = 0.0
         self.waits_for_end = waits_for_end
         self.has_ended = False
+        self.first_event_s: float | None = None
         self.last_event_s: float | None = None
+        self.on_first_event: Callable[[Event], None] | None = None
 
     def put(self, event: Event, now_s: float | None = None) -> None:
         """Add an event that was received at `now_s`, or now."""
         self.last_event_s = self._loop.time() if now_s is None else now_s
         self._events.append(event)
+        if self.first_event_s is None:
+            self.first_event_s = self.last_event_s
+            if self.on_first_event is not None:
+                self.on_first_event(event)
         kind = type(event)
         if kind is Token or kind is ToolCallDelta:
             text = event.text if kind is Token else event.arguments  # type: ignore[union-attr]  # narrowed by `kind`
-            self._num_bytes += len(text) + _EVENT_OVERHEAD_BYTES
-            if self._num_bytes > self._max_bytes:
-                self.fail(Overrun())
+            self._add_bytes(len(text))
+        elif kind is Data:
+            self._add_bytes(len(event.data))  # type: ignore[union-attr]  # narrowed by `kind`
         elif kind is Finished or kind is Failed:
             self.has_ended = True
             self._wake()
         if self._timer is None and self._waiter is not None and not self.waits_for_end:
             self._wake_in_time()
+
+    def _add_bytes(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes + _EVENT_OVERHEAD_BYTES
+        if self._num_bytes > self._max_bytes:
+            self.fail(Overrun())
+
+    @property
+    def has_failed(self) -> bool:
+        """True if the call ended without its last event."""
+        return self._error is not None
 
     def fail(self, error: Exception) -> None:
         """Make `take` raise `error`. Only the first error counts, and none after the call has ended."""

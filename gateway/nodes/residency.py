@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from gateway.errors import Reason, Refusal
 from gateway.http.exchange import Exchange
-from gateway.nodes.snapshot import Candidate
+from gateway.nodes.candidate import Candidate
 from tenants.credentials.principal import Principal
 from tenants.residency import UNKNOWN_LOCATION, Location, Residency, parse_location, parse_locations, parse_rule
 
@@ -34,6 +34,8 @@ class Locations:
 
     def admits(self, residency: Residency, candidate: Candidate) -> bool:
         """Return True if a call with these rules may run on the node."""
+        if residency.is_zero_retention and not candidate.link.keeps_no_content:
+            return False
         return not residency.rules or residency.admits(self.by_pop.get(candidate.proven_pop, UNKNOWN_LOCATION))
 
     def restrict(self, principal: Principal, exchange: Exchange) -> Principal:

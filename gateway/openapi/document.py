@@ -17,11 +17,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from catalog.schemas import general_document
 from engine.protocol.tasks.registry import NATIVE_SCHEMAS
-from gateway.call import Endpoint
+from gateway.call import Endpoint, WebSocketEndpoint
 from gateway.openapi.operation import operation_of
 from gateway.routing import Access, Route
 
 Json = dict[str, Any]
+TypeSchemas = list[tuple[Any, Json]]  # the schema of each declared type; a list, because some types have no hash
 
 _PARAMETER = re.compile(r"\{([a-z_]+)(\.\.\.)?\}")
 _REFERENCE = "#/components/schemas/{name}"
@@ -36,7 +37,10 @@ _TAGS = (
     ("/ai/webhooks", "Webhooks"),
     ("/ai/", "Models"),
     ("/tokens", "API tokens"),
-    ("/client/v4/", "Accounts"),
+    ("/accounts", "Accounts"),
+    ("/user", "Accounts"),
+    ("/memberships", "Accounts"),
+    ("/client/v4/", "Platform"),
     ("/ai-", "AI binding"),
     ("/run", "AI binding"),
     ("/to-everything/", "AI binding"),
@@ -84,14 +88,18 @@ BINDING_MODEL: Json = {"name": "cf-consn-model-id", "in": "header", "required": 
 def document(routes: Iterable[Route]) -> Json:
     """Return the document of these routes."""
     routes = tuple(routes)
-    bodies = {body.__name__: body for route in routes if (body := operation_of(route.endpoint).body) is not None}
+    declared = [operation_of(route.endpoint) for route in routes]
+    types = [type_ for each in declared for type_ in (each.body, each.result) if type_ is not None]
+    found, components = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    type_schemas = list(zip(types, found, strict=True))
     schemas: Json = {"Envelope": _envelope({}), "Error": _error(), "OpenAIError": _error("openai")}
     schemas["AnthropicError"] = _error("anthropic")
-    schemas |= msgspec.json.schema_components(bodies.values(), ref_template=_REFERENCE)[1]
+    schemas["PageInfo"] = _page_info()
+    schemas |= components
     paths: dict[str, Json] = {}
     for route in routes:
         path = _PARAMETER.sub(r"{\1}", route.path)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, schemas)
+        paths.setdefault(path, {})[route.method.lower()] = _operation(route, path, schemas, type_schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -110,7 +118,7 @@ def document(routes: Iterable[Route]) -> Json:
     }
 
 
-def _operation(route: Route, path: str, schemas: Json) -> Json:
+def _operation(route: Route, path: str, schemas: Json, type_schemas: TypeSchemas) -> Json:
     tag = next(name for part, name in _TAGS if part in path)
     summary, _, description = _documentation(route.endpoint).partition("\n")
     operation: Json = {
@@ -122,10 +130,14 @@ def _operation(route: Route, path: str, schemas: Json) -> Json:
     }
     if description:
         operation["description"] = description
+    if isinstance(route.endpoint, WebSocketEndpoint):
+        operation["parameters"] += _query_parameters(route.endpoint.query)
+        operation["responses"] = {"101": {"description": "The connection becomes a WebSocket."}, **_failures(tag)}
+        return operation
     if isinstance(route.endpoint, Endpoint):
         content = _describe_run(operation, route.endpoint, tag, schemas)
     else:
-        content = _describe_endpoint(operation, route, path, tag)
+        content = _describe_endpoint(operation, route, path, tag, type_schemas)
     operation["responses"] = {"200": {"description": "Success.", "content": content}, **_failures(tag)}
     return operation
 
@@ -140,21 +152,23 @@ def _describe_run(operation: Json, endpoint: Endpoint, tag: str, schemas: Json) 
         body = {"type": "object", "required": ["inputs"], "properties": {"inputs": body, "options": _OBJECT}}
         operation["parameters"].append(BINDING_MODEL)
     operation["parameters"] += RUN_HEADERS
-    operation["requestBody"] = {"required": True, "content": _json(body)}
+    operation["requestBody"] = {"required": True, "content": {endpoint.body_media_type: {"schema": body}}}
     outputs = [_add_task_schema(schemas, name, "output") for name in names]
     return _run_content(outputs, schemas, has_envelope=tag == "Workers AI")
 
 
-def _describe_endpoint(operation: Json, route: Route, path: str, tag: str) -> Json:
+def _describe_endpoint(operation: Json, route: Route, path: str, tag: str, type_schemas: TypeSchemas) -> Json:
     """Add the declared query and body of an endpoint to `operation`, and return the content of its response."""
     declared = operation_of(route.endpoint)
     if declared.query is not None:
         operation["parameters"] += _query_parameters(declared.query)
     if declared.body is not None:
-        content = {declared.body_media_type: {"schema": _reference(declared.body.__name__)}}
+        content = {declared.body_media_type: {"schema": _schema_of(declared.body, type_schemas)}}
         operation["requestBody"] = {"content": content}
     if declared.content is not None:
         return declared.content
+    if declared.result is not None:
+        return _json(_envelope(_schema_of(declared.result, type_schemas), is_paged=declared.is_paged))
     if path.startswith("/client/v4/") or tag == "AI binding":
         return _json(_OBJECT if tag == "OpenAI" else _reference("Envelope"))
     return {"*/*": {}}
@@ -162,7 +176,7 @@ def _describe_endpoint(operation: Json, route: Route, path: str, tag: str) -> Js
 
 def _documentation(endpoint: Any) -> str:
     """Return the first sentence of the documentation on one line, followed by the rest of the first paragraph."""
-    text = endpoint.summary if isinstance(endpoint, Endpoint) else inspect.getdoc(endpoint) or ""
+    text = endpoint.summary if isinstance(endpoint, Endpoint | WebSocketEndpoint) else inspect.getdoc(endpoint) or ""
     first, _, rest = " ".join(text.split("\n\n")[0].split()).partition(". ")
     return f"{first[:1].upper()}{first[1:].rstrip('.')}.\n{rest}"
 
@@ -208,6 +222,7 @@ def _run_content(outputs: list[Json], schemas: Json, *, has_envelope: bool) -> J
     """Return the possible responses of an inference route, by media type."""
     whole: list[Json] = []
     has_stream = False
+    binary: Json = {}
     for reference in outputs:
         output = schemas[reference["$ref"].rpartition("/")[2]]
         for variant in output.get("oneOf", [output]):
@@ -215,7 +230,10 @@ def _run_content(outputs: list[Json], schemas: Json, *, has_envelope: bool) -> J
             has_stream = has_stream or media_type == "text/event-stream"
             if media_type == "application/json":
                 whole.append(variant)
-    content = _json(_envelope(_any_of(whole)) if has_envelope else _any_of(whole))
+            elif media_type != "text/event-stream":
+                binary[media_type] = {"schema": {"type": "string", "format": "binary"}}
+    content = _json(_envelope(_any_of(whole)) if has_envelope else _any_of(whole)) if whole else {}
+    content |= binary
     if has_stream:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     return content
@@ -229,13 +247,21 @@ def _failures(tag: str) -> Json:
     return {"4XX": failed, "5XX": failed}
 
 
-def _envelope(result: Json) -> Json:
+def _schema_of(type_: Any, type_schemas: TypeSchemas) -> Json:
+    return next(schema for each, schema in type_schemas if each == type_)
+
+
+def _envelope(result: Json, *, is_paged: bool = False) -> Json:
     messages = {"type": "array", "items": _MESSAGE}
-    return {
-        "type": "object",
-        "required": ["result", "success", "errors", "messages"],
-        "properties": {"result": result, "success": {"const": True}, "errors": messages, "messages": messages},
-    }
+    properties: Json = {"result": result, "success": {"const": True}, "errors": messages, "messages": messages}
+    if is_paged:
+        properties["result_info"] = _reference("PageInfo")
+    return {"type": "object", "required": list(properties), "properties": properties}
+
+
+def _page_info() -> Json:
+    names = ("page", "per_page", "count", "total_count", "total_pages")
+    return {"type": "object", "required": list(names), "properties": {name: {"type": "integer"} for name in names}}
 
 
 def _error(api_format: str = "native") -> Json:

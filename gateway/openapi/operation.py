@@ -15,12 +15,18 @@ _ATTRIBUTE = "__openapi__"
 
 @dataclass(frozen=True)
 class Operation:
-    """The declared parts of one operation. `content` replaces the default content of the 200 response."""
+    """The declared parts of one operation.
+
+    `result` is the type of `result` in the envelope of the 200 response; a list `is_paged` if the envelope has a
+    `result_info`. `content` replaces the default content of the 200 response.
+    """
 
     body: type[Struct] | None = None
     body_media_type: str = "application/json"
     query: type[Struct] | None = None
     content: dict[str, Any] | None = None
+    result: Any = None
+    is_paged: bool = False
 
 
 def describe(**parts: Any) -> Callable[[_Endpoint], _Endpoint]:

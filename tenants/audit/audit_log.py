@@ -80,16 +80,17 @@ def digest_of(entry: AuditEntry, previous: bytes) -> bytes:
 
 
 async def list_recent(
-    database: Database, account_id: str, limit: int = 100, *, offset: int = 0, action: str = ""
+    database: Database, account_id: str | None, limit: int = 100, *, offset: int = 0, action: str = ""
 ) -> list[AuditEntry]:
-    """Return an account's entries, newest first: all, or those whose action is `action` or begins with `action` and a
-    dot."""
-    query = select(audit_entries).where(*_of(account_id, action)).order_by(*_NEWEST).limit(limit).offset(offset)
+    """Return the entries of an account, or of all accounts for None, newest first: all, or those whose action is
+    `action` or begins with `action` and a dot."""
+    newest = _NEWEST if account_id is not None else (audit_entries.c.sequence.desc(),)
+    query = select(audit_entries).where(*_of(account_id, action)).order_by(*newest).limit(limit).offset(offset)
     async with database.connection() as connection:
         return [AuditEntry(**row) for row in (await connection.execute(query)).mappings()]
 
 
-async def count(database: Database, account_id: str, *, action: str = "") -> int:
+async def count(database: Database, account_id: str | None, *, action: str = "") -> int:
     """Return the total number of entries that `list_recent` pages through."""
     query = select(func.count()).select_from(audit_entries).where(*_of(account_id, action))
     async with database.connection() as connection:
@@ -123,8 +124,8 @@ async def _lock(connection: AsyncConnection) -> Head:
     return Head(row.sequence, row.digest)
 
 
-def _of(account_id: str, action: str) -> list[Any]:
-    conditions = [audit_entries.c.account_id == account_id]
+def _of(account_id: str | None, action: str) -> list[Any]:
+    conditions = [] if account_id is None else [audit_entries.c.account_id == account_id]
     if action:
         is_kind = audit_entries.c.action.startswith(f"{action}.", autoescape=True)
         conditions.append((audit_entries.c.action == action) | is_kind)

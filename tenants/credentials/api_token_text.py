@@ -49,6 +49,11 @@ def mint_global_key() -> str:
     return body + _checksum(body)
 
 
+def mint_link_token() -> str:
+    """Return the token of a new sign-in link."""
+    return "cfl_" + _random(_LOOKUP_LENGTH + _RANDOM_LENGTH)
+
+
 def parse_secret(text: str) -> ParsedSecret | Refused:
     """Parse the text of an API token.
 

@@ -22,8 +22,10 @@ from tenants.credentials.conditions import AddressCondition, decode_condition
 from tenants.credentials.policies import Policy, decode_policies, encode_policies, policy_on_account
 from tenants.credentials.principal import TokenKind
 from tenants.credentials.scopes import find_group
+from tenants.credentials.token_restrictions import Restrictions
 from tenants.residency import RegionRule, decode_rule
 from tenants.tables import accounts, api_tokens, memberships
+from tenants.versions import version_of
 
 TokenStatus = Literal["active", "disabled", "revoked", "expired"]
 
@@ -49,6 +51,15 @@ class ApiToken:
     models: tuple[str, ...] | None = None
     limits: str = ""
     last_used_at: datetime | None = None
+
+    @property
+    def version(self) -> str:
+        """The version of the properties and the secret."""
+        return version_of(self.api_token_id, self.modified_at or self.created_at)
+
+    @property
+    def restrictions(self) -> Restrictions:
+        return Restrictions(self.models, self.condition, self.expires_at, self.region, self.limits)
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -120,6 +131,14 @@ async def find(
 ) -> ApiToken | None:
     """Return one of the account's own tokens, including revoked ones."""
     query = _select(account_id).where(api_tokens.c.api_token_id == api_token_id)
+    async with database.connection() as connection:
+        row = (await connection.execute(query)).mappings().one_or_none()
+    return None if row is None else token_of(row, clock.now())
+
+
+async def find_by_id(database: Database, api_token_id: str, *, clock: Clock = SYSTEM_CLOCK) -> ApiToken | None:
+    """Return a token of any owner."""
+    query = select(*SHOWN_COLUMNS).where(api_tokens.c.api_token_id == api_token_id)
     async with database.connection() as connection:
         row = (await connection.execute(query)).mappings().one_or_none()
     return None if row is None else token_of(row, clock.now())

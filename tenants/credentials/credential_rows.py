@@ -18,8 +18,9 @@ from storage.database import Database
 from tenants.credentials.conditions import decode_condition
 from tenants.credentials.policies import decode_policies, scopes_anywhere, scopes_on
 from tenants.credentials.principal import AccountTerms, Grant, Principal, Refused
-from tenants.credentials.roles import Role, bounded
+from tenants.credentials.roles import Role, bounded, operator_scopes, parse_role
 from tenants.credentials.scopes import ALL_SCOPES
+from tenants.disabled_models import decode_models
 from tenants.residency import RegionRule, decode_rule, residency_of
 from tenants.tables import accounts, api_token_epoch, api_tokens, memberships, users
 
@@ -45,6 +46,7 @@ _TOKEN = (
         accounts.c.retention,
         accounts.c.plan,
         accounts.c.limits.label("account_limits"),
+        accounts.c.disabled_models,
         _EPOCH,
     )
     .join(accounts)
@@ -61,6 +63,9 @@ _USER = (
     select(users.c.user_id, users.c.global_key_digest.label("digest"), _EPOCH)
     .where(users.c.email == bindparam("address"))
     .where(users.c.global_key_digest.is_not(None))
+)
+_SESSION_USER = select(users.c.user_id, users.c.platform_role, users.c.session_generation, _EPOCH).where(
+    users.c.user_id == bindparam("user")
 )
 
 
@@ -90,6 +95,11 @@ async def read_user(connection: AsyncConnection, email: str) -> RowMapping | Non
     return (await connection.execute(_USER, {"address": email})).mappings().one_or_none()
 
 
+async def read_session_user(connection: AsyncConnection, user_id: str) -> RowMapping | None:
+    """Return the row of the user of a browser session, with `epoch`."""
+    return (await connection.execute(_SESSION_USER, {"user": user_id})).mappings().one_or_none()
+
+
 async def evaluate_token(connection: AsyncConnection, row: RowMapping, lookup_id: str) -> Evaluation:
     """Evaluate the row of a token whose secret was correct."""
     account_id, user_id = row["account_id"], row["user_id"] or ""
@@ -98,7 +108,7 @@ async def evaluate_token(connection: AsyncConnection, row: RowMapping, lookup_id
     if row["status"] != "active":
         known = (row["api_token_id"], account_id, row["kind"], *window, condition)
         return Evaluation(Refused(row["status"], *known), frozenset(dependency_ids))
-    terms = row["plan"], row["account_limits"]
+    terms = row["plan"], row["account_limits"], row["disabled_models"]
     own_account = _AccountState(row["account_status"], row["account_region"], row["retention"], *terms)
     policies = decode_policies(row["policies"])
     states = await _accounts_of_user(connection, user_id) if user_id else {account_id: own_account}
@@ -137,7 +147,25 @@ async def evaluate_user(connection: AsyncConnection, row: RowMapping) -> Evaluat
         user_id=user_id,
         user_scopes=ALL_SCOPES,
         elsewhere={account_id: _grant(ALL_SCOPES, state) for account_id, state in states.items()},
-        has_global_key=True,
+        acts_as_user=True,
+    )
+    return Evaluation(principal, frozenset({user_id, *states}))
+
+
+async def evaluate_session_user(connection: AsyncConnection, row: RowMapping) -> Evaluation:
+    """Evaluate a user's browser session: all scopes on each of the user's accounts, and those of the user's platform
+    role on every account."""
+    user_id, role = row["user_id"], row["platform_role"]
+    states = await _accounts_of_user(connection, user_id)
+    principal = Principal(
+        account_id="",
+        api_token_id=user_id,
+        scopes=frozenset() if role is None else operator_scopes(parse_role(role)),
+        user_id=user_id,
+        user_scopes=ALL_SCOPES,
+        elsewhere={account_id: _grant(ALL_SCOPES, state) for account_id, state in states.items()},
+        acts_as_user=True,
+        is_operator=role is not None,
     )
     return Evaluation(principal, frozenset({user_id, *states}))
 
@@ -151,10 +179,11 @@ class _AccountState:
     retention: str
     plan: str
     limits: str
+    disabled_models: str | None
     role: Role = "administrator"
 
     def terms(self) -> AccountTerms:
-        return AccountTerms(self.plan, self.limits)
+        return AccountTerms(self.plan, self.limits, decode_models(self.disabled_models))
 
 
 def _grant(scopes: frozenset[str], state: _AccountState, token_region: RegionRule | None = None) -> Grant:
@@ -164,7 +193,7 @@ def _grant(scopes: frozenset[str], state: _AccountState, token_region: RegionRul
 
 async def _accounts_of_user(connection: AsyncConnection, user_id: str) -> Mapping[str, _AccountState]:
     """Return the state of each account that the user is a member of, by account id."""
-    columns = [accounts.c[name] for name in ("account_id", "status", "region", "retention", "plan", "limits")]
-    query = select(*columns, memberships.c.role).join(memberships)
+    names = ("account_id", "status", "region", "retention", "plan", "limits", "disabled_models")
+    query = select(*(accounts.c[name] for name in names), memberships.c.role).join(memberships)
     query = query.where(memberships.c.user_id == user_id, accounts.c.deleted_at.is_(None))
     return {account_id: _AccountState(*state) for account_id, *state in await connection.execute(query)}

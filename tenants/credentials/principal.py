@@ -24,10 +24,11 @@ RefusalReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class AccountTerms:
-    """Plan and limits of an account, which apply to its calls."""
+    """Plan, limits and disabled models of an account, which apply to its calls."""
 
     plan: str = "paid"
     limits: str = ""
+    disabled_models: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +43,8 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """The holder of an API token or of a global key. Tokens of a blocked account authenticate but give no access.
+    """The holder of an API token, a global key or a browser session. Tokens of a blocked account authenticate but give
+    no access.
 
     `account_id`, `scopes` and `is_account_blocked` describe the credential's own account, `elsewhere` other accounts.
     `user_scopes` apply to objects of the user; `user_id` is "" if the account acts as its own user. `account` and
@@ -61,17 +63,22 @@ class Principal:
     condition: AddressCondition | None = None
     user_scopes: frozenset[str] = frozenset()
     elsewhere: Mapping[str, Grant] = field(default_factory=dict, hash=False)
-    has_global_key: bool = False
+    acts_as_user: bool = False  # a global key or a session of the user: may do all that the user may do
     account: AccountTerms = AccountTerms()
     limits: str = ""  # rate limits of the credential itself
     models: frozenset[str] | None = None  # models that the credential may run; None for all
     residency: Residency = ANYWHERE
-    is_operator: bool = False  # an operator's scopes apply to every account
+    is_operator: bool = False  # `scopes` apply to every account, in addition to those of `elsewhere`
 
     @property
     def holder_id(self) -> str:
         """The user id, or the account id if the account acts as its own user."""
         return self.user_id or self.account_id
+
+    @property
+    def party(self) -> str:
+        """The id under which fair shares of resources are counted: a user has one share for all accounts."""
+        return self.holder_id or self.api_token_id
 
     @property
     def plan(self) -> str:
@@ -87,15 +94,15 @@ class Principal:
         """Return this principal as a principal of that account, or None if it has no access."""
         if account_id == self.account_id:
             return self
-        if self.is_operator:
-            return replace(self, account_id=account_id)
         grant = self.elsewhere.get(account_id)
+        if self.is_operator and (grant is None or grant.is_account_blocked):
+            return replace(self, account_id=account_id)
         if grant is None:
             return None
         return replace(
             self,
             account_id=account_id,
-            scopes=grant.scopes,
+            scopes=grant.scopes | self.scopes if self.is_operator else grant.scopes,
             is_account_blocked=grant.is_account_blocked,
             account=grant.account,
             residency=grant.residency,

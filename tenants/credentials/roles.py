@@ -6,9 +6,10 @@ there allows.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Literal, get_args
 
-from tenants.credentials.scopes import ALL_SCOPES
+from tenants.credentials.scopes import ALL_SCOPES, PLATFORM_SCOPES
 
 Role = Literal["administrator", "developer", "viewer"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -35,6 +36,24 @@ def shown_role(role: Role) -> str:
     return _NAMES[role]
 
 
+def role_id(role: Role) -> str:
+    """Return the role's id in API responses, which never changes."""
+    return hashlib.sha256(f"role:{role}".encode()).hexdigest()[:32]
+
+
+def permissions_of(role: Role) -> dict[str, tuple[bool, bool]]:
+    """Return what the role allows as (may read, may edit) by kind of objects, as API responses show it."""
+    scopes = bounded(ALL_SCOPES, role)
+    may_manage = "account:write" in scopes
+    return {
+        "organization": (True, may_manage),
+        "billing": (True, may_manage),
+        "analytics": (True, False),
+        "logs": (True, False),
+        "ai": ("ai:run" in scopes, "ai:write" in scopes),
+    }
+
+
 def bounded(scopes: frozenset[str], role: Role) -> frozenset[str]:
     """Return the scopes that the role allows.
 
@@ -47,8 +66,8 @@ def bounded(scopes: frozenset[str], role: Role) -> frozenset[str]:
 
 
 def operator_scopes(role: Role) -> frozenset[str]:
-    """Return an operator's scopes on every account: manage or read, as the role allows.
+    """Return an operator's scopes on the platform and on every account: manage or read, as the role allows.
 
     Operators never run or change models, because that would be charged to the account. Operators have no API tokens.
     """
-    return frozenset(s for s in bounded(ALL_SCOPES, role) if not s.startswith(("ai:", "api_token:")))
+    return frozenset(s for s in bounded(ALL_SCOPES | PLATFORM_SCOPES, role) if not s.startswith(("ai:", "api_token:")))

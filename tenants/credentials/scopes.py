@@ -61,6 +61,9 @@ GROUPS: tuple[PermissionGroup, ...] = (
 ALL_SCOPES = frozenset(scope for group in GROUPS for scope in group.scopes)
 """Scopes of a user's global key on each of the user's accounts."""
 
+PLATFORM_SCOPES = frozenset({"platform:read", "platform:write"})
+"""Scopes of a platform role on the whole platform. No permission group grants them, so no API token has them."""
+
 _BY_ID = {group.group_id: group for group in GROUPS}
 _BY_NAME = {group.name.lower(): group for group in GROUPS}
 

@@ -1,4 +1,4 @@
-"""Verify API tokens and global keys: return the Principal of a secret, or the reason of its rejection.
+"""Verify API tokens, global keys and users of sessions: return the Principal, or the reason of the rejection.
 
 Results are cached for 30 seconds under a hash of the secret, and dropped when the token or its account changes: the
 epoch is read every second, a Redis message triggers an earlier read, and changes by this process apply at once. While
@@ -110,6 +110,15 @@ class TokenVerifier:
             return verdict
         return await self._decide(key, lambda: self._look_up_user(key, email.lower(), secret))
 
+    async def verify_session_user(self, user_id: str, generation: int) -> Principal | Refused:
+        """Return the principal of a user's browser session of this generation. Raises StoreUnavailable if the user
+        cannot be read now."""
+        key = f"session user {user_id} {generation}".encode()  # longer than the hashes that are the other keys
+        verdict = self._find_cached(key)
+        if verdict is not None:
+            return verdict
+        return await self._decide(key, lambda: self._look_up_session_user(key, user_id, generation))
+
     def _find_cached(self, key: bytes) -> Principal | Refused | None:
         """Return a cached result that is fresh enough, evaluated at the current time."""
         result = self._accepted.get(key) or self._rejected.get(key)
@@ -219,6 +228,18 @@ class TokenVerifier:
             evaluation = Evaluation(Refused("unknown"), frozenset() if row is None else frozenset({row["user_id"]}))
             if self._is_correct(secret, row) and row is not None:
                 evaluation = await credential_rows.evaluate_user(connection, row)
+        epoch = self._epoch if row is None else row["epoch"]
+        result = _Result(evaluation.verdict, evaluation.dependency_ids, epoch, started_s)
+        self._cache(key, result, num_changes)
+        return result
+
+    async def _look_up_session_user(self, key: bytes, user_id: str, generation: int) -> _Result:
+        async with self._reading() as connection:
+            started_s, num_changes = self._clock.monotonic_s(), self._num_changes
+            row = await credential_rows.read_session_user(connection, user_id)
+            evaluation = Evaluation(Refused("revoked"), frozenset({user_id}))
+            if row is not None and row["session_generation"] == generation:
+                evaluation = await credential_rows.evaluate_session_user(connection, row)
         epoch = self._epoch if row is None else row["epoch"]
         result = _Result(evaluation.verdict, evaluation.dependency_ids, epoch, started_s)
         self._cache(key, result, num_changes)

@@ -21,8 +21,10 @@ from tenants.credentials.api_tokens import SHOWN_COLUMNS, ApiToken, CreatedToken
 from tenants.credentials.conditions import AddressCondition, encode_condition
 from tenants.credentials.policies import Policy, encode_policies
 from tenants.credentials.principal import TokenKind
+from tenants.credentials.token_restrictions import Restrictions
 from tenants.residency import RegionRule, encode_rule
 from tenants.tables import api_tokens
+from tenants.versions import check_version
 
 MAX_TOKENS: dict[TokenKind, int] = {"user": 50, "account": 500}
 
@@ -61,6 +63,10 @@ class TokenSpec:
     region: RegionRule | None = None
     models: tuple[str, ...] | None = None
     limits: str = ""
+
+    @property
+    def restrictions(self) -> Restrictions:
+        return Restrictions(self.models, self.condition, self.expires_at, self.region, self.limits)
 
     def row(self) -> dict[str, Any]:
         """Return the columns. Raises ValueError for an invalid name."""
@@ -139,12 +145,20 @@ async def page(
 
 
 async def replace(
-    database: Database, owner: TokenOwner, api_token_id: str, spec: TokenSpec, *, context: ChangeContext = CLI
+    database: Database,
+    owner: TokenOwner,
+    api_token_id: str,
+    spec: TokenSpec,
+    *,
+    expected: frozenset[str] | None = None,
+    context: ChangeContext = CLI,
 ) -> ApiToken:
-    """Replace all properties of a token; effective everywhere within seconds. Raises Missing, ValueError for an
-    invalid name."""
+    """Replace all properties of a token; effective everywhere within seconds.
+
+    Raises Missing; ValueError for an invalid name; VersionChanged if the current version is not one of `expected`.
+    """
     values = spec.row() | {"modified_at": context.clock.now()}
-    return await _change(database, owner, api_token_id, values, "api_token.update", context)
+    return await _change(database, owner, api_token_id, values, "api_token.update", context, expected)
 
 
 async def roll(
@@ -176,10 +190,15 @@ async def _change(
     values: Mapping[str, object],
     action: str,
     context: ChangeContext,
+    expected: frozenset[str] | None = None,
 ) -> ApiToken:
     this = and_(owner.holds(), api_tokens.c.api_token_id == api_token_id)
     async with database.transaction() as connection:
-        epoch = await decision_epoch.raise_epoch(connection)
+        epoch = await decision_epoch.raise_epoch(connection)  # holds the lock of all changes
+        if expected is not None:
+            found = (await connection.execute(select(*SHOWN_COLUMNS).where(this))).mappings().one_or_none()
+            if found is not None:
+                check_version(token_of(found, context.clock.now()).version, expected)
         changed = update(api_tokens).where(this).values(**values, decision_epoch=epoch).returning(*SHOWN_COLUMNS)
         row = (await connection.execute(changed)).mappings().one_or_none()
         if row is None:

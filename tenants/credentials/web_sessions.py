@@ -1,4 +1,4 @@
-"""Browser sessions of signed-in operators. Sessions are opaque and server-side, and end immediately when closed.
+"""Browser sessions of signed-in people. Sessions are opaque and server-side, and end immediately when closed.
 
 The cookie is a random id with a signature, so an invented cookie never reaches the store. The stored entry is keyed by
 a hash of the id and is signed: an attacker who can read the store cannot sign in, and an attacker who can write to the
@@ -29,21 +29,34 @@ _COOKIE = re.compile(r"([0-9a-f]{64})\.([0-9a-f]{64})")
 _PREFIX = "web-session:"
 
 
+class SessionOwner(Struct, frozen=True):
+    """The person of a session: a user (`user_id`), or an operator of an OpenID provider, whose name and role are those
+    of the sign-in. `generation` is the user's `session_generation` at the sign-in."""
+
+    operator_id: str = ""
+    name: str = ""
+    email: str = ""
+    role: Role | None = None
+    user_id: str = ""
+    generation: int = 0
+
+    @property
+    def actor(self) -> str:
+        """The person's id in the audit log."""
+        return self.user_id or self.operator_id
+
+
 class _Stored(Struct, frozen=True):
-    operator_id: str
-    name: str
-    role: Role
+    owner: SessionOwner
     began_s: float
     seen_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class WebSession:
-    """A signed-in operator. `csrf_token` is known only to the session's own pages."""
+    """A signed-in person. `csrf_token` is known only to the session's own pages."""
 
-    operator_id: str
-    name: str
-    role: Role
+    owner: SessionOwner
     csrf_token: str
     ends_at: datetime
 
@@ -52,13 +65,13 @@ class WebSessions:
     def __init__(self, ephemeral: Ephemeral, secret: bytes, clock: Clock = SYSTEM_CLOCK) -> None:
         """Create the session store. All gateways of a platform must use the same `secret`."""
         self._ephemeral = ephemeral
-        self._key = hmac.digest(secret, b"hearth web sessions 1", "sha256")
+        self._key = hmac.digest(secret, b"hearth web sessions 2", "sha256")
         self._clock = clock
 
-    async def open(self, operator_id: str, name: str, role: Role) -> str:
+    async def open(self, owner: SessionOwner) -> str:
         """Create a session and return its cookie. Raises StoreUnavailable."""
         id_, now_s = secrets.token_hex(32), self._now_s()
-        await self._write(id_, _Stored(operator_id, name, role, now_s, now_s))
+        await self._write(id_, _Stored(owner, now_s, now_s))
         return f"{id_}.{self._signature('cookie', id_)}"
 
     async def find(self, cookie: str) -> WebSession | None:
@@ -75,7 +88,7 @@ class WebSessions:
         if now_s - stored.seen_s >= _TOUCH_EACH_S:
             await self._write(id_, msgspec.structs.replace(stored, seen_s=now_s))
         ends_at = datetime.fromtimestamp(stored.began_s + LIFE_S, UTC)
-        return WebSession(stored.operator_id, stored.name, stored.role, self._signature("csrf", id_), ends_at)
+        return WebSession(stored.owner, self._signature("csrf", id_), ends_at)
 
     async def close(self, cookie: str) -> None:
         """End the session. Raises StoreUnavailable."""

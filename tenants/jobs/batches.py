@@ -7,7 +7,7 @@ only: each request has exactly one result and one usage entry. Contents are seal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -27,6 +27,8 @@ ChunkKey = tuple[str, int]
 
 Kind = Literal["run", "response"]
 """The kind of the requests of a batch: bodies of `ai/run`, or one body of `responses`."""
+
+State = Literal["queued", "running", "cancelling", "cancelled", "finished"]
 
 
 class QueueFull(StoreError):
@@ -83,13 +85,14 @@ class LeasedChunk:
 
 @dataclass(frozen=True)
 class Completion:
-    """The sealed result of one request, with its usage entries."""
+    """The sealed result of one request, with its usage entries. `is_failed`: the result is an error."""
 
     number: int
     result: bytes
     prompt_tokens: int = 0
     completion_tokens: int = 0
     entries: tuple[UsageEntry, ...] = ()
+    is_failed: bool = False
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,34 @@ class BatchState:
     is_started: bool
     is_finished: bool
     is_cancelled: bool = False
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """A batch as its account sees it. `num_done` counts requests with a result, `num_failed` those whose result is an
+    error."""
+
+    batch_id: str
+    api_token_id: str
+    requested_model: str
+    model: str
+    kind: Kind
+    num_requests: int
+    num_done: int
+    num_failed: int
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    expires_at: datetime | None
+    cancelled_at: datetime | None
+
+    @property
+    def state(self) -> State:
+        if self.finished_at is not None:
+            return "cancelled" if self.cancelled_at is not None and self.num_failed else "finished"
+        if self.cancelled_at is not None:
+            return "cancelling"
+        return "queued" if self.started_at is None else "running"
 
 
 async def submit(database: Database, batch: NewBatch, *, max_waiting: int) -> None:
@@ -165,12 +196,18 @@ async def has_work(database: Database, now: datetime) -> bool:
         return (await connection.execute(query)).first() is not None
 
 
-async def take(database: Database, owner: str, now: datetime, lease_s: float) -> LeasedChunk | None:
-    """Lease the oldest available chunk of the account that has been served the fewest tokens, or return None. Raises
-    StoreUnavailable."""
+async def take(
+    database: Database, owner: str, now: datetime, lease_s: float, excluded: Collection[str] = ()
+) -> LeasedChunk | None:
+    """Lease the oldest available chunk of the account that has been served the fewest tokens, or return None. Leaves
+    out the accounts in `excluded`. Raises StoreUnavailable."""
     chunk, share = batch_chunks.c, batch_shares.c
     behind = select(share.account_id).join(batch_chunks, chunk.account_id == share.account_id)
-    behind = behind.where(chunk.free_at <= now).order_by(share.taken, share.account_id).limit(1)
+    behind = (
+        behind.where(chunk.free_at <= now, share.account_id.not_in(excluded))
+        .order_by(share.taken, share.account_id)
+        .limit(1)
+    )
     async with database.transaction() as connection:
         account_id = (await connection.execute(behind)).scalar_one_or_none()
         if account_id is None:
@@ -252,7 +289,8 @@ async def store_results(
             entries += [
                 entry for completion in completions[key] if completion.number in new for entry in completion.entries
             ]
-            await _count(connection, row, len(new), now, lease_s=lease_s, ttl_s=ttl_s)
+            num_failed = sum(completion.is_failed for completion in completions[key] if completion.number in new)
+            await _count(connection, row, len(new), num_failed, now, lease_s=lease_s, ttl_s=ttl_s)
         if entries:
             await write_within(connection, entries)
     return lost
@@ -282,7 +320,14 @@ async def _insert_results(connection: AsyncConnection, batch_id: str, completion
 
 
 async def _count(
-    connection: AsyncConnection, row: Mapping[Any, Any], num_new: int, now: datetime, *, lease_s: float, ttl_s: float
+    connection: AsyncConnection,
+    row: Mapping[Any, Any],
+    num_new: int,
+    num_failed: int,
+    now: datetime,
+    *,
+    lease_s: float,
+    ttl_s: float,
 ) -> None:
     """Count finished requests of a chunk and its batch. A finished chunk drops its requests and its owner."""
     batch_id, num_done = row["batch_id"], row["num_done"] + num_new
@@ -294,6 +339,7 @@ async def _count(
     is_last = batch.num_done + num_new == batch.num_requests
     counted = {
         "num_done": batch.num_done + num_new,
+        "num_failed": batch.num_failed + num_failed,
         "finished_at": case((is_last, now), else_=batch.finished_at),
         "expires_at": case((is_last, now + timedelta(seconds=ttl_s)), else_=batch.expires_at),
     }
@@ -343,13 +389,44 @@ async def find(
     )
 
 
-async def cancel(database: Database, account_id: str, batch_id: str, now: datetime) -> None:
-    """Request cancellation of the account's batch, unless it is finished. Raises StoreUnavailable."""
+_RECORD = [batches.c[name] for name in BatchRecord.__dataclass_fields__]
+
+
+async def list_records(
+    database: Database, account_id: str | None, now: datetime, limit: int, *, offset: int = 0
+) -> tuple[list[BatchRecord], int]:
+    """Return a page of the batches of an account, or of all accounts for None, newest first, and the number of all.
+    Raises StoreUnavailable."""
+    where = _stored(account_id, now)
+    query = select(*_RECORD).where(*where).order_by(batches.c.batch_id.desc()).limit(limit).offset(offset)
+    async with database.connection() as connection:
+        found = [BatchRecord(**row) for row in (await connection.execute(query)).mappings()]
+        total = (await connection.execute(select(func.count()).select_from(batches).where(*where))).scalar_one()
+    return found, int(total)
+
+
+async def find_record(database: Database, account_id: str, batch_id: str, now: datetime) -> BatchRecord | None:
+    """Return a batch of the account, or None. Raises StoreUnavailable."""
+    query = select(*_RECORD).where(*_stored(account_id, now), batches.c.batch_id == batch_id)
+    async with database.connection() as connection:
+        row = (await connection.execute(query)).mappings().first()
+    return None if row is None else BatchRecord(**row)
+
+
+def _stored(account_id: str | None, now: datetime) -> tuple[ColumnElement[bool], ...]:
+    expires_at = batches.c.expires_at
+    is_stored = or_(expires_at.is_(None), expires_at > now)
+    return (is_stored,) if account_id is None else (batches.c.account_id == account_id, is_stored)
+
+
+async def cancel(database: Database, account_id: str, batch_id: str, now: datetime) -> bool:
+    """Request cancellation of the account's batch; return False if it is finished or cancelled already, or does not
+    exist. Raises StoreUnavailable."""
     batch = batches.c
     this = update(batches).where(batch.batch_id == batch_id, batch.account_id == account_id)
     this = this.where(batch.finished_at.is_(None), batch.cancelled_at.is_(None))
     async with database.transaction() as connection:
-        await connection.execute(this.values(cancelled_at=now))
+        return (await connection.execute(this.values(cancelled_at=now))).rowcount > 0
 
 
 async def cancelled_among(database: Database, batch_ids: Iterable[str]) -> set[str]:

@@ -110,10 +110,12 @@ async def raise_alerts(database: Database, alerts: Sequence[Alert]) -> list[Aler
     return [rows[id] for id in new]
 
 
-async def list_alerts(database: Database, account_id: str, limit: int = 100) -> list[Alert]:
-    """Return the account's newest alerts, newest first."""
+async def list_alerts(database: Database, account_id: str | None, limit: int = 100) -> list[Alert]:
+    """Return the newest alerts of an account, or of all accounts for None, newest first."""
     names = ("account_id", "api_token_id", "unit", "month", "percent", "micro_amount", "micro_used", "at")
-    query = select(*(budget_alerts.c[name] for name in names)).where(budget_alerts.c.account_id == account_id)
+    query = select(*(budget_alerts.c[name] for name in names))
+    if account_id is not None:
+        query = query.where(budget_alerts.c.account_id == account_id)
     async with database.connection() as connection:
         newest = query.order_by(budget_alerts.c.at.desc(), budget_alerts.c.alert_id.desc()).limit(limit)
         return [Alert(**row) for row in (await connection.execute(newest)).mappings()]

@@ -7,6 +7,10 @@ import contextlib
 import logging
 import time
 import uuid
+from datetime import UTC, datetime
+
+import msgspec
+from msgspec import Struct
 
 from storage.ephemeral import Ephemeral
 from storage.errors import StoreUnavailable
@@ -21,20 +25,45 @@ MAX_CLOCK_DIFFERENCE_S = 30.0
 _KIND = "gateways"
 
 
-class GatewayPresence:
-    """Sets `num_gateways` of `local` while `run` runs."""
+class GatewayInfo(Struct, frozen=True):
+    """A running gateway. Its id changes at every start."""
 
-    def __init__(self, ephemeral: Ephemeral, local: LocalQuota) -> None:
+    gateway_id: str
+    pop: str = ""
+    version: str = ""
+    started_at: datetime | None = None
+
+
+async def read_gateways(ephemeral: Ephemeral) -> list[GatewayInfo]:
+    """Return the running gateways, by PoP and start. Raises StoreUnavailable."""
+    found = []
+    for gateway_id, payload in (await ephemeral.present(_KIND)).items():
+        try:
+            found.append(msgspec.json.decode(payload, type=GatewayInfo))
+        except msgspec.DecodeError:  # of an older version
+            found.append(GatewayInfo(gateway_id))
+    return sorted(found, key=lambda each: (each.pop, str(each.started_at), each.gateway_id))
+
+
+class GatewayPresence:
+    """Sets `num_gateways` of `local` while `run` runs. `pop` and `version` are announced for display."""
+
+    def __init__(self, ephemeral: Ephemeral, local: LocalQuota, *, pop: str = "", version: str = "") -> None:
         self._ephemeral = ephemeral
         self._local = local
         self._id = uuid.uuid4().hex
+        self._payload = msgspec.json.encode(GatewayInfo(self._id, pop, version, datetime.now(UTC)))
         self._is_clock_off = False
+
+    @property
+    def gateway_id(self) -> str:
+        return self._id
 
     async def run(self) -> None:
         """Announce this gateway and count the running gateways, forever."""
         while True:
             with contextlib.suppress(StoreUnavailable):
-                self._compare_clocks(await self._ephemeral.announce(_KIND, self._id, b"1", PRESENCE_TTL_S))
+                self._compare_clocks(await self._ephemeral.announce(_KIND, self._id, self._payload, PRESENCE_TTL_S))
                 self._local.num_gateways = max(1, len(await self._ephemeral.present(_KIND)))
                 metrics.GATEWAYS.set(self._local.num_gateways)
             await asyncio.sleep(PRESENCE_INTERVAL_S)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Literal, cast
 
 from telemetry.bounded_cache import BoundedCache
-from tenants.credentials.principal import Principal
+from tenants.credentials.principal import AccountTerms, Principal
 
 Unit = Literal["requests", "tokens", "calls", "waiting"]
 Kind = Literal["r", "t", "c", "b"]  # the kinds of `quota_script.py`
@@ -155,6 +155,10 @@ class Limits:
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
         self._items: BoundedCache[tuple[str, ...], tuple[Item, ...]] = BoundedCache(_MAX_CACHED)
+
+    def in_force_on(self, account: AccountTerms) -> Rules:
+        """Return the rules that apply to an account, whatever credential is used."""
+        return in_force(self._rules, account.plan, parse_overrides(account.limits))
 
     def items(self, principal: Principal, task: str = "", model: str = "") -> tuple[Item, ...]:
         """Return the items that apply to a principal's call; without a task, to a request that runs no model."""

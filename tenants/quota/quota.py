@@ -58,13 +58,15 @@ class Quota:
         timeout_s: float,
         lease_s: float,
         budgets: Budgets | None = None,
+        pop: str = "",
+        version: str = "",
     ) -> None:
         self._link = RedisLink(url, timeout_s=timeout_s, on_open=self._on_redis_recovered)
         self._lease_ms = round(lease_s * 1000)
         self._budgets = budgets
         self._loop = asyncio.get_running_loop()
         self._local = LocalQuota()
-        self._presence = GatewayPresence(ephemeral, self._local)
+        self._presence = GatewayPresence(ephemeral, self._local, pop=pop, version=version)
         self._pace = ReleasePace()
         self._epoch = ""
         self._adopting = asyncio.Lock()
@@ -75,6 +77,11 @@ class Quota:
         self._unreported = UnreportedCalls()
         self._plans: BoundedCache[tuple[str, tuple[Item, ...], tuple[Budget, ...]], Plan] = BoundedCache(MAX_PLANS)
         self._seeding_tasks: dict[str, asyncio.Task[None]] = {}
+
+    @property
+    def gateway_id(self) -> str:
+        """The id of this gateway in Redis."""
+        return self._presence.gateway_id
 
     def plan(self, account_id: str, items: tuple[Item, ...], budgets: tuple[Budget, ...] = ()) -> Plan:
         """Return the plan for these items; the same object for the same arguments."""

@@ -20,7 +20,7 @@ from sqlalchemy import String, select, tuple_
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from storage.database import Database, insert_replacing, uuid7
+from storage.database import Database, insert_replacing, uuid7, uuid7_floor
 from storage.many_rows import ManyRows, Row
 from tenants.tables import usage_entries, usage_spools
 from tenants.usage import usage_sums
@@ -37,6 +37,9 @@ class UsageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `attempts` the number of nodes tried. `device_us` is the call's share of device time in microseconds; `bytes_in`
     and `bytes_out` are body sizes. A response `is_useful` if it finished within its deadline and in the requested
     format; `num_retried` counts responses, earlier counted as useful, that this call's client requested again.
+    `queue_us`, `prefill_us` and `decode_us` are the microseconds that the call waited on its node, then until its
+    first token, and then until its last (0 if unknown). `tried_nodes` names the nodes that were tried, comma-separated;
+    "" if only `node_id` was.
     """
 
     request_id: str
@@ -67,6 +70,10 @@ class UsageEntry(Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_retried: int = 0
     is_useful: bool = False
     is_batch: bool = False
+    queue_us: int = 0
+    prefill_us: int = 0
+    decode_us: int = 0
+    tried_nodes: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,6 +98,16 @@ class Latency:
     num_calls: int
     ttft_ms: tuple[float, float, float] | None
     total_ms: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class LatencyOfCalls:
+    """Percentiles (50, 95, 99) of a number of calls, in milliseconds. None without calls, `ttft_ms` also without
+    output."""
+
+    num_calls: int
+    ttft_ms: tuple[float, float, float] | None
+    total_ms: tuple[float, float, float] | None
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -220,17 +237,39 @@ async def accepts_rows(database: Database) -> bool:
 
 
 async def list_recent(
-    database: Database, which: Filter | str, limit: int = 50, *, before: str | None = None
+    database: Database,
+    which: Filter | str,
+    limit: int = 50,
+    *,
+    before: str | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    min_duration_ms: float | None = None,
 ) -> list[UsageEntry]:
     """Return the newest calls of a filter or an account, newest first. `before` is the request id to continue after."""
     which = Filter(which) if isinstance(which, str) else which
-    newest = usage_entries.c.started_at.desc(), usage_entries.c.request_id.desc()
-    query = select(*_ENTRY_COLUMNS).where(*which.clauses(usage_entries)).order_by(*newest).limit(limit)
+    started, id = usage_entries.c.started_at, usage_entries.c.request_id
+    query = select(*_ENTRY_COLUMNS).where(*which.clauses(usage_entries))
+    if since is not None:
+        query = query.where(started >= since)
+    if until is not None:
+        query = query.where(started < until)
+    if min_duration_ms is not None:
+        query = query.where(usage_entries.c.duration_ms >= min_duration_ms)
     if before is not None:
-        last = select(usage_entries.c.started_at).where(usage_entries.c.request_id == before).scalar_subquery()
-        query = query.where(tuple_(usage_entries.c.started_at, usage_entries.c.request_id) < tuple_(last, before))
+        last = select(started).where(id == before).scalar_subquery()
+        query = query.where(tuple_(started, id) < tuple_(last, before))
     async with database.connection() as connection:
-        return [UsageEntry(**row) for row in (await connection.execute(query)).mappings()]
+        rows = (await connection.execute(query.order_by(started.desc(), id.desc()).limit(limit))).mappings()
+        return [UsageEntry(**row) for row in rows]
+
+
+async def find(database: Database, account_id: str, request_id: str) -> UsageEntry | None:
+    """Return a call of the account, or None. Raises StoreUnavailable."""
+    query = select(*_ENTRY_COLUMNS).where(usage_entries.c.request_id == request_id)
+    async with database.connection() as connection:
+        row = (await connection.execute(query.where(usage_entries.c.account_id == account_id))).mappings().one_or_none()
+    return None if row is None else UsageEntry(**row)
 
 
 async def entries_between(
@@ -268,6 +307,27 @@ async def latencies(
         Latency(model, len(total), _percentiles(first) if first else None, _percentiles(total))
         for model, (first, total) in sorted(found.items())
     ]
+
+
+async def newest_latency(
+    database: Database, which: Filter, since: datetime, until: datetime, at_most: int
+) -> LatencyOfCalls:
+    """Return latency percentiles over the newest `at_most` calls of the span, of all models together.
+
+    The calls of all accounts are found by their ids, which begin with the time, because there is no index on the time
+    alone. Calls with other ids are not measured then.
+    """
+    started, id = usage_entries.c.started_at, usage_entries.c.request_id
+    query = select(usage_entries.c.ttft_ms, usage_entries.c.duration_ms).where(*which.clauses(usage_entries))
+    if which.account_id is None:
+        query = query.where(id >= uuid7_floor(since), id < uuid7_floor(until)).order_by(id.desc())
+    else:
+        query = query.where(started >= since, started < until).order_by(started.desc())
+    async with database.connection() as connection:
+        rows = (await connection.execute(query.limit(at_most))).all()
+    first = [row.ttft_ms for row in rows if row.ttft_ms is not None]
+    total = [row.duration_ms for row in rows]
+    return LatencyOfCalls(len(rows), _percentiles(first) if first else None, _percentiles(total) if total else None)
 
 
 def _percentiles(values: list[float]) -> tuple[float, float, float]:

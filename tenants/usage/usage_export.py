@@ -21,7 +21,8 @@ Format = Literal["csv", "parquet"]
 
 MEDIA_TYPES: dict[Format, str] = {"csv": "text/csv", "parquet": "application/vnd.apache.parquet"}
 COLUMNS = UsageEntry.__struct_fields__
-_PAGE_ROWS = 5000
+_PAGE_ROWS = 100  # converted at once on the event loop, while other requests wait
+_GROUP_ROWS = 1000  # rows per row group of a Parquet file; smaller groups make the file larger
 
 
 class ParquetUnavailable(Exception):
@@ -83,7 +84,7 @@ def _lines(rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 class _Parquet:
-    """Parquet pieces, one row group per page."""
+    """Parquet pieces, one for each row group."""
 
     def __init__(self) -> None:
         """Open the writer. Raises ParquetUnavailable."""
@@ -94,6 +95,7 @@ class _Parquet:
                 "Parquet export needs pyarrow: install Hearth with `pip install 'hearth[parquet]'`, or export CSV"
             ) from None
         self._sink = _Sink()
+        self._rows: list[Sequence[Any]] = []  # rows of the next row group
         self._schema = self._arrow.schema([self._field(name) for name in COLUMNS])
         self._writer = parquet.ParquetWriter(self._sink, self._schema, compression="zstd")
 
@@ -101,11 +103,20 @@ class _Parquet:
         return self._sink.take()
 
     def rows(self, rows: Sequence[Sequence[Any]]) -> bytes:
-        arrays = [self._arrow.array(column, field.type) for column, field in zip(zip(*rows), self._schema, strict=True)]  # noqa: B905
-        self._writer.write_table(self._arrow.Table.from_arrays(arrays, schema=self._schema))
+        self._rows += rows
+        if len(self._rows) >= _GROUP_ROWS:
+            self._write_group()
         return self._sink.take()
 
+    def _write_group(self) -> None:
+        columns = zip(zip(*self._rows), self._schema, strict=True)  # noqa: B905
+        arrays = [self._arrow.array(column, field.type) for column, field in columns]
+        self._writer.write_table(self._arrow.Table.from_arrays(arrays, schema=self._schema))
+        self._rows.clear()
+
     def end(self) -> bytes:
+        if self._rows:
+            self._write_group()
         self._writer.close()
         return self._sink.take()
 

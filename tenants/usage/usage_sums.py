@@ -69,6 +69,22 @@ class UsageTotal:
         return round(self.micro_neurons / self.num_useful) if self.num_useful > 0 else None
 
 
+class StepTotal(NamedTuple):
+    """Totals of the calls that started within one step and ended with `status`."""
+
+    at: datetime
+    status: str
+    num_calls: int
+    num_useful: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    micro_neurons: int
+
+
+STEP_SUMS = StepTotal._fields[2:]
+
+
 @dataclass(frozen=True)
 class Filter:
     """A filter for calls: each field given must be equal. `account_id` None matches every account."""
@@ -175,6 +191,24 @@ async def total(
     async with database.connection() as connection:
         rows: Sequence[Mapping[str, Any]] = (await connection.execute(query)).mappings().all()  # type: ignore[assignment]
     return [UsageTotal(**(dict(row) | {"key": _text(row["key"], by)})) for row in rows]
+
+
+async def totals_by_step(
+    database: Database, which: Filter, since: datetime, until: datetime, step: Period
+) -> list[StepTotal]:
+    """Return totals of the periods that start in [since, until), one for each step and status, oldest first. A step
+    that is finer than the stored periods has the whole period's total at its start."""
+    table = usage_sums.c
+    start: ColumnElement[Any] = table.starts_at if step == "minute" else utc_floor(table.starts_at, step)
+    sums = [cast(func.sum(table[name]), BigInteger).label(name) for name in STEP_SUMS]
+    query = (
+        select(start.label("at"), table.status, *sums)
+        .where(*which.clauses(usage_sums), table.starts_at >= since, table.starts_at < until)
+        .group_by(start, table.status)
+        .order_by(start)
+    )
+    async with database.connection() as connection:
+        return [StepTotal(*row) for row in await connection.execute(query)]
 
 
 async def micro_neurons(

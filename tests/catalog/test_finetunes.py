@@ -39,13 +39,19 @@ async def test_account_lists_its_own_and_may_use_public_fine_tunes(database: Dat
     assert await finetunes.find_own(database, OURS, theirs.finetune_id) is None
     assert (await finetunes.find_usable(database, OURS, "style")) == ours
     assert (await finetunes.find_usable(database, THEIRS, "style")) == theirs
-    assert (await finetunes.find_usable(database, OURS, theirs.finetune_id)) == theirs
+    assert await finetunes.find_usable(database, OURS, theirs.finetune_id) is None, "without files"
     assert await finetunes.find_usable(database, OURS, other.finetune_id) is None
     assert await finetunes.list_public(database, limit=10, offset=0) == []
     for config in (True, False):
         await put(database, objects, theirs, tmp_path, config)
     (listed,) = await finetunes.list_public(database, limit=10, offset=0)
     assert (listed.finetune_id, listed.missing_files) == (theirs.finetune_id, [])
+    for reference in (theirs.finetune_id, f"{THEIRS}/style"):
+        assert await finetunes.find_usable(database, OURS, reference) == listed
+        assert await finetunes.find_usable(database, OURS, reference, needs_approval=True) is None
+    assert await finetunes.find_usable(database, OURS, f"{OURS}/style") == ours
+    assert await finetunes.remove(database, OURS, ours.finetune_id)
+    assert await finetunes.find_usable(database, OURS, "style") is None, "a name of another account"
     assert not await finetunes.remove(database, OURS, theirs.finetune_id)
     assert await finetunes.remove(database, THEIRS, theirs.finetune_id)
     await objects.close()

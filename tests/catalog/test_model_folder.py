@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,9 +93,51 @@ def test_facts_of_an_embedding_model_are_derived() -> None:
 
 
 @pytest.mark.parametrize(
+    ("architecture", "task", "schema"),
+    [
+        ("DistilBertForSequenceClassification", "Text Classification", "text_classification"),
+        ("M2M100ForConditionalGeneration", "Translation", "translation"),
+        ("MarianMTModel", "Translation", "translation"),
+        ("BartForConditionalGeneration", "Summarization", "summarization"),
+    ],
+)
+def test_architecture_gives_the_task(tmp_path: Path, architecture: str, task: str, schema: str) -> None:
+    folder = write_model_folder(tmp_path)
+    (folder / "config.json").write_text(json.dumps({"architectures": [architecture]}))
+    facts = derive_facts(inspect_folder(folder), "@cf/acme/model", CREATED_AT)
+    assert (facts.task, facts.schema) == (task, schema)
+
+
+@pytest.mark.parametrize(
+    ("config", "context_window", "takes_images"),
+    [
+        ({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {"hidden_size": 2560}}, 131_072, True),
+        ({"architectures": ["Qwen2_5_VLForConditionalGeneration"], "max_position_embeddings": 128_000}, 128_000, True),
+        ({"architectures": ["Llama4ForConditionalGeneration"], "text_config": {}}, 131_072, False),
+    ],
+)
+def test_text_models_with_a_vision_part_are_text_generation(
+    tmp_path: Path, config: dict[str, Any], context_window: int, takes_images: bool
+) -> None:
+    folder = write_model_folder(tmp_path)
+    (folder / "config.json").write_text(json.dumps(config))
+    facts = derive_facts(inspect_folder(folder), "@cf/acme/model", CREATED_AT)
+    assert (facts.task, facts.context_window) == ("Text Generation", context_window)
+    assert ("vision" in facts.capabilities) == takes_images
+
+
+def test_classifier_with_one_output_is_a_reranker(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path)
+    config = {"architectures": ["XLMRobertaForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    (folder / "config.json").write_text(json.dumps(config))
+    facts = derive_facts(inspect_folder(folder), "@cf/acme/model", CREATED_AT)
+    assert (facts.task, facts.schema) == ("Text Classification", "reranker")
+
+
+@pytest.mark.parametrize(
     "config",
     [
-        {"architectures": ["WhisperForConditionalGeneration"]},
+        {"architectures": ["BlipForQuestionAnswering"]},
         {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": "many"},
         {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": -1},
     ],

@@ -72,6 +72,14 @@ def test_filters_and_pages(query: dict[str, Any], found: list[str]) -> None:
     assert names(**query) == found
 
 
+def test_search_can_leave_out_models_without_weights() -> None:
+    registry = Registry(None)
+    installed, known = (registry.search(SearchQuery(is_installed=only)).models for only in (True, False))
+    assert {"@cf/hearth/spark", "@cf/hearth/minilm"} <= {model.name for model in installed}
+    assert {model.name for model in installed} == {card.name for card in registry.all()}
+    assert len(known) > len(installed)
+
+
 def test_page_has_the_total_count() -> None:
     page = search_page(CARDS, SearchQuery(page=9, per_page=2), TODAY)
     assert (page.rows, page.total_count, page.page, page.per_page) == ([], 4, 9, 2)

@@ -35,9 +35,17 @@ CHANGING: dict[str, tuple[str, list[str]]] = {
     "user leave": ("ada@example.com {account}", ["membership.delete"]),
     "user join": ("ada@example.com {account}", ["membership.create"]),
     "user roll": ("ada@example.com", ["user.roll_global_key"]),
+    "operator add": (
+        "bob@example.com --role viewer --account {account} --generate",
+        ["operator.add", "membership.create"],
+    ),
+    "operator reset": ("bob@example.com --generate", ["operator.reset_password"]),
+    "dashboard": ("--email bob@example.com --url https://hearth.example", ["operator.create_link"]),
+    "operator remove": ("bob@example.com", ["operator.remove"]),
     "model publish": ("{folder} --name @cf/acme/chat", ["model.publish"]),
     "model alias": ("@cf/acme/other @cf/acme/chat", ["model.alias"]),
     "finetune publish": ("{adapter} --name cf-public-x --model @cf/hearth/spark", ["finetune.publish"]),
+    "finetune approve": ("{finetune}", ["finetune.approve"]),
     "finetune remove": ("{finetune}", ["finetune.remove"]),
     "service make": ("node/n1 --pop fra", ["service_key.make"]),
     "service ensure": ("gateway/g9 node/n9@fra", ["service_key.make", "service_key.make"]),
@@ -52,11 +60,38 @@ CHANGING: dict[str, tuple[str, list[str]]] = {
 # Commands that only read, or that change only this machine.
 READING = {
     "account list", "audit head", "audit list", "audit verify", "budget alerts", "budget list", "chat", "doctor",
-    "finetune list", "model list", "model ps", "model show", "service issue", "service list", "settings", "token list",
-    "usage", "user list", "worker dev",
+    "engine list", "finetune list", "model list", "model ps", "model show", "node explain", "node list",
+    "operator list",
+    "pilot", "pop list", "scale compare", "scale overrides", "scale plan", "scale reserved", "service issue",
+    "service list", "settings", "token list", "usage", "user list", "worker dev",
 }  # fmt: skip
-# Tested in test_model.py, test_model_replicas.py, test_quantize.py, test_up.py and below.
-TESTED_ELSEWHERE = {"model load", "model pull", "model quantize", "model rm", "model unload", "migrate", "up"}
+# Tested in test_node.py, test_model.py, test_model_replicas.py, test_quantize.py, test_up.py and below, or requests to
+# routes that `tests/gateway/test_audited_routes.py` lists.
+TESTED_ELSEWHERE = {
+    "engine register",
+    "engine remove",
+    "node load",
+    "node pin",
+    "node token",
+    "node unload",
+    "node unpin",
+    "pop evacuate",
+    "pop restore",
+    "scale release",
+    "scale reserve",
+    "scale set",
+    "scale unset",
+    "model add",
+    "model load",
+    "model pull",
+    "model quantize",
+    "model rm",
+    "model unload",
+    "migrate",
+    "node drain",
+    "node undrain",
+    "up",
+}
 
 
 def entries(database: Path) -> list[tuple[str, str, str, str]]:

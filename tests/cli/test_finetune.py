@@ -46,6 +46,9 @@ def test_fine_tune_is_published_listed_and_removed(capsys: pytest.CaptureFixture
     assert "already used by another fine-tune" in failed(capsys, *arguments)
     assert [row["id"] for row in printed(capsys, "list")] == [made["id"]]
     assert printed(capsys, "list", "--account", "0" * 32) == []
+    assert printed(capsys, "approve", made["id"])["is_approved"] is True
+    assert printed(capsys, "approve", made["id"], "--withdraw")["is_approved"] is False
+    assert "there is no fine-tune" in failed(capsys, "approve", "none")
     assert printed(capsys, "remove", made["id"])["name"] == "cf-public-magicoder"
     assert "there is no fine-tune" in failed(capsys, "remove", made["id"])
     assert run(["finetune", "list"]) == 0

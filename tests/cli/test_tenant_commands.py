@@ -199,7 +199,7 @@ def test_user_joins_and_leaves_accounts_and_the_global_key_is_shown_once(hearth:
     assert "already a member" in hearth("user", "join", "ada@example.com", second, status=1)
     left = hearth("user", "leave", "ada@example.com", first)
     assert hearth("user", "list") == [left]
-    assert (left["name"], left["last_name"], "profile" in left) == ("Ada", None, False)
+    assert (left["name"], left["last_name"], "profile" in left) == ("ada", None, False)
     assert "global_key" not in left
     assert left["account_ids"] == [second]
     assert hearth("user", "roll", "ada@example.com")["global_key"] != made["global_key"]

@@ -206,6 +206,34 @@ def test_printed_token_reads_account_and_user_and_the_admin_token_changes_the_ac
         assert client.get(f"{account}/tokens").status_code == 200
 
 
+def sign_in(up: Up, link: str) -> httpx.Response:
+    """Use a sign-in link as the dashboard's page does, and return the session."""
+    origin, _, token = link.partition("/dashboard/link#")
+    assert origin == f"http://127.0.0.1:{up.port}"
+    with httpx.Client(base_url=origin, headers={"origin": origin}, timeout=60) as client:
+        client.post("/admin/sign-in/link", json={"token": token})
+        return client.get("/admin/session")
+
+
+def link_in(text: str) -> str:
+    (link,) = re.findall(r"http://\S+/dashboard/link#\S+", text)
+    return link
+
+
+def test_printed_link_signs_in_once_and_the_dashboard_command_prints_another(running: Up):
+    link = link_in(running.out)
+    session = sign_in(running, link).json()["result"]
+    assert (session["email"], session["platform_role"]) == ("admin@localhost", "administrator")
+    (membership,) = session["memberships"]
+    assert (membership["account_id"], membership["role"]) == (running.dev["account_id"], "administrator")
+    assert sign_in(running, link).status_code == 401
+    assert f"hearth dashboard --data {running.data}" in running.out
+    command = [sys.executable, "-m", "cli.main", "dashboard", "--data", str(running.data)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert sign_in(running, link_in(printed)).status_code == 200
+    assert "dashboard/link" not in (running.data / "dev.json").read_text()
+
+
 def test_second_start_in_the_same_directory_fails_with_pid_and_url(running: Up):
     second = subprocess.run(
         [sys.executable, "-m", "cli.main", "up", "--data", str(running.data)],
@@ -261,7 +289,7 @@ def is_serving(up: Up) -> bool:
 
 def test_sigterm_stops_all_processes_and_the_next_start_has_the_same_account(folder: Path):
     first = Up(folder / "again").wait_ready()
-    account = (first.dev["account_id"], first.dev["api_token"])
+    account, first_out = (first.dev["account_id"], first.dev["api_token"]), first.out
     children = descendants(first.process.pid)
     assert len(children) >= 4  # redis-server, gateway, node, and the node's own
     assert first.stop() == 0
@@ -271,6 +299,8 @@ def test_sigterm_stops_all_processes_and_the_next_start_has_the_same_account(fol
     second = Up(first.data).wait_ready()
     assert (second.dev["account_id"], second.dev["api_token"]) == account
     assert second.ask("Hello!").status_code == 200
+    assert link_in(second.out) != link_in(first_out), "every start prints a new link"
+    assert sign_in(second, link_in(second.out)).status_code == 200
     assert second.stop(signal.SIGINT) == 0
 
 

@@ -21,14 +21,15 @@ def test_each_pop_gets_one_node_by_default():
     assert plan_nodes("lis,fra", None) == {"lis-1": "lis", "fra-1": "fra"}
 
 
-def test_nodes_are_assigned_to_the_pops_in_turn():
-    assert plan_nodes("lis, fra", 3) == {"lis-1": "lis", "fra-1": "fra", "lis-2": "lis"}
+def test_each_pop_gets_the_number_of_nodes():
+    assert plan_nodes("lis, fra", 2) == {"lis-1": "lis", "fra-1": "fra", "lis-2": "lis", "fra-2": "fra"}
 
 
 @pytest.mark.parametrize(
     ("pops", "nodes", "problem"),
     [
-        ("lis,fra", 1, "--nodes"),
+        ("lis,fra", 0, "--nodes"),
+        ("lis,fra", 33, "--nodes"),
         ("local", 65, "--nodes"),
         ("lis,lis", None, "twice"),
         ("", None, "--pops"),

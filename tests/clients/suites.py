@@ -37,10 +37,10 @@ def environ_of(node: Node, platform: Platform) -> dict[str, str]:
     return node.environ() | {f"HEARTH_CLIENT_{name}": value for name, value in values.items()}
 
 
-def run_suite(node: Node, platform: Platform, name: str) -> Counts:
-    """Run all tests of a file. The output is printed, and is the message of a failure."""
+def run_suite(node: Node, platform: Platform, name: str, **variables: str) -> Counts:
+    """Run all tests of a file. `variables` are set in its environment. The output is the message of a failure."""
     command = [str(node.command), "--test", "--test-reporter=tap", f"{name}.test.mjs"]
-    environ = environ_of(node, platform)
+    environ = environ_of(node, platform) | variables
     done = subprocess.run(
         command, cwd=PACKAGES, env=environ, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )

@@ -21,7 +21,10 @@ ENV = {
     "POSTGRES_PASSWORD": "p",
     "S3_ACCESS_KEY": "a",
     "S3_SECRET_KEY": "s",
+    "GRAFANA_PASSWORD": "g",
 }
+GATEWAYS = ("gateway-lis", "gateway-fra")
+NODES = ("node-lis", "node-fra")
 
 
 def filled(value: Any) -> str:
@@ -65,7 +68,8 @@ def test_docker_accepts_the_compose_file(tmp_path: Path):
 
 
 def test_compose_file_has_every_service(services: dict[str, Any]):
-    assert set(services) == {"postgres", "redis", "objects", "migrate", "keys", "gateway", "node"}
+    stores, displays = {"postgres", "redis", "objects"}, {"prometheus", "grafana"}
+    assert set(services) == {*stores, "migrate", "keys", *GATEWAYS, *NODES, *displays}
 
 
 def test_services_depend_only_on_existing_services_with_health_checks(services: dict[str, Any]):
@@ -78,18 +82,23 @@ def test_services_depend_only_on_existing_services_with_health_checks(services: 
                 assert services[name]["restart"] == "no"
 
 
-def test_gateway_settings_of_the_compose_file_are_valid(services: dict[str, Any]):
-    settings = read_settings(settings_class(ProcessName.gateway), environment(services["gateway"]))
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_gateway_settings_of_the_compose_file_are_valid(services: dict[str, Any], name: str):
+    settings = read_settings(settings_class(ProcessName.gateway), environment(services[name]))
+    assert settings.pop == name.removeprefix("gateway-")
     assert settings.host == "0.0.0.0"
     assert settings.audit_heads is not None, "without noted heads nobody sees that the audit's end was cut off"
 
 
-def test_node_settings_of_the_compose_file_are_valid(services: dict[str, Any]):
-    read_settings(settings_class(ProcessName.node), environment(services["node"]))
+@pytest.mark.parametrize("name", NODES)
+def test_node_settings_of_the_compose_file_are_valid(services: dict[str, Any], name: str):
+    settings = read_settings(settings_class(ProcessName.node), environment(services[name]))
+    assert settings.name.startswith(settings.pop)
 
 
-def test_node_has_no_token_or_cache_secret_and_no_database_login(services: dict[str, Any]):
-    held = set(services["node"]["environment"])
+@pytest.mark.parametrize("name", NODES)
+def test_node_has_no_token_or_cache_secret_and_no_database_login(services: dict[str, Any], name: str):
+    held = set(services[name]["environment"])
     assert not held & {"DATABASE_URL", "HEARTH_TOKEN_PEPPER", "HEARTH_CACHE_SECRET"}
 
 
@@ -100,7 +109,8 @@ def test_services_authenticate_with_their_own_keys_and_share_no_secret(services:
     for name in services:
         assert not any("CLUSTER" in variable for variable in services[name].get("environment", {}))
     mounts = {name: mounts_of(service) for name, service in services.items()}
-    for name, own in (("gateway", "gateway-key"), ("node", "node-key")):
+    for name in (*GATEWAYS, *NODES):
+        own = f"{name}-key"
         given = environment(services[name])
         assert mounts[name][given["HEARTH_SERVICE_KEYS"]] == (own, "ro")
         assert mounts[name][str(Path(given["HEARTH_SERVICE_RING"]).parent)] == ("ring", "ro")
@@ -113,8 +123,10 @@ def test_every_volume_is_declared_and_its_folder_exists_in_the_image(services: d
     """A volume inherits its owner from the image's folder. Without such a folder, root would own it."""
     declared = set(yaml.safe_load(COMPOSE.read_text())["volumes"])
     used = {name: mounts_of(service) for name, service in services.items()}
-    assert {volume for held in used.values() for volume, _ in held.values()} == declared
-    for name in ("keys", "gateway", "node"):
+    mounted = {volume for held in used.values() for volume, _ in held.values()}
+    assert {volume for volume in mounted if not volume.startswith("./")} == declared
+    assert all((ROOT / volume).exists() for volume in mounted if volume.startswith("./"))
+    for name in ("keys", *GATEWAYS, *NODES):
         text = (ROOT / services[name]["build"]["dockerfile"]).read_text()
         for target in used[name]:
             assert re.search(rf"\b{target.removeprefix('/var/lib/')}\b", text), target
@@ -122,19 +134,36 @@ def test_every_volume_is_declared_and_its_folder_exists_in_the_image(services: d
 
 def test_every_hearth_variable_of_the_compose_file_is_a_setting(services: dict[str, Any]):
     known = {info.env for process in ProcessName for info in describe(settings_class(process))}
-    for name in ("gateway", "node"):
+    for name in (*GATEWAYS, *NODES):
         given = {env for env in services[name]["environment"] if env.startswith("HEARTH_")}
         assert given <= known
 
 
-def test_only_the_gateway_is_published_and_only_on_loopback(services: dict[str, Any]):
+def test_only_gateways_and_grafana_are_published_and_only_on_loopback(services: dict[str, Any]):
     published = {name: service["ports"] for name, service in services.items() if "ports" in service}
-    assert list(published) == ["gateway"]
-    assert all(port.startswith("127.0.0.1:") for port in published["gateway"])
+    assert list(published) == [*GATEWAYS, "grafana"]
+    assert all(port.startswith("127.0.0.1:") for ports in published.values() for port in ports)
+    assert len({filled(port).split(":")[1] for ports in published.values() for port in ports}) == 3
+
+
+def test_prometheus_scrapes_every_gateway_and_node(services: dict[str, Any]):
+    config = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
+    targets = [
+        (target, static["labels"]["pop"])
+        for job in config["scrape_configs"]
+        for static in job["static_configs"]
+        for target in static["targets"]
+    ]
+    expected = []
+    for name in (*GATEWAYS, *NODES):
+        given = environment(services[name])
+        port = (given.get("HEARTH_METRICS_LISTEN") or given["HEARTH_NODE_HTTP"]).rpartition(":")[2]
+        expected.append((f"{name}:{port}", given["HEARTH_POP"]))
+    assert targets == expected
 
 
 def test_dockerfiles_of_built_images_copy_only_existing_files(services: dict[str, Any]):
-    for name in ("migrate", "keys", "gateway", "node"):
+    for name in ("migrate", "keys", *GATEWAYS, *NODES):
         text = (ROOT / services[name]["build"]["dockerfile"]).read_text()
         assert "USER hearth" in text
         assert "requirements.lock" in text

@@ -69,9 +69,117 @@ CARDS_TOML = {
         context_window = 2048
         properties = { base_model = "@cf/test/handy", format = "int8" }
         """,
+    "@cf/test/listener": """
+        schema = "speech_recognition_large"
+        task = "Automatic Speech Recognition"
+        prices = { audio_second = 2 }
+        context_window = 448
+        """,
+    "@cf/snakers4/silero-vad": """
+        schema = "voice_activity_detection"
+        task = "Voice Activity Detection"
+        context_window = 1
+        default_max_tokens = 1
+        """,
+    "@cf/test/classifier": """
+        schema = "image_classification"
+        task = "Image Classification"
+        prices = { image_tile = 0.5 }
+        context_window = 1
+        default_max_tokens = 1
+        """,
+    "@cf/test/detector": """
+        schema = "object_detection"
+        task = "Object Detection"
+        prices = { image_tile = 2 }
+        context_window = 1
+        default_max_tokens = 1
+        """,
+    "@cf/test/sentiment": """
+        schema = "text_classification"
+        task = "Text Classification"
+        prices = { input = 1000000 }
+        context_window = 512
+        """,
+    "@cf/test/reranker": """
+        schema = "reranker"
+        task = "Text Classification"
+        prices = { input = 1000000 }
+        context_window = 512
+        """,
+    "@cf/test/translator": """
+        schema = "translation"
+        task = "Translation"
+        prices = { input = 1000000, output = 2000000 }
+        context_window = 512
+        """,
+    "@cf/test/summarizer": """
+        schema = "summarization"
+        task = "Summarization"
+        prices = { input = 1000000, output = 2000000 }
+        context_window = 512
+        """,
+    "@cf/test/multi-vectors": """
+        schema = "text_embeddings_multi"
+        task = "Text Embeddings"
+        context_window = 256
+        output_dimensions = 8
+        pooling = "mean"
+        """,
+    "@cf/test/describer": """
+        schema = "image_to_text"
+        task = "Image-to-Text"
+        prices = { image_tile = 1, output = 1000000 }
+        context_window = 512
+        """,
+    "@cf/test/reader": """
+        schema = "text_to_speech"
+        task = "Text-to-Speech"
+        prices = { thousand_characters = 100 }
+        context_window = 5000
+        """,
+    "@cf/test/melody": """
+        schema = "text_to_speech_base64"
+        task = "Text-to-Speech"
+        prices = { audio_second = 2 }
+        context_window = 5000
+        """,
+    "@cf/test/painter": """
+        schema = "text_to_image"
+        task = "Text-to-Image"
+        prices = { step = 2, image_tile = 1 }
+        context_window = 77
+        default_max_tokens = 1
+        """,
+    "@cf/test/flux": """
+        schema = "text_to_image_base64"
+        task = "Text-to-Image"
+        context_window = 77
+        default_max_tokens = 1
+        """,
+    "@cf/test/flux-2": """
+        schema = "text_to_image_multipart"
+        task = "Text-to-Image"
+        context_window = 77
+        default_max_tokens = 1
+        """,
+    "@cf/test/seer": """
+        schema = "text_generation_legacy"
+        capabilities = ["vision"]
+        prices = { input = 100, output = 1000 }
+        context_window = 4096
+        """,
 }
-PARROT, CHATTY, VECTORS, HANDY, MANIFOLD, OVER, NOWHERE, POCKET = CARDS_TOML
+PARROT, CHATTY, VECTORS, HANDY, MANIFOLD, OVER, NOWHERE, POCKET, LISTENER, VAD, CLASSIFIER, DETECTOR, *_ = CARDS_TOML
+TRANSLATOR, SUMMARIZER = "@cf/test/translator", "@cf/test/summarizer"
+SENTIMENT, RERANKER, MULTI_VECTORS = "@cf/test/sentiment", "@cf/test/reranker", "@cf/test/multi-vectors"
+SEER = "@cf/test/seer"
+READER, MELODY = "@cf/test/reader", "@cf/test/melody"
+PAINTER, FLUX, FLUX_2 = "@cf/test/painter", "@cf/test/flux", "@cf/test/flux-2"
 ALIAS = "@cf/meta/llama-3.1-8b-instruct"
+
+
+DESCRIBER = "@cf/test/describer"
 
 
 def cards() -> list[ModelCard]:
@@ -127,6 +235,7 @@ class GatewayProcess:
             "HEARTH_TOKEN_PEPPER": PEPPER.hex(),
             "HEARTH_CACHE_SECRET": CACHE_SECRET.hex(),
             **service_keys().environ("gateway/gateway"),
+            "HEARTH_METRICS_MAX_AGE_S": "0",
             "HEARTH_SPOOL_DIR": str(self.folder / "spool"),
             "HEARTH_PORT": str(self.port),
             "HEARTH_DIE_WITH_PARENT": "1",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import shutil
 import sqlite3
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -24,7 +26,7 @@ from catalog.rows import change, write_card
 from engine.protocol.wire import Execute
 from storage.database import Database
 from storage.embedded_redis import EmbeddedRedis, find_redis_server
-from tenants import accounts, users
+from tenants import accounts, operators, users
 from tenants.credentials import api_tokens
 from tests.fakes.node import FakeNode
 from tests.gateway.process import ALIAS, PARROT, PEPPER, GatewayProcess, cards, fake_node
@@ -178,10 +180,39 @@ class Running:
         yield gateway
         gateway.stop()
 
+    @contextlib.contextmanager
+    def signed_in(
+        self, role: Any = "administrator", *, account_role: Any = None, account_id: str = ""
+    ) -> Iterator[httpx.Client]:
+        """Yield a browser of a new user with a platform role, or None, and a membership of the account, if given a
+        role there."""
+        token = asyncio.run(
+            _new_user(self.site.database_url, role, account_role, account_id or self.tenants.account_id)
+        )
+        headers = {"sec-fetch-site": "same-origin"}
+        with httpx.Client(base_url=self.gateway.url, headers=headers, timeout=60) as browser:
+            browser.post("/admin/sign-in/link", json={"token": token}).raise_for_status()
+            browser.headers["x-hearth-csrf"] = browser.get("/admin/session").json()["result"]["csrf_token"]
+            browser.base_url = self.gateway.base_url
+            yield browser
+
     def headers(self, name: str = "good") -> dict[str, str]:
         if name == "global key":
             return {"X-Auth-Email": USER_EMAIL, "X-Auth-Key": self.tenants.secrets[name]}
         return {"Authorization": f"Bearer {self.tenants.secrets[name]}"}
+
+
+async def _new_user(database_url: str, role: Any, account_role: Any, account_id: str) -> str:
+    """Create a user, and return the token of a sign-in link."""
+    database = Database.connect(database_url)
+    try:
+        email = f"{secrets.token_hex(8)}@example.org"
+        user_id = await operators.add(database, email, role=role, password_hash=None)
+        if account_role is not None:
+            await users.join(database, user_id, account_id, role=account_role)
+        return await operators.create_link(database, PEPPER, user_id)
+    finally:
+        await database.close()
 
 
 def making_sites(migrated_sqlite_file: Path) -> Iterator[Callable[..., Site]]:

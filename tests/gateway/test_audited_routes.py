@@ -12,6 +12,7 @@ import httpx
 from gateway.app import ACCOUNT, BASE, ROUTES
 from gateway.call import Endpoint
 from gateway.routing import Access
+from tenants.credentials.roles import role_id
 from tests.catalog.adapters import config_bytes
 from tests.gateway.process import HANDY
 from tests.gateway.site import Running
@@ -22,12 +23,45 @@ ACCESS_GROUP = "Workers AI Read"
 # POST, PUT and DELETE routes that only return data, or change only the account's own content.
 READ_ONLY = {
     ("POST", ACCOUNT + "/ai/tomarkdown"): "converts files",
+    ("POST", BASE + "/nodes/enroll"): "needs a join token instead of a credential, and appends node.enroll",
+    ("POST", BASE + "/nodes/ring"): "reads the public keys of services",
     ("POST", "/to-everything/markdown/transformer"): "converts files of a Worker",
     ("POST", ACCOUNT + "/ai/price/{model...}"): "computes a price",
     ("DELETE", ACCOUNT + "/ai/v1/responses/{response_id}"): "deletes a response of the account",
     ("DELETE", "/v1/responses/{response_id}"): "deletes a response of the account",
     ("POST", ACCOUNT + "/ai/v1/responses/{response_id}/cancel"): "ends a call of the account",
     ("POST", "/v1/responses/{response_id}/cancel"): "ends a call of the account",
+    ("PUT", BASE + "/finetunes/{finetune_id}/approval"): "management/test_finetune_approval.py reads its audit entry",
+    (
+        "DELETE",
+        BASE + "/finetunes/{finetune_id}/approval",
+    ): "management/test_finetune_approval.py reads its audit entry",
+    ("POST", ACCOUNT + "/ai/batches/{batch_id}/cancel"): "ends calls of the account",
+    ("PUT", ACCOUNT + "/operation"): "management/test_platform_routes.py reads its audit entry",
+    ("PUT", ACCOUNT + "/ai/models/disabled/{model...}"): "management/test_platform_routes.py reads its audit entry",
+    ("DELETE", ACCOUNT + "/ai/models/disabled/{model...}"): "management/test_platform_routes.py reads its audit entry",
+    ("PUT", BASE + "/aliases/{model...}"): "management/test_platform_routes.py reads its audit entry",
+    ("DELETE", BASE + "/aliases/{model...}"): "management/test_platform_routes.py reads its audit entry",
+    ("PUT", BASE + "/deprecations/{model...}"): "management/test_platform_routes.py reads its audit entry",
+    ("DELETE", BASE + "/deprecations/{model...}"): "management/test_platform_routes.py reads its audit entry",
+    ("POST", BASE + "/publications"): "management/test_publications.py reads its audit entry",
+    ("DELETE", BASE + "/publications/{publication_id}"): "management/test_publications.py reads its audit entry",
+    ("PUT", BASE + "/engines/{name}"): "foreign/test_foreign_engines.py reads its audit entry",
+    ("DELETE", BASE + "/engines/{name}"): "foreign/test_foreign_engines.py reads its audit entry",
+    ("POST", BASE + "/nodes/{node_id}/drain"): "management/test_fleet.py reads its audit entry",
+    ("POST", BASE + "/nodes/{node_id}/undrain"): "management/test_fleet.py reads its audit entry",
+    ("POST", BASE + "/pops/{pop}/drain"): "management/test_fleet.py reads its audit entry",
+    ("POST", BASE + "/pops/{pop}/undrain"): "management/test_fleet.py reads its audit entry",
+    ("POST", BASE + "/nodes/{node_id}/pins"): "management/test_fleet.py reads its audit entry",
+    ("DELETE", BASE + "/nodes/{node_id}/pins/{model...}"): "management/test_fleet.py reads its audit entry",
+    ("POST", BASE + "/nodes/{node_id}/replicas"): "management/test_fleet.py reads its audit entry",
+    ("DELETE", BASE + "/nodes/{node_id}/replicas/{model...}"): "management/test_fleet.py reads its audit entry",
+    ("PUT", BASE + "/scaling/overrides/{model...}"): "management/test_scaling.py reads its audit entry",
+    ("DELETE", BASE + "/scaling/overrides/{model...}"): "management/test_scaling.py reads its audit entry",
+    ("PUT", ACCOUNT + "/ai/reserved_capacity/{model...}"): "management/test_scaling.py reads its audit entry",
+    ("DELETE", ACCOUNT + "/ai/reserved_capacity/{model...}"): "management/test_scaling.py reads its audit entry",
+    ("POST", "/admin/sign-in/password"): "opens a session; test_user_sign_in.py reads its audit entry",
+    ("POST", "/admin/sign-in/link"): "opens a session; test_user_sign_in.py reads its audit entry",
     ("POST", "/admin/sign-out"): "ends an operator's session; test_sign_in.py reads its audit entry",
 }
 
@@ -65,6 +99,14 @@ def nothing(_ids: Ids) -> dict[str, Any]:
     return {}
 
 
+def invitation(name: str) -> Callable[[Ids], dict[str, Any]]:
+    return of(email=f"{name}@example.com", roles=[role_id("viewer")])
+
+
+def new_role(_ids: Ids) -> dict[str, Any]:
+    return {"json": {"roles": [{"id": role_id("developer")}]}}
+
+
 CREATED = ["account.create", "membership.create"]
 USER_TOKENS, TOKENS = BASE + "/user/tokens", ACCOUNT + "/tokens"
 # In an order in which the requests succeed: method, path, body, expected audit entries, and the name under which later
@@ -87,6 +129,9 @@ ACTS: list[tuple[str, str, Callable[[Ids], dict[str, Any]], list[str], str]] = [
     ("POST", ACCOUNT + "/ai/finetunes", of(model=HANDY, name="tuned"), ["finetune.create"], "finetune_id"),
     ("POST", ACCOUNT + "/ai/finetunes/{finetune_id}/finetune-assets", asset, ["finetune.upload"], ""),
     ("DELETE", ACCOUNT + "/ai/finetunes/{finetune_id}", nothing, ["finetune.delete"], ""),
+    ("POST", ACCOUNT + "/members", invitation("cy"), ["membership.invite"], "member_id"),
+    ("PUT", ACCOUNT + "/members/{member_id}", new_role, ["membership.role"], ""),
+    ("DELETE", ACCOUNT + "/members/{member_id}", nothing, ["membership.uninvite"], ""),
     ("DELETE", ACCOUNT, nothing, ["account.delete"], ""),
     ("PUT", BASE + "/memberships/{membership_id}", of(status="rejected"), ["membership.delete"], ""),
     ("DELETE", BASE + "/memberships/{membership_id}", nothing, ["membership.delete"], ""),
@@ -132,7 +177,7 @@ def test_refused_call_has_no_usage_entry(running: Running):
     before = entries(running)
     with httpx.Client(headers=running.headers("good"), timeout=60) as client:
         for method, path, sent, *_ in ACTS:
-            values = dict.fromkeys(("group", "api_token_id", "finetune_id", "membership_id"), "f" * 32)
+            values = dict.fromkeys(("group", "api_token_id", "finetune_id", "membership_id", "member_id"), "f" * 32)
             values["account_id"] = running.tenants.account_id
             response = client.request(method, running.gateway.url + path.format(**values), **sent(values))
             assert response.status_code >= 400, (method, path, response.text)

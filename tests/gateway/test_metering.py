@@ -42,7 +42,7 @@ class Source:
 
     def __init__(self, *batches: list[Event] | Exception, final_events: list[Event] | None = None) -> None:
         self.node_id = "n1"
-        self.num_attempts = 1
+        self.tried_node_ids = ["n1"]
         self.is_cancelled = self.is_closed = False
         self._batches = list(batches)
         self._final_events = final_events or []
@@ -138,7 +138,7 @@ async def test_usage_of_a_dead_node_is_counted_by_the_gateway():
 
 async def test_call_that_reached_no_node_has_no_usage_entry():
     source, ledger = Source(Refusal(Reason.OUT_OF_CAPACITY)), Ledger()
-    source.num_attempts = 0
+    source.tried_node_ids = []
     with pytest.raises(Refusal):
         await drain(metered(source, ledger))
     assert ledger.entries == []

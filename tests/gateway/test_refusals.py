@@ -130,7 +130,7 @@ def test_spoofed_headers_have_no_effect(client: httpx.Client, running: Running, 
 
 @pytest.mark.parametrize(
     "path",
-    ["/", "/client/v4", "/client/v4/nothing", "/client/v4/accounts/{a}/ai/nothing", "/client/v4/accounts/{a}/ai/run/"],
+    ["/client", "/client/v4/nothing", "/client/v4/accounts/{a}/ai/nothing", "/client/v4/accounts/{a}/ai/run/"],
 )
 def test_unknown_route_is_reported_before_the_credential(running: Running, path: str):
     response = httpx.post(running.gateway.url + path.format(a=running.tenants.account_id), content=b"x")
@@ -141,7 +141,7 @@ def test_unknown_route_is_reported_before_the_credential(running: Running, path:
 def test_wrong_method_gets_an_allow_header(running: Running, method: str):
     response = httpx.request(method, run_url(running))
     assert code_of(response) == (405, 7001)
-    assert response.headers["allow"] == "POST"
+    assert "POST" in response.headers["allow"].split(", ")
     assert response.json()["errors"][0]["message"] == f"{method} not supported for requested URI."
 
 

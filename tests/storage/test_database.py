@@ -17,6 +17,7 @@ from sqlalchemy import func, insert, select, text
 
 from storage.database import Database, insert_new, new_id_hex, utc_day, uuid7
 from storage.errors import Conflict, StoreUnavailable
+from telemetry.fair_share import current_account
 from tenants.tables import accounts, api_token_epoch
 from tests.postgres_server import PostgresServer
 from tests.waiting import PATIENCE_S, wait_until
@@ -270,6 +271,21 @@ async def test_sqlite_read_is_one_call_to_the_connection_thread(
     async with sqlite_database.transaction():
         pass
     assert len(visits) == 3, "one to begin it, one to end it"
+
+
+async def test_writers_of_one_account_do_not_delay_writers_of_another(sqlite_url: str) -> None:
+    database, order = Database.connect(sqlite_url), list[str]()
+
+    async def write(account_id: str) -> None:
+        current_account.set(account_id)
+        async with database.transaction() as connection:
+            await connection.execute(text("SELECT 1"))
+            order.append(account_id)
+
+    await asyncio.gather(*(write("flood") for _ in range(20)), write("other"))
+    assert order.index("other") <= 2
+    assert len(order) == 21
+    await database.close()
 
 
 async def test_wait_for_a_pooled_connection_times_out(postgres_url: str) -> None:

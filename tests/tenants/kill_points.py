@@ -286,7 +286,7 @@ async def survive(url: str, folder: Path) -> list[str]:
     """Move the remaining entries; return the problems found in the ledger."""
     database = Database.connect(url)
     ledger = UsageLedger(Spool(folder / "spool", segment_bytes=SEGMENT_BYTES), database)
-    problems = ["a life could not go on from what it found"] if (folder / "failed").exists() else []
+    problems = ["a process could not continue from the files it found"] if (folder / "failed").exists() else []
     try:
         await ledger.flush()
     except StoreUnavailable as error:

@@ -1,4 +1,5 @@
-// What a Worker's AI binding must do, whichever way it comes to Hearth. `start` gives the address of a running probe.js.
+// Tests of a Worker's AI binding for each way in which its requests reach Hearth. `start` returns the URL of a running
+// probe.js. `isWrapped`: requests arrive inside requests to one URL, not as themselves.
 
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
@@ -6,7 +7,7 @@ import { MESSAGES, QUESTION, eventsOf, hearth } from "./hearth.mjs";
 
 const ask = { model: hearth.chat_model, inputs: { messages: MESSAGES, temperature: 0 } };
 
-export function bindingSuite(name, start) {
+export function bindingSuite(name, start, { isWrapped }) {
   describe(name, () => {
     let worker;
     const post = (request) => fetch(worker.url, { method: "POST", body: JSON.stringify(request) });
@@ -91,9 +92,15 @@ export function bindingSuite(name, start) {
       assert.ok(kinds.some((kind) => kind.extension === ".csv"));
     });
 
-    test("fetch reaches any route", async () => {
-      const response = await call({ call: "fetch", path: `/client/v4/accounts/${hearth.account}/ai/v1/models` });
-      assert.ok(response.data.some((model) => model.id === hearth.chat_model));
+    test("fetch reaches the binding's own routes", async () => {
+      const found = await call({ call: "fetch", path: "/ai-api/models/search" });
+      assert.ok((found.result ?? found).some((model) => model.name === hearth.chat_model));
+    });
+
+    // Without a wrapper, a reverse proxy before Hearth sees the path of every request and can refuse it.
+    if (isWrapped) test("fetch reaches no other route through the wrapper", async () => {
+      const refused = await call({ call: "fetch", path: `/client/v4/accounts/${hearth.account}/ai/v1/models` });
+      assert.equal(refused.data, undefined);
     });
 
     test("many calls at once are each their own", async () => {

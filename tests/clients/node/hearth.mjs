@@ -1,4 +1,4 @@
-// The Hearth that these suites talk to, as the environment names it; what they share of asking it.
+// The platform under test, read from environment variables, and helpers that all suites share.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";

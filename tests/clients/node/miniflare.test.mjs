@@ -17,4 +17,4 @@ bindingSuite("miniflare", async () => {
   });
   const url = await miniflare.ready;
   return { url: url.href, stop: () => miniflare.dispose() };
-});
+}, { isWrapped: true });

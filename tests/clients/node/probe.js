@@ -1,4 +1,4 @@
-// A Worker that makes one call of its AI binding, the one that it is asked for, and tells what came of it.
+// A Worker that makes the requested call of its AI binding and returns the result or the error.
 
 const calls = {
   run: (env, { model, inputs, options }) => env.AI.run(model, inputs, options),

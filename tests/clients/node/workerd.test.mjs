@@ -23,4 +23,4 @@ export async function startWorkerd(script) {
   return { url: `http://127.0.0.1:${port}`, stop: () => process.stop().then(remove) };
 }
 
-bindingSuite("plain workerd", () => startWorkerd(new URL("probe.js", import.meta.url)));
+bindingSuite("plain workerd", () => startWorkerd(new URL("probe.js", import.meta.url)), { isWrapped: false });

@@ -36,4 +36,4 @@ bindingSuite("wrangler dev", async () => {
   const wrangler = new Process(process.execPath, args, { cwd: folder, env });
   const [, url] = await wrangler.until(/Ready on (http:\/\/127\.0\.0\.1:\d+)/);
   return { url, stop: () => wrangler.stop().then(remove) };
-});
+}, { isWrapped: true });

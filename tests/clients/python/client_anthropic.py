@@ -1,8 +1,11 @@
 """Anthropic's official SDK, sync and async, at `/ai/v1/messages`."""
 
+import json
+
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
+from pydantic import BaseModel
 from shared_inputs import CITY, GREETING, NO_MODEL, QUESTION, RESULT
 
 GREEDY = {"temperature": 0}  # the client has no parameter for it
@@ -32,6 +35,26 @@ def test_complete_and_streamed_message_are_equal(hearth, client):
     with client.messages.stream(**request) as stream:
         assert "".join(stream.text_stream) == text_of(whole) != ""
         assert stream.get_final_message().usage.output_tokens == whole.usage.output_tokens
+
+
+class Person(BaseModel):
+    name: str
+    age: int
+
+
+def test_parsed_message_has_the_requested_type(hearth, client):
+    question = [{"role": "user", "content": "Extract name and age as JSON: Maria is 30 years old."}]
+    request = {"model": hearth.chat_model, "messages": question, "max_tokens": 100}
+    parsed = client.messages.parse(**request, output_format=Person)
+    assert isinstance(parsed.parsed_output, Person)
+    schema = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}},
+        "required": ["name"],
+        "additionalProperties": False,
+    }
+    whole = client.messages.create(**request, output_config={"format": {"type": "json_schema", "schema": schema}})
+    assert json.loads(text_of(whole)).keys() == {"name"}
 
 
 async def test_async_stream(hearth, async_client):

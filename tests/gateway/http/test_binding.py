@@ -220,9 +220,43 @@ def test_request_is_unwrapped_from_miniflare_headers(running: Running):
             assert response.headers["content-type"] == "application/json"
         listed = miniflare(client, f"{url}/{secret}", "/ai-api/models/search?search=parrot", {}, "GET")
         assert [row["name"] for row in listed.json()["result"]] == [PARROT]
-        # `env.AI.fetch` may request any path.
-        path = f"/client/v4/accounts/{running.tenants.account_id}/ai/v1/models/{quote(PARROT, safe='')}"
-        assert miniflare(client, f"{url}/{secret}", path, {}, "GET").json()["id"] == PARROT
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/metrics",
+        "/admin/session",
+        "/docs",
+        "",
+        "//metrics",
+        "/run/../metrics",
+        "/run/%2e%2e/metrics",
+        "/ai-api/../metrics",
+        "/ai-api//metrics",
+        "/ai-api/models/search/../../../metrics",
+        "/mf/x/y",
+        "/client/v4/user/tokens/verify",
+        "/client/v4/accounts/{account}/ai/models/search",
+    ],
+)
+def test_wrapped_request_reaches_only_paths_of_the_binding(client: httpx.Client, running: Running, path: str):
+    """A reverse proxy that denies a path must be able to rely on the path that it sees."""
+    tenants, url = running.tenants, running.gateway.url
+    target = ORIGIN + path.format(account=tenants.account_id)
+    through_miniflare = f"{url}/mf/{tenants.account_id}/{tenants.secrets['good']}"
+    for outer, headers in (
+        (through_miniflare, {"MF-URL": target}),
+        (f"{url}/mf/{tenants.account_id}", {"MF-URL": target}),
+        (f"{running.account_url}/ai/run/proxy", {"X-Forwarded": target}),
+    ):
+        response = client.get(outer, headers=headers)
+        assert (response.status_code, response.json()["errors"][0]["code"]) == (400, 7000)
+
+
+def test_wrapped_target_has_the_limit_of_request_targets(client: httpx.Client, running: Running):
+    headers = {"X-Forwarded": f"{ORIGIN}/ai-api/models/search?search={'x' * 9000}"}
+    assert client.get(f"{running.account_url}/ai/run/proxy", headers=headers).status_code == 414
 
 
 def test_token_in_the_url_and_outer_connection_headers_take_precedence(running: Running):

@@ -39,7 +39,7 @@ async def read(
             unsent = unsent[size:]
         yield unsent
 
-    async with read_form(chunks(), content_type, max_bytes=100_000, stall_timeout_s=1, repeatable=repeatable) as form:
+    async with read_form(chunks(), content_type, max_bytes=100_000, timeout_s=1, repeatable=repeatable) as form:
         return [
             (field, None, value) if isinstance(value, str) else (field, value.filename, await value.read())
             for field, value in form.multi_items()

@@ -7,10 +7,10 @@ import weakref
 from typing import Any
 
 import pytest
-from uvicorn.protocols.http.flow_control import FlowControl
 
 from gateway.http.exchange import Exchange
 from gateway.http.request_cycle import RequestCycle
+from gateway.http.write_deadline import Flow
 
 
 class Transport:
@@ -33,9 +33,9 @@ class Transport:
 def cycle(**scope: Any) -> tuple[RequestCycle, Transport]:
     transport: Any = Transport()
     made = RequestCycle(
-        scope={"method": "POST", "http_version": "1.1", **scope},
+        scope={"method": "POST", "http_version": "1.1", "headers": [], **scope},
         transport=transport,
-        flow=FlowControl(transport),
+        flow=Flow(transport),
         logger=logging.getLogger(),
         access_logger=logging.getLogger(),
         access_log=False,
@@ -154,9 +154,18 @@ async def test_completed_request_is_freed_without_garbage_collection():
     made.scope |= {"hearth.request_id": "x", "hearth.connection": None, "hearth.request_cycle": made}
     gc.disable()
     try:
-        await Exchange(made.scope, made.receive, made.send).send_json(200, b"{}", [])
+        await Exchange(made.scope, made.receive, made.send).send_whole(200, b"{}", [])
         del made
         assert remembered() is None
     finally:
         gc.enable()
     assert transport.writes[0].endswith(b"{}")
+
+
+async def test_large_body_is_written_without_a_copy_for_each_client():
+    made, transport = cycle()
+    content = bytes(100_000)
+    assert made.write_response(200, [(b"content-length", b"100000")], content)
+    head, written = transport.writes
+    assert head.endswith(b"\r\n\r\n")
+    assert written is content

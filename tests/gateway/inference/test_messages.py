@@ -91,6 +91,57 @@ def test_complete_message_has_content_and_usage(client: httpx.Client, running: R
     assert response.headers["cf-ai-req-id"]
 
 
+PERSON = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+FORMAT = {"type": "json_schema", "schema": PERSON}
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"output_config": {"format": FORMAT, "effort": None}}, "/output_config/format/schema"),
+        ({"output_config": {"format": None}, "output_format": FORMAT}, "/output_format/schema"),
+    ],
+)
+def test_output_format_is_a_json_schema_for_the_model(
+    client: httpx.Client, running: Running, options: dict, field: str
+):
+    task = running.site.execute_of(ask(client, running, options)).task
+    assert (task.constraint.kind, json.loads(task.constraint.text)) == ("json_schema", PERSON)
+    assert task.constraint.field == field
+
+
+def test_effort_is_passed_to_the_chat_template(client: httpx.Client, running: Running):
+    task = running.site.execute_of(ask(client, running, {"model": PARROT, "output_config": {"effort": "high"}})).task
+    assert task.template_kwargs == {"reasoning_effort": "high"}
+    assert task.constraint is None
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"output_config": {"verbosity": "low"}}, "'/output_config/verbosity' is not supported"),
+        ({"output_config": {"format": {"type": "text"}}}, "/output_config/format/type"),
+        ({"output_config": {"format": FORMAT | {"strict": True}}}, "'/output_config/format/strict' is not supported"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "'/output_config/format/schema'"),
+        ({"output_config": {"effort": "extreme"}}, "/output_config/effort"),
+        ({"output_config": "json"}, "/output_config"),
+        ({"output_format": {"type": "regex"}}, "/output_format/type"),
+        (
+            {"output_config": {"format": FORMAT}, "output_format": FORMAT},
+            "'/output_config/format' and '/output_format' cannot be combined",
+        ),
+    ],
+)
+def test_unsupported_output_option_is_rejected_by_name(
+    client: httpx.Client, running: Running, options: dict, says: str
+):
+    for path in ("messages", "messages/count_tokens"):
+        body = {"model": HANDY, "messages": HELLO, "max_tokens": 9} | options
+        response = client.post(f"{running.account_url}/ai/v1/{path}", json=body)
+        assert response.status_code == 400
+        assert says in response.json()["error"]["message"]
+
+
 def test_every_response_has_its_request_id(client: httpx.Client, running: Running):
     for response in (
         ask(client, running, {}),

@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import io
 import json
 import socket
 from typing import Any
 
 import httpx
 import pytest
+from PIL import Image
 
 from documents.converter import Converter
 from gateway.errors import Reason, Refusal
 from gateway.inference import markdown_conversion, tomarkdown
 from gateway.inference.markdown_conversion import Documents
+from tests.fakes.pictures import picture
+from tests.gateway.process import DESCRIBER
 from tests.gateway.site import Running
 from tests.gateway.test_fair_share import set_limits
 from tests.waiting import wait_until_blocking
@@ -114,12 +118,12 @@ def test_disconnect_ends_a_conversion(running: Running):
 def test_number_of_concurrent_file_bodies_is_limited():
     held = Documents(Converter(), max_bytes=1 << 20)
     with contextlib.ExitStack() as stack:
-        for _ in range(markdown_conversion.MAX_BODIES):
-            stack.enter_context(held.room())
-        with pytest.raises(Refusal) as refused, held.room():
+        for number in range(markdown_conversion.MAX_BODIES):
+            stack.enter_context(held.room(f"account {number}"))
+        with pytest.raises(Refusal) as refused, held.room("another account"):
             pass
         assert refused.value.reason is Reason.OUT_OF_CAPACITY
-    with held.room():
+    with held.room("another account"):
         pass
 
 
@@ -151,3 +155,28 @@ def test_conversion_is_subject_to_task_and_concurrency_limits(running: Running):
         finally:
             asyncio.run(set_limits(running.site, account_id, ""))
         wait_until_blocking(lambda: statuses(1) == [200])
+
+
+def test_image_model_converts_images_and_scanned_pages_and_each_image_is_a_charged_call(running: Running):
+    scan = io.BytesIO()
+    pages = [Image.new("RGB", (600, 300), "white") for _ in range(2)]
+    pages[0].save(scan, "PDF", save_all=True, append_images=pages[1:])
+    files = [("files", ("a.png", picture(64, 32), "image/png")), ("files", ("b.pdf", scan.getvalue(), "")),
+             ("files", ("c.jpg", b"no image", "image/jpeg"))]  # fmt: skip
+    with running.beside(HEARTH_DOCUMENT_IMAGE_MODEL=DESCRIBER) as gateway:
+        url = f"{gateway.base_url}/accounts/{running.tenants.account_id}/ai/tomarkdown"
+        response = httpx.post(url, files=files, headers=running.headers(), timeout=60)
+    image, scanned, damaged = response.json()["result"]
+    assert (image["format"], image["data"]) == ("markdown", "64 x 32:")
+    assert scanned["data"] == "### Page 1\n\n1250 x 625:\n\n### Page 2\n\n1250 x 625:"
+    assert damaged["format"] == "error"
+    assert "the image is damaged" in damaged["error"]
+    request_id = response.headers["x-hearth-request-id"]
+
+    def rows() -> list[dict]:
+        found = [running.site.usage_rows(f"{request_id}-{number}") for number in range(1, 5)]
+        return [row for each in found for row in each]
+
+    wait_until_blocking(lambda: len(rows()) == 3)
+    assert sorted(row["num_image_tiles"] for row in rows()) == [1, 6, 6]
+    assert all(row["micro_neurons"] > 0 for row in rows())

@@ -42,7 +42,7 @@ FORMATS: dict[str, Any] = {
     "structured_outputs": ({"regex": "a+"}, "regex"),
     "response_format": ({"type": "json_object"}, "json_object"),
 }
-# field -> what it asks for, and what sampling then has
+# field -> value in the request, expected sampling parameters
 DONE: list[tuple[str, Any, dict[str, Any]]] = [
     ("top_k", 7, {"top_k": 7}),
     ("top_k", 0, {"top_k": 0}),

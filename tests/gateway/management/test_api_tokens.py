@@ -4,6 +4,7 @@ changes that take effect at other gateways.
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -23,16 +24,11 @@ API_TOKENS_WRITE = "686d18d5ac6c441c867cbf6771e58a0a"
 ALL_ACCOUNTS = "com.cloudflare.api.account.*"
 PROMPT = {"prompt": "Hello"}
 HTTP = httpx.Client(timeout=30)  # shared, because creating a client takes longer than a call
+atexit.register(HTTP.close)  # other modules use the client too
 
 
 def policy(*groups: str, on: str = ALL_ACCOUNTS, effect: str = "allow") -> dict[str, Any]:
     return {"effect": effect, "permission_groups": [{"id": group} for group in groups], "resources": {on: "*"}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _closing() -> Iterator[None]:
-    yield
-    HTTP.close()
 
 
 class Api:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import sqlite3
@@ -18,6 +19,7 @@ from engine.protocol.tasks.text_generation import Adapter
 from tests.catalog.adapters import config_bytes, spark_modules, weights_bytes
 from tests.gateway.process import CHATTY, HANDY, PARROT, POCKET, VECTORS
 from tests.gateway.site import Running, Site
+from tests.gateway.test_shared_resources import make_token
 from tests.waiting import wait_until_blocking
 
 SPARK = "@cf/hearth/spark"  # built in, so its files are available
@@ -211,7 +213,7 @@ def test_private_finetune_of_another_account_is_unknown(running: Running, client
 
 def test_public_finetune_is_listed_for_and_usable_by_all_accounts(running: Running, client: httpx.Client):
     created = complete(running, client, "for-all", public=True)
-    create(running, client, "for-all-later", public="true")  # has no files, so it cannot be used
+    later = create(running, client, "for-all-later", public="true")  # has no files, so it cannot be used
     theirs = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai"
     with httpx.Client(headers=running.headers("other"), timeout=60) as other:
 
@@ -223,8 +225,27 @@ def test_public_finetune_is_listed_for_and_usable_by_all_accounts(running: Runni
         assert (page(""), page("limit=2")) == (["for-all", *LISTED], ["for-all", LISTED[0]])
         assert (page("offset=1&limit=2"), page("offset=3"), page("offset=4")) == (LISTED[:2], LISTED[2:], [])
         assert code_of(other.get(f"{theirs}/finetunes/public?limit=x")) == (400, 3003)
-        response = other.post(f"{theirs}/run/{HANDY}", json={"prompt": "x", "lora": "for-all"})
-        assert running.site.execute_of(response).task.adapter.name == f"finetune/{created['id']}"
+        assert listed[0]["owner"] == running.tenants.account_id
+        for reference in (created["id"], f"{listed[0]['owner']}/for-all"):
+            response = other.post(f"{theirs}/run/{HANDY}", json={"prompt": "x", "lora": reference})
+            assert running.site.execute_of(response).task.adapter.name == f"finetune/{created['id']}"
+        for invisible in ("for-all", later["id"], f"{listed[0]['owner']}/for-all-later"):
+            response = other.post(f"{theirs}/run/{HANDY}", json={"prompt": "x", "lora": invisible})
+            assert code_of(response) == (404, 3042), invisible
+
+
+def test_name_of_a_deleted_finetune_is_not_taken_over_by_another_account(running: Running, client: httpx.Client):
+    complete(running, client, "house-style", public=True)
+    theirs = f"{running.gateway.base_url}/accounts/{running.tenants.other_account_id}/ai"
+    owner = running.tenants.secrets.setdefault(
+        "other write", asyncio.run(make_token(running.site, running.tenants.other_account_id))
+    )
+    with httpx.Client(headers={"Authorization": f"Bearer {owner}"}, timeout=60) as other:
+        own = other.post(f"{theirs}/finetunes", json={"model": HANDY, "name": "house-style"}).json()["result"]
+        run = {"prompt": "x", "lora": "house-style"}
+        assert code_of(other.post(f"{theirs}/run/{HANDY}", json=run)) == (400, 3039), "the own one, without files"
+        assert other.delete(f"{theirs}/finetunes/{own['id']}").status_code == 200
+        assert code_of(other.post(f"{theirs}/run/{HANDY}", json=run)) == (404, 3042)
 
 
 def test_adapter_works_on_quantized_variants_of_its_base_model_only(running: Running, client: httpx.Client):

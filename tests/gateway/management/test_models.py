@@ -125,7 +125,7 @@ def test_openrouter_prices_are_decimal_strings_in_dollars(client: httpx.Client, 
         assert all(isinstance(price, str) and 0 <= float(price) < 1e-3 for price in row["pricing"].values()), row
 
 
-RETIRED, LISTED, UNRUN = "@cf/microsoft/phi-2", "@cf/meta/llama-3.2-1b-instruct", "@cf/openai/whisper"
+RETIRED, LISTED = "@cf/microsoft/phi-2", "@cf/meta/llama-3.2-1b-instruct"
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,6 @@ RETIRED, LISTED, UNRUN = "@cf/microsoft/phi-2", "@cf/meta/llama-3.2-1b-instruct"
     [
         (RETIRED, (410, 5028), "deprecated on 2026-05-30. Please use @cf/meta/llama-3.2-3b-instruct instead"),
         (LISTED, (400, 5007), f"`hearth model pull {LISTED}`"),
-        (UNRUN, (400, 5007), "nodes do not support Automatic Speech Recognition yet"),
         ("@cf/test/over", (410, 5028), "deprecated on 2026-02-03. Please use @cf/test/parrot instead"),
     ],
 )

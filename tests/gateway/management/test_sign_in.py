@@ -29,7 +29,7 @@ from storage.ephemeral import Ephemeral
 from telemetry.settings import SettingError
 from tenants import accounts
 from tenants.audit import audit_log as audit
-from tenants.credentials.web_sessions import IDLE_S, LIFE_S, WebSessions
+from tenants.credentials.web_sessions import IDLE_S, LIFE_S, SessionOwner, WebSessions
 from tests.fakes.oidc_provider import CLIENT_ID, CLIENT_SECRET, PUBLISHED_SECRET, Claims, OidcProvider
 from tests.gateway.process import PARROT
 from tests.gateway.test_who_may import Unconnected, settings_of
@@ -121,14 +121,15 @@ async def test_operator_manages_every_account_and_cannot_run_models(site: SignIn
     assert len(request["code_challenge"]) == 43
     assert min(len(request["state"]), len(request["nonce"])) >= 43
     me = (await browser.get("/admin/session")).json()["result"]
-    assert (me["name"], me["role"]) == ("Ann", "administrator")
+    assert (me["name"], me["kind"], me["platform_role"]) == ("Ann", "operator", "administrator")
+    assert (me["user_id"], me["memberships"]) == (None, [])
     account = f"{API}/accounts/{made.account_id}"
     assert [row["id"] for row in (await browser.get(f"{API}/accounts")).json()["result"]] == [made.account_id]
     changed = await browser.put(account, json={"name": "ACME"})
     assert (changed.status_code, changed.json()["result"]["name"]) == (200, "ACME")
     assert (await browser.get(f"{account}/tokens")).status_code == 200
     for path in (f"{account}/ai/run/{PARROT}", f"{account}/ai/v1/chat/completions"):
-        assert error_of(await browser.post(path, json={"prompt": "x"})) == (400, 9106), "a session cookie ran a model"
+        assert error_of(await browser.post(path, json={"prompt": "x"})) == (403, 10000), "an operator ran a model"
     assert error_of(await browser.get(f"{account}/ai/models/search")) == (403, 10000)
     assert error_of(await browser.get(f"{API}/user/tokens")) == (403, 10000)
     assert error_of(await browser.get(f"{API}/accounts/{'f' * 32}")) == (404, 7003)
@@ -398,23 +399,26 @@ async def test_altered_cookies_are_rejected(site: SignInSite):
     assert again.cookies["__Host-hearth-session"] != right
 
 
+OWNER = SessionOwner("operator:1", "Ann", role="viewer")
+
+
 async def test_sessions_expire_and_altered_records_are_rejected(redis_url: str):
     """After half an hour without use, after half a day in any case, and if the record in Redis was changed."""
     clock, ephemeral = HandClock(), Ephemeral.connect(redis_url, timeout_s=PATIENCE_S)
     sessions = WebSessions(ephemeral, b"s" * 32, clock)
-    cookie = await sessions.open("operator:1", "Ann", "viewer")
+    cookie = await sessions.open(OWNER)
     assert await WebSessions(ephemeral, b"t" * 32, clock).find(cookie) is None
     clock.pass_time(IDLE_S - 1)
     assert await sessions.find(cookie) is not None
     clock.pass_time(IDLE_S + 1)
     assert await sessions.find(cookie) is None
-    worn = await sessions.open("operator:1", "Ann", "viewer")
+    worn = await sessions.open(OWNER)
     for _ in range(int(LIFE_S / 1700)):
         clock.pass_time(1700)
         assert await sessions.find(worn) is not None
     clock.pass_time(1700)
     assert await sessions.find(worn) is None
-    fresh = await sessions.open("operator:1", "Ann", "viewer")
+    fresh = await sessions.open(OWNER)
     with contextlib.closing(Redis.from_url(redis_url)) as redis:
         keys: list[bytes] = redis.keys("web-session:*")  # type: ignore[assignment]
         for key in keys:
@@ -437,16 +441,15 @@ async def test_invalid_discovery_document_is_rejected(site: SignInSite):
     await site.signed_in()
 
 
-async def test_routes_do_not_exist_without_a_provider(sqlite_url: str, tmp_path: Path):
+async def test_routes_of_the_provider_do_not_exist_without_a_provider(sqlite_url: str, tmp_path: Path):
     async with (
         open_services(settings_of(sqlite_url, tmp_path)) as services,
         contextlib.AsyncExitStack() as browsers,
     ):
         browser = await SignInSite(services, None, browsers).browser()  # type: ignore[arg-type]
-        for method, path in (("GET", "sign-in"), ("GET", "callback"), ("GET", "session"), ("POST", "sign-out")):
-            assert error_of(await browser.request(method, f"/admin/{path}")) == (400, 7000)
-        cookie = {"cookie": f"__Host-hearth-session={'0' * 64}.{'0' * 64}"}
-        assert error_of(await browser.get(f"{API}/accounts", headers=cookie)) == (400, 9106)
+        for path in ("sign-in", "callback"):
+            assert error_of(await browser.get(f"/admin/{path}")) == (400, 7000)
+        assert (await browser.get("/admin/sign-in-methods")).json()["result"] == {"password": True, "oidc": False}
 
 
 @pytest.mark.parametrize(

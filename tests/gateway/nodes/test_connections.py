@@ -176,6 +176,18 @@ async def test_suspended_gateway_does_not_drop_nodes_as_silent(node: FakeNode, m
         assert link.is_open
 
 
+async def test_round_trip_does_not_include_a_delay_of_the_gateway_while_it_connects(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(connections.wire, "KEEPALIVE_INTERVAL_S", 0.1)
+    async with linked(node) as link:
+        # Runs after the first ping is sent and before its response is read.
+        link._on_change = lambda: asyncio.get_running_loop().call_soon(time.sleep, 0.5)
+        round_trip_s = await wait_until(lambda: link.round_trip_s)
+        assert link._connection is not None
+        assert max(link._connection.round_trips_s) >= 0.5 > round_trip_s
+
+
 async def test_gateway_with_a_key_from_another_ring_is_not_connected(
     node: FakeNode, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):

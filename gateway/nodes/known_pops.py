@@ -1,0 +1,160 @@
+"""Cities and coordinates of well-known PoP codes (IATA codes of the nearest large airport).
+
+Used to draw PoPs on a map. The countries here never count for residency: only `HEARTH_LOCATIONS` does.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+
+class KnownPop(NamedTuple):
+    """City, country (ISO 3166), and coordinates in degrees."""
+
+    city: str
+    country: str
+    latitude: float
+    longitude: float
+
+
+_CODE = re.compile(r"([a-z]{3})(?:[-_.]?[0-9]{1,4})?", re.IGNORECASE)
+
+
+def find_known_pop(pop: str) -> KnownPop | None:
+    """Return the city of a PoP that is named by its code, as in `fra`, `FRA1` or `fra-02`; None for other names."""
+    match = _CODE.fullmatch(pop)
+    return KNOWN_POPS.get(match[1].lower()) if match is not None else None
+
+
+KNOWN_POPS = {
+    "acc": KnownPop("Accra", "GH", 5.6, -0.2),
+    "add": KnownPop("Addis Ababa", "ET", 9.0, 38.8),
+    "akl": KnownPop("Auckland", "NZ", -36.8, 174.8),
+    "ams": KnownPop("Amsterdam", "NL", 52.4, 4.9),
+    "arn": KnownPop("Stockholm", "SE", 59.3, 18.1),
+    "ath": KnownPop("Athens", "GR", 38.0, 23.7),
+    "atl": KnownPop("Atlanta", "US", 33.7, -84.4),
+    "bah": KnownPop("Manama", "BH", 26.2, 50.6),
+    "bcn": KnownPop("Barcelona", "ES", 41.4, 2.2),
+    "beg": KnownPop("Belgrade", "RS", 44.8, 20.5),
+    "ber": KnownPop("Berlin", "DE", 52.5, 13.4),
+    "bkk": KnownPop("Bangkok", "TH", 13.8, 100.5),
+    "blr": KnownPop("Bengaluru", "IN", 13.0, 77.6),
+    "bna": KnownPop("Nashville", "US", 36.2, -86.8),
+    "bne": KnownPop("Brisbane", "AU", -27.5, 153.0),
+    "bog": KnownPop("Bogotá", "CO", 4.7, -74.1),
+    "bom": KnownPop("Mumbai", "IN", 19.1, 72.9),
+    "bos": KnownPop("Boston", "US", 42.4, -71.1),
+    "bru": KnownPop("Brussels", "BE", 50.9, 4.4),
+    "bud": KnownPop("Budapest", "HU", 47.5, 19.0),
+    "cai": KnownPop("Cairo", "EG", 30.0, 31.2),
+    "cdg": KnownPop("Paris", "FR", 48.9, 2.4),
+    "cgk": KnownPop("Jakarta", "ID", -6.2, 106.8),
+    "cmb": KnownPop("Colombo", "LK", 6.9, 79.9),
+    "cmn": KnownPop("Casablanca", "MA", 33.6, -7.6),
+    "cph": KnownPop("Copenhagen", "DK", 55.7, 12.6),
+    "cpt": KnownPop("Cape Town", "ZA", -33.9, 18.4),
+    "dac": KnownPop("Dhaka", "BD", 23.8, 90.4),
+    "dar": KnownPop("Dar es Salaam", "TZ", -6.8, 39.3),
+    "del": KnownPop("Delhi", "IN", 28.6, 77.2),
+    "den": KnownPop("Denver", "US", 39.7, -105.0),
+    "dfw": KnownPop("Dallas", "US", 32.8, -96.8),
+    "dkr": KnownPop("Dakar", "SN", 14.7, -17.5),
+    "dme": KnownPop("Moscow", "RU", 55.8, 37.6),
+    "doh": KnownPop("Doha", "QA", 25.3, 51.5),
+    "dtw": KnownPop("Detroit", "US", 42.3, -83.0),
+    "dub": KnownPop("Dublin", "IE", 53.3, -6.3),
+    "dus": KnownPop("Düsseldorf", "DE", 51.2, 6.8),
+    "dxb": KnownPop("Dubai", "AE", 25.2, 55.3),
+    "edi": KnownPop("Edinburgh", "GB", 55.9, -3.2),
+    "evn": KnownPop("Yerevan", "AM", 40.2, 44.5),
+    "ewr": KnownPop("Newark", "US", 40.7, -74.2),
+    "eze": KnownPop("Buenos Aires", "AR", -34.6, -58.4),
+    "fco": KnownPop("Rome", "IT", 41.9, 12.5),
+    "fra": KnownPop("Frankfurt", "DE", 50.1, 8.7),
+    "gig": KnownPop("Rio de Janeiro", "BR", -22.9, -43.2),
+    "gru": KnownPop("São Paulo", "BR", -23.6, -46.6),
+    "gva": KnownPop("Geneva", "CH", 46.2, 6.1),
+    "gye": KnownPop("Guayaquil", "EC", -2.2, -79.9),
+    "ham": KnownPop("Hamburg", "DE", 53.6, 10.0),
+    "han": KnownPop("Hanoi", "VN", 21.0, 105.8),
+    "hel": KnownPop("Helsinki", "FI", 60.2, 24.9),
+    "hkg": KnownPop("Hong Kong", "HK", 22.3, 114.2),
+    "hnl": KnownPop("Honolulu", "US", 21.3, -157.9),
+    "hyd": KnownPop("Hyderabad", "IN", 17.4, 78.5),
+    "iad": KnownPop("Ashburn", "US", 39.0, -77.5),
+    "iah": KnownPop("Houston", "US", 29.8, -95.4),
+    "icn": KnownPop("Seoul", "KR", 37.6, 127.0),
+    "ist": KnownPop("Istanbul", "TR", 41.0, 29.0),
+    "jed": KnownPop("Jeddah", "SA", 21.5, 39.2),
+    "jfk": KnownPop("New York", "US", 40.7, -74.0),
+    "jnb": KnownPop("Johannesburg", "ZA", -26.2, 28.0),
+    "kbp": KnownPop("Kyiv", "UA", 50.5, 30.5),
+    "kef": KnownPop("Reykjavík", "IS", 64.1, -21.9),
+    "khi": KnownPop("Karachi", "PK", 24.9, 67.0),
+    "kix": KnownPop("Osaka", "JP", 34.7, 135.5),
+    "ktm": KnownPop("Kathmandu", "NP", 27.7, 85.3),
+    "kul": KnownPop("Kuala Lumpur", "MY", 3.1, 101.7),
+    "kwi": KnownPop("Kuwait City", "KW", 29.4, 48.0),
+    "las": KnownPop("Las Vegas", "US", 36.2, -115.1),
+    "lax": KnownPop("Los Angeles", "US", 34.1, -118.2),
+    "lhr": KnownPop("London", "GB", 51.5, -0.1),
+    "lim": KnownPop("Lima", "PE", -12.0, -77.0),
+    "lis": KnownPop("Lisbon", "PT", 38.7, -9.1),
+    "los": KnownPop("Lagos", "NG", 6.5, 3.4),
+    "lux": KnownPop("Luxembourg", "LU", 49.6, 6.1),
+    "maa": KnownPop("Chennai", "IN", 13.1, 80.3),
+    "mad": KnownPop("Madrid", "ES", 40.4, -3.7),
+    "man": KnownPop("Manchester", "GB", 53.5, -2.2),
+    "mel": KnownPop("Melbourne", "AU", -37.8, 145.0),
+    "mex": KnownPop("Mexico City", "MX", 19.4, -99.1),
+    "mia": KnownPop("Miami", "US", 25.8, -80.2),
+    "mle": KnownPop("Malé", "MV", 4.2, 73.5),
+    "mnl": KnownPop("Manila", "PH", 14.6, 121.0),
+    "mrs": KnownPop("Marseille", "FR", 43.3, 5.4),
+    "msp": KnownPop("Minneapolis", "US", 45.0, -93.3),
+    "muc": KnownPop("Munich", "DE", 48.1, 11.6),
+    "mxp": KnownPop("Milan", "IT", 45.5, 9.2),
+    "nbo": KnownPop("Nairobi", "KE", -1.3, 36.8),
+    "nrt": KnownPop("Tokyo", "JP", 35.7, 139.7),
+    "ord": KnownPop("Chicago", "US", 41.9, -87.6),
+    "osl": KnownPop("Oslo", "NO", 59.9, 10.8),
+    "otp": KnownPop("Bucharest", "RO", 44.4, 26.1),
+    "pdx": KnownPop("Portland", "US", 45.5, -122.7),
+    "per": KnownPop("Perth", "AU", -32.0, 115.9),
+    "phl": KnownPop("Philadelphia", "US", 40.0, -75.2),
+    "phx": KnownPop("Phoenix", "US", 33.4, -112.1),
+    "pnq": KnownPop("Pune", "IN", 18.5, 73.9),
+    "prg": KnownPop("Prague", "CZ", 50.1, 14.4),
+    "pty": KnownPop("Panama City", "PA", 9.0, -79.5),
+    "qro": KnownPop("Querétaro", "MX", 20.6, -100.4),
+    "rix": KnownPop("Riga", "LV", 56.9, 24.1),
+    "ruh": KnownPop("Riyadh", "SA", 24.7, 46.7),
+    "scl": KnownPop("Santiago", "CL", -33.4, -70.7),
+    "sea": KnownPop("Seattle", "US", 47.6, -122.3),
+    "sfo": KnownPop("San Francisco", "US", 37.8, -122.4),
+    "sgn": KnownPop("Ho Chi Minh City", "VN", 10.8, 106.7),
+    "sin": KnownPop("Singapore", "SG", 1.35, 103.8),
+    "sjc": KnownPop("San Jose", "US", 37.3, -121.9),
+    "slc": KnownPop("Salt Lake City", "US", 40.8, -111.9),
+    "sof": KnownPop("Sofia", "BG", 42.7, 23.3),
+    "stl": KnownPop("St. Louis", "US", 38.6, -90.2),
+    "str": KnownPop("Stuttgart", "DE", 48.8, 9.2),
+    "syd": KnownPop("Sydney", "AU", -33.9, 151.2),
+    "tbs": KnownPop("Tbilisi", "GE", 41.7, 44.8),
+    "tll": KnownPop("Tallinn", "EE", 59.4, 24.8),
+    "tlv": KnownPop("Tel Aviv", "IL", 32.1, 34.8),
+    "tpe": KnownPop("Taipei", "TW", 25.0, 121.6),
+    "tun": KnownPop("Tunis", "TN", 36.8, 10.2),
+    "txl": KnownPop("Berlin", "DE", 52.5, 13.4),
+    "vie": KnownPop("Vienna", "AT", 48.2, 16.4),
+    "vno": KnownPop("Vilnius", "LT", 54.7, 25.3),
+    "waw": KnownPop("Warsaw", "PL", 52.2, 21.0),
+    "yul": KnownPop("Montreal", "CA", 45.5, -73.6),
+    "yvr": KnownPop("Vancouver", "CA", 49.3, -123.1),
+    "yyc": KnownPop("Calgary", "CA", 51.0, -114.1),
+    "yyz": KnownPop("Toronto", "CA", 43.7, -79.4),
+    "zag": KnownPop("Zagreb", "HR", 45.8, 16.0),
+    "zrh": KnownPop("Zurich", "CH", 47.4, 8.5),
+}
