@@ -13,6 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup$(if $(filter 1,$(SYSTEM_TORCH)),-system-torch)
 CLIENTS := .venv-clients/.setup
 TRITON := .cache/triton/.setup
+DASHBOARD := gateway/static/.built
 PACKAGES := gateway documents engine variants service_identity weight_files catalog tenants storage telemetry local_platform worker_runtime cli migrations
 CHECKED := $(PACKAGES) bench scripts spark tests
 PYTEST := $(BIN)/python -m pytest
@@ -26,13 +27,13 @@ FAST_TESTS := tests/test_floor_plan.py tests/test_docs.py tests/test_lock.py tes
 
 BENCHES := constrained first_token http_streams lora prefix_ttft engine_cpu gateway_cpu host_step
 
-.PHONY: help setup up check test test-full test-gpu figures bench docs lock spark clean
+.PHONY: help setup dashboard up check test test-full test-gpu screenshots figures bench docs lock spark clean
 .DEFAULT_GOAL := help
 
 help:  ## list these commands
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /|/' | awk -F'|' '{printf "make %-10s %s\n", $$1, $$2}'
 
-setup: $(STAMP)  ## create .venv and install everything (SYSTEM_TORCH=1: the torch of this machine; STARTER=0: no starter model)
+setup: $(STAMP) $(DASHBOARD)  ## create .venv, install everything and build the dashboard (SYSTEM_TORCH=1: the torch of this machine; STARTER=0: no starter model)
 
 $(STAMP): pyproject.toml requirements.lock scripts/setup.sh
 	@PYTHON="$(PYTHON)" SYSTEM_TORCH="$(SYSTEM_TORCH)" TORCH_INDEX_URL="$(TORCH_INDEX_URL)" STARTER="$(STARTER)" sh scripts/setup.sh
@@ -43,7 +44,13 @@ $(CLIENTS): requirements-clients.lock scripts/clients.sh
 $(TRITON): scripts/triton.sh | $(STAMP)
 	-@sh scripts/triton.sh
 
-up: $(STAMP)  ## start the whole platform with embedded stores and print example calls (STARTER=0: without the starter model)
+dashboard: $(STAMP)  ## build the dashboard again if its sources have changed
+	@$(BIN)/python -m scripts.build_dashboard
+
+$(DASHBOARD): $(shell find dashboard -type f -not -path '*/node_modules/*' 2>/dev/null) | $(STAMP)
+	@$(BIN)/python -m scripts.build_dashboard --optional
+
+up: $(STAMP) $(DASHBOARD)  ## start the whole platform with embedded stores and print example calls (STARTER=0: without the starter model)
 	@$(BIN)/hearth up $(if $(filter 0,$(STARTER)),--no-starter) $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, import rules, fast tests: under a minute
@@ -55,12 +62,15 @@ check: $(STAMP)  ## format, lint, types, import rules, fast tests: under a minut
 test: $(STAMP)  ## all tests that need no GPU and are not long
 	@$(BIN)/python -m scripts.run_tests --in-two "not full and not gpu" $(ARGS)
 
-test-full: $(STAMP) $(CLIENTS) $(TRITON)  ## kill campaigns, official clients, browsers, long tests
+test-full: $(STAMP) $(DASHBOARD) $(CLIENTS) $(TRITON)  ## kill campaigns, official clients, browsers, long tests
 	@$(BIN)/python -m scripts.fetch_node_clients
-	@$(BIN)/python -m scripts.run_tests "full and not gpu" $(ARGS)
+	@$(BIN)/python -m scripts.run_tests --in-two "full and not gpu" $(ARGS)
 
 test-gpu: $(STAMP)  ## tests that need a CUDA device
 	@$(BIN)/python -m scripts.run_tests "gpu" $(ARGS)
+
+screenshots: $(STAMP) $(CLIENTS) dashboard  ## write pictures of all screens of the dashboard to .cache/screenshots (ARGS=--readme: those of README.md)
+	@$(BIN)/python -m scripts.screenshots $(ARGS)
 
 figures: $(STAMP)  ## measure the figures of docs/promises.md (ARGS="P6 T4": only these)
 	$(BIN)/python -m scripts.measure_promises $(ARGS)
@@ -80,4 +90,4 @@ spark: $(STAMP)  ## train the built-in chat model from its generator
 	$(BIN)/python -m spark.train $(ARGS)
 
 clean:  ## remove the environment and all caches (not .hearth, the data of a platform)
-	rm -rf $(VENV) .venv-clients .cache tests/clients/node/node_modules .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	rm -rf $(VENV) .venv-clients .cache tests/clients/node/node_modules dashboard/node_modules gateway/static .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -11,5 +11,6 @@ HEARTH_CACHE_SECRET=$(secret 32)
 POSTGRES_PASSWORD=$(secret 24)
 S3_ACCESS_KEY=hearth
 S3_SECRET_KEY=$(secret 24)
+GRAFANA_PASSWORD=$(secret 16)
 END
 echo "make_env: wrote .env"

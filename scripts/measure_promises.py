@@ -1,4 +1,4 @@
-"""Run the tests that prove the promises and store what they measured in `scripts/figures.jsonl`: `make figures`.
+"""Run the tests that prove the promises and store their measurements in `scripts/figures.jsonl`: `make figures`.
 
 All promises take some minutes; `make figures ARGS="P6 T4"` measures only those. Tests record figures with
 `bench.figures.record`. For a promise with a `counted` text, the figure is the number of passed test cases instead. A

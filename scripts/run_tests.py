@@ -1,8 +1,9 @@
 """Run the tests with one marker expression. Skipped tests are listed with their reasons (pytest's `-ra`).
 
 With `--in-two`, two pytest processes share the tests if the machine has two cores: COMPUTE_TESTS run beside all others,
-which mostly wait for child processes. With arguments for pytest, there is one process with exactly those arguments.
-If no test has the marker (pytest's exit status 5), a message is printed and the exit status is 0.
+which mostly wait for child processes. On a CPU with AVX-512, the quick kernel tests run a second time. With arguments
+for pytest, there is one process with exactly those arguments. If no test has the marker (pytest's exit status 5), a
+message is printed and the exit status is 0.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ from telemetry.child_process import die_with_parent
 
 ROOT = Path(__file__).parent.parent
 # Folders of the second process. Tests in all other folders run in the first process, so each test runs exactly once.
-COMPUTE_TESTS = ("tests/engine", "tests/spark", "tests/catalog", "tests/documents", "tests/telemetry")
+COMPUTE_TESTS = (
+    "tests/engine", "tests/spark", "tests/catalog", "tests/documents", "tests/telemetry", "tests/storage",
+    "tests/tenants", "tests/service_identity", "tests/weight_files",
+)  # fmt: skip
 # Tests of CPU kernels. On a CPU with AVX-512, `make test` runs them a second time limited to AVX2 instructions.
 KERNEL_TESTS = ("tests/engine/kernels", "tests/engine/models/test_packed_weights.py", "tests/variants")
 AVX2_ENVIRON = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
@@ -155,7 +159,7 @@ def main(arguments: Sequence[str]) -> int:
     marker, *pytest_arguments = arguments[in_two:]
     is_complete = in_two and not pytest_arguments
     status = run_two(marker, COMPUTE_TESTS) if is_complete and _num_cores() > 1 else run_one(marker, pytest_arguments)
-    if is_complete and has_avx512():
+    if is_complete and marker.startswith("not full") and has_avx512():
         status = status or run_kernel_tests_as_avx2(marker)
     if status == NONE_COLLECTED:
         print(f'no test has the marker "{marker}"')

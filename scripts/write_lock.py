@@ -17,11 +17,12 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parent.parent
 LOCK = ROOT / "requirements.lock"
-EXTRAS = ("engine", "embedded", "dev")
-OUTSIDE = re.compile(r"torch|triton.*|nvidia-.*|cuda-.*|hearth|pip|setuptools|wheel")
+EXTRAS = ("engine", "speech", "images", "tracing", "embedded", "dev")
+OUTSIDE = re.compile(r"torch|triton.*|nvidia-(?!ml-py).*|cuda-.*|hearth|pip|setuptools|wheel")
 HEADER = """\
-# The versions that `make setup` installs: the requirements of pyproject.toml (extras engine, embedded and dev) and
-# their requirements. Without hashes and without torch, whose build depends on the machine (see scripts/setup.sh).
+# The versions that `make setup` installs: the requirements of pyproject.toml (extras engine, speech, images, tracing,
+# embedded and dev) and their requirements. Without hashes and without torch, whose build depends on the machine (see
+# scripts/setup.sh).
 # Written by `make lock` from the environment. To change a version, install it there and write the file again.
 """
 
