@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ from tests.service_keys import service_keys
 
 SPARK = Path("catalog/builtin/spark")
 TOKENS = 192  # of each stream
+READY = b"ready\n"
 STEP_VARIABLE = "BENCH_STEP_MS"
 PROMPT = "Explain in two sentences why the sky is blue and the sunset red. " * 4
 WORDS = " the river runs past an old stone mill where seven lamps burn all night"
@@ -128,6 +130,8 @@ async def serve_front(folder: Path, redis_url: str, coalesce_ms: int) -> None:
     publisher = FakeNode("paced", folder, {card.name: card.revision}, identity, redis_url=redis_url)
     publisher.announced = server.address
     publisher.start()
+    sys.stdout.buffer.write(READY)
+    sys.stdout.flush()
     await asyncio.Event().wait()
 
 
@@ -193,40 +197,47 @@ async def load(port: int, path: str, secret: str, num_streams: int, seconds: flo
     }
 
 
+@dataclass(frozen=True)
+class Target:
+    """A gateway and a node front with one setting."""
+
+    running: Running
+    pids: dict[str, int]
+
+    def load(self, options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+        """Run the clients in a process of their own, and return what they saw."""
+        port, tenants = str(self.running.gateway.port), self.running.tenants
+        path = f"/client/v4/accounts/{tenants.account_id}/ai/run/{PARROT}"
+        command = [sys.executable, "-m", "bench.stream_cpu", "load", port, path, tenants.secrets["good"]]
+        done = subprocess.run([*command, str(options.streams), str(seconds)], stdout=subprocess.PIPE, check=True)
+        return dict(json.loads(done.stdout))
+
+    def measure(self, options: argparse.Namespace) -> dict[str, Any]:
+        before = {name: cpu_seconds(pid) for name, pid in self.pids.items()}
+        seen = self.load(options, options.seconds)
+        spent = {name: cpu_seconds(pid) - before[name] for name, pid in self.pids.items()}
+        assert self.running.gateway.metric("hearth_internal_errors_total") == 0
+        micros = {f"{name}_us_per_token": round(value / seen["tokens"] * 1e6, 2) for name, value in spent.items()}
+        return {**micros, "us_per_token": round(sum(micros.values()), 2), **seen}
+
+
 @contextlib.contextmanager
-def front(site: Site, coalesce_ms: int, step_ms: float) -> Iterator[int]:
-    """Run a node front and yield its process id."""
+def target(template: Path, coalesce_ms: int, step_ms: float) -> Iterator[Target]:
+    """Run a gateway and a node front with this setting."""
+    site = Site(template)
     command = [sys.executable, "-m", "bench.stream_cpu", "front", str(site.folder), site.redis.url, str(coalesce_ms)]
     environ = os.environ | service_keys().environ("node/paced") | {STEP_VARIABLE: str(step_ms)}
-    node = subprocess.Popen(command, env=environ)
+    front = subprocess.Popen(command, env=environ, stdout=subprocess.PIPE)
     try:
-        yield node.pid
+        assert front.stdout is not None
+        assert front.stdout.readline() == READY, "the front did not start"
+        running = Running(site, site.gateway().start())
+        assert running.gateway.process is not None
+        yield Target(running, {"front": front.pid, "gateway": running.gateway.process.pid})
     finally:
-        node.kill()
-        node.wait()
-
-
-def measure(template: Path, coalesce_ms: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return the figures of one run with its own gateway and front."""
-    site = Site(template)
-    try:
-        with front(site, coalesce_ms, options.step_ms) as front_pid:
-            running = Running(site, site.gateway().start())
-            assert running.gateway.process is not None
-            pids = {"front": front_pid, "gateway": running.gateway.process.pid}
-            path = f"/client/v4/accounts/{running.tenants.account_id}/ai/run/{PARROT}"
-            command = [sys.executable, "-m", "bench.stream_cpu", "load", str(running.gateway.port), path]
-            command += [running.tenants.secrets["good"], str(options.streams)]
-            subprocess.run([*command, "1"], capture_output=True, check=True)  # warm-up
-            before = {name: cpu_seconds(pid) for name, pid in pids.items()}
-            done = subprocess.run([*command, str(options.seconds)], stdout=subprocess.PIPE, check=True)
-            seen = json.loads(done.stdout)
-            spent = {name: cpu_seconds(pid) - before[name] for name, pid in pids.items()}
-            assert running.gateway.metric("hearth_internal_errors_total") == 0
-    finally:
+        front.kill()
+        front.wait()
         site.close()
-    micros = {f"{name}_us_per_token": round(value / seen["tokens"] * 1e6, 2) for name, value in spent.items()}
-    return {**micros, "us_per_token": round(sum(micros.values()), 2), **seen}
 
 
 def main() -> None:
@@ -239,12 +250,16 @@ def main() -> None:
     options = parser.parse_args()
     settings = [int(each) for each in options.coalesce_ms.split(",")]
     runs: dict[int, list[dict[str, Any]]] = {each: [] for each in settings}
-    with tempfile.TemporaryDirectory(prefix="hearth-bench-") as folder:
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="hearth-bench-"))
         template = Path(folder) / "template.db"
         asyncio.run(migrate(f"sqlite://{template}"))
+        targets = {each: stack.enter_context(target(template, each, options.step_ms)) for each in settings}
+        for each in targets.values():
+            each.load(options, 1.0)  # warm-up
         for _ in range(options.rounds):
-            for coalesce_ms in settings:
-                runs[coalesce_ms].append(measure(template, coalesce_ms, options))
+            for coalesce_ms, each in targets.items():
+                runs[coalesce_ms].append(each.measure(options))
                 print(json.dumps({"coalesce_ms": coalesce_ms, **runs[coalesce_ms][-1]}), file=sys.stderr)
     for coalesce_ms, found in runs.items():
         names = [name for name in found[0] if name.endswith("per_token")]
