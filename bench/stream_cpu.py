@@ -262,9 +262,16 @@ def main() -> None:
                 runs[coalesce_ms].append(each.measure(options))
                 print(json.dumps({"coalesce_ms": coalesce_ms, **runs[coalesce_ms][-1]}), file=sys.stderr)
     for coalesce_ms, found in runs.items():
-        names = [name for name in found[0] if name.endswith("per_token")]
-        medians = {name: statistics.median(run[name] for run in found) for name in names}
-        print(json.dumps({"bench": "stream_cpu", "coalesce_ms": coalesce_ms, **medians, **vars(options), **machine()}))
+        medians = {name: _median([run[name] for run in found]) for name in found[0]}
+        given = vars(options) | {"coalesce_ms": coalesce_ms}
+        print(json.dumps({"bench": "stream_cpu", **given, **medians, **machine()}))
+
+
+def _median(values: list[Any]) -> Any:
+    """Return the median of numbers, or of each of their percentiles."""
+    if isinstance(values[0], dict):
+        return {name: _median([each[name] for each in values]) for name in values[0]}
+    return statistics.median(values)
 
 
 if __name__ == "__main__":
