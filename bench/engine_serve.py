@@ -5,7 +5,8 @@
 
 Closed loop: when a stream ends, the next request starts. Works with any server that has /v1/completions, including
 vLLM. The client reads its sockets itself, because an HTTP library would use much of a small machine's CPU. Prompts are
-random, so prefix caches have no effect; with `--vocab-size` they are token ids of the exact length.
+random, so prefix caches have no effect; with `--vocab-size` they are token ids of the exact length. The time between
+chunks is the time between tokens only if the server coalesces nothing (`--coalesce-ms 0`).
 """
 
 from __future__ import annotations

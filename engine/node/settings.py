@@ -15,6 +15,7 @@ from catalog.errors import InvalidModelId
 from engine.config import AUTO, default_sequences
 from engine.serving.addresses import parse_address, parse_http_address
 from engine.serving.cuda_check import attention_fault
+from engine.tasks.token_coalescer import DEFAULT_COALESCE_MS, MAX_COALESCE_MS
 from telemetry.process_settings import ProcessSettings, is_objects_url, plain_name
 from telemetry.settings import MAX_NUMBER, SettingError, at_least, one_of, parsed_by, setting, starts_with
 
@@ -35,6 +36,10 @@ def parse_models(text: str) -> tuple[str, ...]:
 
 def _is_share(value: float) -> str | None:
     return None if 0 < value <= 1 else "must be greater than 0 and at most 1"
+
+
+def _is_coalesce_ms(value: int) -> str | None:
+    return None if 0 <= value <= MAX_COALESCE_MS else f"must be between 0 and {MAX_COALESCE_MS}"
 
 
 def parse_kv_size(text: str) -> int:
@@ -219,6 +224,14 @@ class NodeSettings(ProcessSettings):
     )
     max_calls: int = setting(
         "HEARTH_NODE_MAX_CALLS", "Largest number of open calls on this node.", default=2048, check=at_least(1)
+    )
+    coalesce_ms: int = setting(
+        "HEARTH_NODE_COALESCE_MS",
+        "Milliseconds for which tokens of a stream are held so that several are sent together, at most 1000. The first "
+        "token and the end of a stream are sent at once, and so is a token that comes this long after the previous "
+        "send. 0 sends every token at once.",
+        default=DEFAULT_COALESCE_MS,
+        check=_is_coalesce_ms,
     )
 
     def __post_init__(self) -> None:

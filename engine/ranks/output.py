@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
@@ -31,6 +31,16 @@ class SequenceOutput(Struct, frozen=True, gc=False):
     logprobs: tuple[TokenIdLogprob, ...] = ()  # one for each of token_ids; empty unless requested
     device_us: int = 0  # device time of the sequence so far, in microseconds
     prompt_logprobs: tuple[TokenIdLogprob, ...] = ()
+
+
+def join_outputs(outputs: Sequence[SequenceOutput]) -> SequenceOutput:
+    """Return successive outputs of a sequence as one. Only the last may have a finish; none has `prompt_logprobs`."""
+    last = outputs[-1]
+    if len(outputs) == 1:
+        return last
+    token_ids = tuple([token_id for output in outputs for token_id in output.token_ids])
+    logprobs = tuple([logprob for output in outputs for logprob in output.logprobs])
+    return SequenceOutput(token_ids, last.finish, last.num_cached_tokens, logprobs, last.device_us)
 
 
 def outputs_of(report: StepReport) -> Iterator[tuple[int, SequenceOutput]]:

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 MAX_DEADLINE_S = 24 * 3600.0
 
+_ENDS = (Finished, Failed)  # a `Finished | Failed` in isinstance would build a union for every event
 _DRAINING = Failed("draining", "the node is draining", is_retryable=True)
 _FULL = Failed("out_of_capacity", "the node has too many open calls", is_retryable=True)
 _CANCELLED = Failed("aborted", "cancelled by the caller")
@@ -68,6 +69,8 @@ class Call:
             return
         self._start.cancel()
         usage = self._run.cancel() if self._run is not None else Usage()
+        if self._is_over:
+            return  # the run failed on the output that it held
         self._end(Failed(failure.reason, failure.message, failure.is_retryable, usage))
 
     async def _begin(self) -> None:
@@ -121,7 +124,7 @@ class Call:
     def _on_event(self, event: Event) -> None:
         if self._is_over:
             return
-        if isinstance(event, Finished | Failed):
+        if isinstance(event, _ENDS):
             self._end(self._count_death(event) if isinstance(event, Failed) and event.num_crashes else event)
             return
         if self._retry_lock is not None and isinstance(event, Token | ToolCallDelta):

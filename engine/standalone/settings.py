@@ -15,6 +15,7 @@ from typing import NoReturn
 from engine.config import AUTO, DEFAULT_SPECULATION, DRAFT, default_sequences
 from engine.processes.child_link import HANG_TIMEOUT_S
 from engine.serving.cuda_check import attention_fault
+from engine.tasks.token_coalescer import DEFAULT_COALESCE_MS, MAX_COALESCE_MS
 from telemetry.settings import SettingError
 
 DESCRIPTION = """\
@@ -54,6 +55,7 @@ class ServeSettings:
     speculation: str
     api_key: str
     drain_timeout_s: float
+    coalesce_ms: int
     log_level: str
     adapter_memory_bytes: int = 0  # this server has no adapters
     has_graphs: bool = True
@@ -85,6 +87,7 @@ def read_flags(arguments: Sequence[str]) -> ServeSettings:
         speculation=flags.speculation,
         api_key=getattr(flags, "api_key", ""),
         drain_timeout_s=flags.drain_timeout,
+        coalesce_ms=flags.coalesce_ms,
         log_level=flags.log_level,
     )
 
@@ -213,6 +216,14 @@ def _add_server_flags(add: Callable[..., object]) -> None:
         type=_seconds,
         metavar="SECONDS",
         help="time for running requests to finish when the server stops",
+    )
+    add(
+        "--coalesce-ms",
+        default=DEFAULT_COALESCE_MS,
+        type=_integer(0, MAX_COALESCE_MS),
+        metavar="MS",
+        help="milliseconds for which tokens of a stream are held so that several are sent together; 0 sends every "
+        "token at once",
     )
     add("--log-level", default="warning", type=str.lower, choices=("debug", "info", "warning", "error"))
 

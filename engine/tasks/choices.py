@@ -35,9 +35,10 @@ class Choices:
         return lambda event: self._on_event(choice, event)
 
     def cancel(self) -> Usage:
-        """Free the blocks of all sequences within one step."""
+        """Emit the tokens that are held, and free the blocks of all sequences within one step."""
+        usage = self._total([run.cancel() for run in self.runs])
         self._is_over = True
-        return self._total([run.cancel() for run in self.runs])
+        return usage
 
     def _on_event(self, choice: int, event: Event) -> None:
         if self._is_over:

@@ -25,6 +25,11 @@ class GeneratedText:
         return self._parser is not None
 
     @property
+    def is_plain(self) -> bool:
+        """Return True if all output is text, which cannot end the sequence."""
+        return self._parser is None and not self._stops.has_stops
+
+    @property
     def is_reasoning_text(self) -> bool:
         """Return True if the next text is part of the reasoning."""
         return self._parser is not None and self._parser.is_reasoning

@@ -1,7 +1,8 @@
 """Turn one sequence's outputs into a call's events: text with log probabilities, parts of tool calls, and the end.
 
-One engine step becomes at most one Token event or parts of calls. Counts every token once, including the special
-tokens around calls. Knows nothing of prompts.
+Counts every token once, including the special tokens around calls. Tokens are coalesced: outputs are held before their
+conversion if all output is plain text, which saves most, and the pieces of other output are held after it, because text
+may end the sequence. Knows nothing of prompts.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.protocol.events import Failed, Finished, FinishReason, Started, Token, TokenLogprob, ToolCallDelta, Usage
-from engine.ranks.output import SequenceOutput, TokenIdLogprob
+from engine.ranks.output import SequenceOutput, TokenIdLogprob, join_outputs
 from engine.ranks.replica import Replica
 from engine.scheduling.sequence import SequenceRequest
 from engine.tasks.generated_text import GeneratedText
 from engine.tasks.prompt_echo import PromptEcho
+from engine.tasks.token_coalescer import Piece, TokenCoalescer, join_pieces
 from engine.tasks.work import Emit
 from engine.text.detokenizer import Detokenizer
 from engine.text.tokenizer import Tokenizer
@@ -53,6 +55,7 @@ class Generation:
         detokenizer: Detokenizer,
         generated: GeneratedText,
         emit: Emit,
+        coalescer: TokenCoalescer,
         *,
         choice: int = 0,
         echo: PromptEcho | None = None,
@@ -73,6 +76,9 @@ class Generation:
         self._echo = echo
         self._is_silent = is_silent
         self._held: list[SequenceOutput] = []  # outputs that wait for the prompt's echo
+        self._is_plain = generated.is_plain and echo is None
+        self._outputs = coalescer.open(self._process)  # used if the output is plain
+        self._pieces = coalescer.open(self._send_pieces)  # used otherwise
         self._num_cached = 0
         self._num_tokens = 0
         self._num_reasoning = 0  # reasoning tokens
@@ -86,17 +92,33 @@ class Generation:
         self._is_over = False
 
     def cancel(self) -> Usage:
-        """Free the sequence's blocks within one step."""
+        """Emit the tokens that are held, and free the sequence's blocks within one step."""
+        self._outputs.flush()
         if not self._is_over:
+            self._pieces.flush()
             self._is_over = True
             self._replica.abort(self._sequence_id)
         return self._usage()
 
     def on_output(self, output: SequenceOutput) -> None:
-        """Process one step's output of the sequence. Any exception ends the call with an error."""
+        """Process one step's output of the sequence, or hold it. Any exception ends the call with an error."""
+        if self._is_over:
+            return
+        if not self._is_plain:
+            self._process([output])
+        elif output.finish is None:
+            self._outputs.add(output)
+        elif output.token_ids:
+            self._process([*self._outputs.take(), output])
+        else:  # in an output with a token, "stop" would make that token an end token
+            self._outputs.flush()
+            self._process([output])
+
+    def _process(self, outputs: Sequence[SequenceOutput]) -> None:
         if self._is_over:
             return
         try:
+            output = join_outputs(outputs)
             if output.prompt_logprobs and self._echo is not None:
                 self._echo.add(output.prompt_logprobs)
             elif self._is_waiting(output):
@@ -154,6 +176,8 @@ class Generation:
 
     def _pieces_of(self, output: SequenceOutput) -> list[OutputPiece]:
         """Count the tokens up to the end of the output; return the pieces that can be emitted."""
+        if self._is_plain and not output.logprobs:
+            return self._plain_text_of(output)
         pieces: list[OutputPiece] = []
         last = len(output.token_ids) - 1
         for index, token_id in enumerate(output.token_ids):
@@ -170,6 +194,16 @@ class Generation:
             if self._generated.is_over:
                 break
         return pieces
+
+    def _plain_text_of(self, output: SequenceOutput) -> list[OutputPiece]:
+        """Count the tokens of plain text without log probabilities, and return the text."""
+        token_ids = output.token_ids
+        self._num_tokens += len(token_ids)
+        self._num_unemitted += len(token_ids)
+        text = self._detokenizer.push(token_ids[:-1] if output.finish == "stop" else token_ids)
+        if not text and self._num_unemitted == self._num_tokens:
+            self._outputs.send_next_at_once()  # the first token that completes a character is the first that is sent
+        return [text] if text else []
 
     def _logprob(self, token_id: int, drawn: TokenIdLogprob) -> TokenLogprob:
         tokenizer, likeliest = self._tokenizer, drawn.top[: self._num_tops]
@@ -206,18 +240,18 @@ class Generation:
 
     def _emit_text(self, text: str) -> None:
         if text or self._logprobs:
-            self._emit(Token(text, self._num_unemitted, tuple(self._logprobs), self._choice))
+            self._emit_piece(Token(text, self._num_unemitted, tuple(self._logprobs), self._choice))
             self._num_unemitted = 0
             self._logprobs.clear()
 
     def _emit_reasoning(self, piece: ReasoningPiece) -> None:
-        self._emit(Token(piece.text, self._num_unemitted, choice=self._choice, is_reasoning=True))
+        self._emit_piece(Token(piece.text, self._num_unemitted, choice=self._choice, is_reasoning=True))
         self._num_unemitted = 0
 
     def _emit_tool_call(self, piece: ToolCallPiece) -> None:
         """Emit a part of a tool call. Log probabilities of calls are not reported."""
         call_id = None if piece.name is None else f"call_{secrets.token_hex(12)}"
-        self._emit(
+        self._emit_piece(
             ToolCallDelta(
                 index=piece.index,
                 id=call_id,
@@ -230,7 +264,19 @@ class Generation:
         self._num_unemitted = 0
         self._logprobs.clear()
 
+    def _emit_piece(self, piece: Piece) -> None:
+        if self._is_plain:
+            self._emit(piece)
+        else:
+            self._pieces.add(piece)
+
+    def _send_pieces(self, pieces: Sequence[Piece]) -> None:
+        for piece in join_pieces(pieces):
+            self._emit(piece)
+
     def _end(self, event: Finished | Failed) -> None:
+        self._outputs.take()  # nothing, unless a held output could not be converted
+        self._pieces.flush()
         self._is_over = True
         self._emit(event)
 

@@ -34,6 +34,7 @@ from engine.tasks.input_check import check_input
 from engine.tasks.loading import LoadRequest, ModelDeviceLost, ModelLoadError
 from engine.tasks.prompt import PromptReader
 from engine.tasks.prompt_echo import PromptEcho
+from engine.tasks.token_coalescer import TokenCoalescer
 from engine.tasks.vision import Vision, load_vision
 from engine.tasks.work import Emit, ModelDescription, Refused, Run, Work
 from engine.text.detokenizer import StopStringFinder
@@ -71,6 +72,7 @@ async def load(request: LoadRequest) -> TextGenerator:
                 checker,
                 tool_parser=request.tool_parser,
                 vision=vision,
+                coalescer=TokenCoalescer(request.settings.coalesce_ms / 1000),
             )
         except BaseException:
             await replica.close()
@@ -149,9 +151,12 @@ class TextGenerator:
         *,
         tool_parser: str | None = None,
         vision: Vision | None = None,
+        coalescer: TokenCoalescer | None = None,
     ) -> None:
-        """`tool_parser` names the tool call syntax if the chat template does not show it."""
+        """`tool_parser` names the tool call syntax if the chat template does not show it. Without a coalescer, every
+        token is emitted at once."""
         self._replica = replica
+        self._coalescer = coalescer or TokenCoalescer(0.0)
         self._vision = vision
         self._tokenizer = tokenizer
         self._checker = checker
@@ -291,6 +296,7 @@ class TextGenerator:
                 self._tokenizer.detokenizer(starts_text=starts_text, show=plan.marks),
                 GeneratedText(StopStringFinder(task.sampling.stop), plan.parser(request.constraint)),
                 emit,
+                self._coalescer,
                 choice=choice,
                 echo=echo,
                 is_silent=not task.sampling.max_tokens,

@@ -46,7 +46,7 @@ class Run(Protocol):
     """Started work."""
 
     def cancel(self) -> Usage:
-        """Stop within one step and emit nothing more; return the usage so far."""
+        """Emit the output that is held, stop within one step and emit nothing more; return the usage so far."""
         ...
 
 

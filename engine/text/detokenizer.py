@@ -137,6 +137,11 @@ class StopStringFinder:
         self.is_stopped = False
         self.matched: str | None = None
 
+    @property
+    def has_stops(self) -> bool:
+        """True if there is a stop string to look for."""
+        return bool(self._stops)
+
     def push(self, text: str) -> str:
         """Return the text that is certain not to be part of a stop string; empty once one was found."""
         if self.is_stopped or not self._stops:

@@ -56,6 +56,8 @@ def test_missing_required_setting_is_named(missing: str) -> None:
         ("HEARTH_NODE_KV_BYTES", "1GiB"),
         ("HEARTH_NODE_KV_BYTES", "9" * 30),
         ("HEARTH_NODE_MAX_SEQUENCES", "-1"),
+        ("HEARTH_NODE_COALESCE_MS", "-1"),
+        ("HEARTH_NODE_COALESCE_MS", "1001"),
         ("HEARTH_NODE_ATTENTION", "fastest"),
         ("HEARTH_NODE_ATTENTION", "flashinfer"),
         ("HEARTH_LOG_LEVEL", "loud"),

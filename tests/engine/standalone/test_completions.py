@@ -37,7 +37,7 @@ def cases(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    with serving(tmp_path_factory.mktemp("serve"), folder, "--kv-memory", "32MiB") as server:
+    with serving(tmp_path_factory.mktemp("serve"), folder, "--kv-memory", "32MiB", "--coalesce-ms", "0") as server:
         yield server
 
 
@@ -211,7 +211,8 @@ def test_stop_token_ends_the_text_and_is_not_included(client: OpenAI, cases: lis
 
 
 async def test_the_request_of_a_load_generator_is_served_to_its_last_token(http: httpx.AsyncClient):
-    """The fields sent by vLLM's serving benchmark: one chunk per token, then finish reason and usage."""
+    """The fields sent by vLLM's serving benchmark: without coalescing one chunk per token, then finish reason and
+    usage."""
     body = {
         "model": MODEL,
         "prompt": "Once upon a time",
