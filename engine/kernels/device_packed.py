@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from engine.config import FLOAT8_CAPABILITY
 from engine.checkpoints.quantized import PackedForm, QuantizedTensor
 from engine.kernels.interface import FLOAT8, Float8Rows, Operator
 
 INPUTS = 64  # inputs per iteration; 4-bit levels are read twice as many at a time
 MAX_DIRECT_TOKENS = 64
 _FLOAT8_UNIT = 16  # the scaled product needs multiples of this size
-_MIN_FLOAT8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,12 +49,12 @@ def supports_packed(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype
     return form.bits in (4, 8) and (is_grouped or form.group_size == num_in)
 
 
-def packed_fault(form: PackedForm) -> str:
-    """Return why this device cannot multiply with such weights although kernels exist, or "" if it can."""
-    if not form.is_float or not torch.cuda.is_available():
+def float8_fault() -> str:
+    """Return why this device cannot compute with 8-bit floats although kernels exist, or "" if it can."""
+    if not torch.cuda.is_available():
         return ""
     capability = torch.cuda.get_device_capability()
-    if capability >= _MIN_FLOAT8_CAPABILITY:
+    if capability >= FLOAT8_CAPABILITY:
         return ""
     return f"8-bit floats need compute capability 8.9 or later (this device has {capability[0]}.{capability[1]})"
 
