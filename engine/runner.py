@@ -267,9 +267,7 @@ class Runner:
 
     def _allocate_pool(self, kernels: Kernels, checkpoint: weights.Checkpoint) -> KvPool:
         shape, num_layers = self._model.attention_shape, self.model_config.num_layers
-        pool = kernels.allocate_pool(
-            shape, num_layers, self.num_blocks, self.block_size, self._kv_dtype, self._device
-        )
+        pool = kernels.allocate_pool(shape, num_layers, self.num_blocks, self.block_size, self._kv_dtype, self._device)
         if self._kv_dtype != FLOAT8:
             return pool
         return replace(pool, scales=self._model.kv_scales(checkpoint).to(self._device))

@@ -45,7 +45,10 @@ class PagedAttention:
         self._windows, self._window_of = shape.distinct_windows(pool.num_layers)
         self._layers = [
             AttentionLayer(
-                shape, self._windows[index], sinks[number] if sinks else None, pool.blocks[:, number],
+                shape,
+                self._windows[index],
+                sinks[number] if sinks else None,
+                pool.blocks[:, number],
                 pool.scales_of(number),
             )  # fmt: skip
             for number, index in enumerate(self._window_of)

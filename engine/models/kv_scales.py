@@ -22,7 +22,9 @@ def read_kv_scales(checkpoint: Checkpoint, prefix: str, num_planes: int, num_kv_
             if stored is None:
                 continue
             if stored.numel() not in (1, num_kv_heads):
-                raise WeightsError(f"{prefix}{name} has shape {list(stored.shape)}, and the KV heads are {num_kv_heads}")
+                raise WeightsError(
+                    f"{prefix}{name} has shape {list(stored.shape)}, and the KV heads are {num_kv_heads}"
+                )
             if not bool((stored > 0).all()):
                 raise WeightsError(f"{prefix}{name} must be greater than 0")
             own.copy_(stored.flatten().expand(num_kv_heads))

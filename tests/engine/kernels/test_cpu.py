@@ -113,9 +113,7 @@ class Life:
         )
 
 
-def pool_of(
-    shape: AttentionShape, dtype: torch.dtype = torch.float32, scales: torch.Tensor | None = None
-) -> KvPool:
+def pool_of(shape: AttentionShape, dtype: torch.dtype = torch.float32, scales: torch.Tensor | None = None) -> KvPool:
     """Return a pool filled with NaN, so that a read of unwritten memory shows in the result."""
     pool = KvPool(torch.empty(NUM_LAYERS, NUM_BLOCKS * BLOCK, shape.kv_width, dtype=dtype), BLOCK, scales)
     pool.poison()
