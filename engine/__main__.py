@@ -14,9 +14,9 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
+from engine.config import FLOAT8_KV
 from engine.node.settings import NodeSettings
 from engine.processes.zygote import Zygote
-from engine.config import FLOAT8_KV
 from engine.serving.cuda_check import check_cuda, check_float8
 from engine.serving.process_logs import configure
 from telemetry.child_process import die_with_parent

@@ -1,9 +1,9 @@
 """Compare a variant with its base model on text, and compare their decoding speed.
 
-Both models run in this process on the same windows of text. Integer variants and their bases run in the type that serves
-them (dtype "auto"). An fp8 variant is compared with bfloat16, with inputs rounded as a GPU rounds them, so that the
-result is reproducible; its speed is not measured, because CPUs have no such products. Each of the two parts stops at a
-time limit, after at least one window or round, so that a slow model gets a report from less text instead of none.
+Both models run in this process on the same windows of text. Integer variants and their bases run in the type that
+serves them (dtype "auto"). An fp8 variant is compared with bfloat16, with inputs rounded as a GPU rounds them, so that
+the result is reproducible; its speed is not measured, because CPUs have no such products. Each of the two parts stops
+at a time limit, after at least one window or round, so that a slow model gets a report from less text instead of none.
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class Float8Products(CpuKernels):
     """Products with 8-bit floats as on a GPU: rows of inputs are rounded, numbers are multiplied exactly."""
 
     def supports_packed(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
-        return form.is_float or super().supports_packed(form, shape, dtype)
+        is_by_output = form.is_float and form.group_size == shape[1]
+        return is_by_output or super().supports_packed(form, shape, dtype)
 
     def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
         if not matrix.is_float:

@@ -79,12 +79,12 @@ class Kernels:
         """Return the operator of `linear` for a weight that stays packed.
 
         If the weight's form quantizes inputs, each row of x is first rounded to 255 levels of its largest absolute
-        value. 8-bit floats take x as `Float8Rows`, or round its rows to these.
+        value. 8-bit floats with one scale per output take x as `Float8Rows`, or round its rows to these.
         """
         weight = matrix.dequantize(torch.float32)
 
         def forward(x: torch.Tensor | Float8Rows) -> torch.Tensor:
-            if isinstance(x, Float8Rows) or matrix.is_float:
+            if isinstance(x, Float8Rows) or matrix.rounds_to_float8:
                 exact = (x if isinstance(x, Float8Rows) else float8_rows(x)).expand(torch.float32)
             else:
                 exact = round_rows(x) if matrix.is_input_quantized else x.float()

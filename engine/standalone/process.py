@@ -14,8 +14,8 @@ from collections.abc import Sequence
 
 import uvloop
 
-from engine.processes.zygote import Zygote
 from engine.config import FLOAT8_KV
+from engine.processes.zygote import Zygote
 from engine.serving.cuda_check import check_cuda, check_float8
 from engine.standalone.settings import ServeSettings, read_flags
 from telemetry.logs import configure_logs
