@@ -35,8 +35,8 @@ class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Accuracy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The accuracy of a variant over `compared_tokens` predictions in a text: perplexities, agreement of the most likely
-    token, and the mean Kullback-Leibler divergence from the base in nats."""
+    """The accuracy of a variant over `compared_tokens` predictions in a text: perplexities, agreement of the most
+    likely token, and the mean Kullback-Leibler divergence from the base in nats."""
 
     text_sha256: Sha256
     compared_tokens: int

@@ -27,9 +27,9 @@ class EngineConfig:
     """Settings of one replica.
 
     `dtype` "auto" is the fastest type on this machine that preserves the checkpoint's precision; "float32" is for
-    parity tests. `kv_dtype` "auto" is the model's type, "fp8" 8-bit floats (e4m3) with scales. `num_blocks` 0 derives the KV pool from `kv_memory_bytes`, which all ranks share; with `is_kv_auto`
-    the pool takes what is free, at most `kv_memory_bytes` unless that is 0. `max_model_len` 0 is the model's own
-    context.
+    parity tests. `kv_dtype` "auto" is the model's type, "fp8" 8-bit floats (e4m3) with scales. `num_blocks` 0 derives
+    the KV pool from `kv_memory_bytes`, which all ranks share; with `is_kv_auto` the pool takes what is free, at most
+    `kv_memory_bytes` unless that is 0. `max_model_len` 0 is the model's own context.
     """
 
     model_dir: Path

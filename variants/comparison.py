@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -76,11 +76,29 @@ class Speed:
 class Pair:
     """A model and its variant, both loaded."""
 
-    def __init__(self, base_dir: Path, variant_dir: Path, num_threads: int = 1, *, is_float8: bool = False) -> None:
-        dtype = "bfloat16" if is_float8 else "auto"
-        self._configs = [_config(folder, num_threads, dtype) for folder in (base_dir, variant_dir)]
-        self._base = Runner(self._configs[0])
-        self._variant = Runner(self._configs[1], Float8Products() if is_float8 else None)
+    def __init__(
+        self,
+        base_dir: Path,
+        variant_dir: Path,
+        num_threads: int = 1,
+        *,
+        is_float8: bool = False,
+        device: str = "cpu",
+        kv_dtype: str = "auto",
+    ) -> None:
+        """`kv_dtype` is the variant's, see `EngineConfig`."""
+        base = EngineConfig(
+            model_dir=base_dir,
+            dtype="bfloat16" if is_float8 else "auto",
+            device=device,
+            block_size=_BLOCK_SIZE,
+            kv_memory_bytes=_KV_BYTES,
+            num_threads=num_threads,
+            is_prefix_cache_enabled=False,
+        )
+        self._configs = [base, replace(base, model_dir=variant_dir, kv_dtype=kv_dtype)]
+        self._base = Runner(base)
+        self._variant = Runner(self._configs[1], Float8Products() if is_float8 and device == "cpu" else None)
         self._timeout_s = _FLOAT8_TIMEOUT_S if is_float8 else _PART_TIMEOUT_S
 
     def compare(self, token_ids: NDArray[np.int64], on_progress: OnProgress = _ignore) -> Quality:
@@ -96,8 +114,8 @@ class Pair:
             on_progress("comparing", num_tokens, num_all, "tokens")
             window = windows[index]
             inputs, targets = _inputs(window), torch.from_numpy(window[1:].copy())
-            base = self._base.forward(inputs)[:-1].log_softmax(-1)  # float32 [t, V]
-            variant = self._variant.forward(inputs)[:-1].log_softmax(-1)
+            base = self._base.forward(inputs)[:-1].cpu().log_softmax(-1)  # float32 [t, V]
+            variant = self._variant.forward(inputs)[:-1].cpu().log_softmax(-1)
             rows = torch.arange(len(targets))
             same = base.argmax(-1) == variant.argmax(-1)
             divergence = (base.exp() * (base - variant)).sum(-1)
@@ -176,17 +194,6 @@ def tokens_per_s(runner: Runner, config: EngineConfig, num_streams: int, num_in:
     while engine.has_work:
         engine.step()
     return num_streams * num_out / (time.perf_counter() - start)
-
-
-def _config(folder: Path, num_threads: int, dtype: str) -> EngineConfig:
-    return EngineConfig(
-        model_dir=folder,
-        dtype=dtype,
-        block_size=_BLOCK_SIZE,
-        kv_memory_bytes=_KV_BYTES,
-        num_threads=num_threads,
-        is_prefix_cache_enabled=False,
-    )
 
 
 def _inputs(window: NDArray[np.int64]) -> StepInputs:

@@ -39,7 +39,7 @@ from variants.recipe import METHOD, Recipe, RecipeError, make_recipe
 from variants.staging import staging_folder
 from variants.variant import Plan, Written, plan_variant, write_variant
 
-_OWN_TEXT = Path(__file__).with_name("comparison_text.txt")  # plain English, for a request without a text
+OWN_TEXT = Path(__file__).with_name("comparison_text.txt")  # plain English, for a request without a text
 _MAX_TEXT_BYTES = 4 * 1024 * 1024
 _CACHE_BYTES = 1 << 50  # unlimited: the cache is a temporary folder
 
@@ -229,7 +229,7 @@ def _check_name_is_free(registry: Registry, base: ModelCard, request: Request) -
 
 
 def _read_text(path: Path | None) -> str:
-    path = path or _OWN_TEXT
+    path = path or OWN_TEXT
     try:
         with path.open("rb") as file:
             return file.read(_MAX_TEXT_BYTES).decode("utf-8", "ignore")

@@ -50,7 +50,7 @@ class PagedAttention:
                 sinks[number] if sinks else None,
                 pool.blocks[:, number],
                 pool.scales_of(number),
-            )  # fmt: skip
+            )
             for number, index in enumerate(self._window_of)
         ]
         self._plan: DevicePlan
