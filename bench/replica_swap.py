@@ -47,6 +47,8 @@ class Settings:
 
     device: str = "cpu"
     dtype: str = "auto"
+    kv_dtype: str = "auto"
+    has_graphs: bool = True
     num_threads: int = 0
     kv_memory_bytes: int = 64 << 20
     attention: str = "auto"

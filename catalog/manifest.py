@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from catalog.errors import CardError
 
@@ -34,17 +34,30 @@ class FileEntry(Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("a file's path must be relative, without '..' and special characters")
 
 
+class Accuracy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The accuracy of a variant over `compared_tokens` predictions in a text: perplexities, agreement of the most
+    likely token, and the mean Kullback-Leibler divergence from the base in nats."""
+
+    text_sha256: Sha256
+    compared_tokens: int
+    perplexity: float
+    base_perplexity: float
+    top1_agreement: float
+    kl_divergence: float
+
+
 class Recipe(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings that produced a quantized variant. The same recipe always gives the same files.
 
     `base` is the revision of the base model, `method` the version of the rounding algorithm. `group_size` is None if
-    every output channel has one scale.
+    every output channel has one scale. `accuracy` is set for formats whose comparison is reproducible.
     """
 
     base: Sha256
     format: str
     group_size: int | None = None
     method: int
+    accuracy: Accuracy | UnsetType = UNSET
 
 
 class Manifest(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -128,7 +128,7 @@ def add(
 @app.command()
 def quantize(
     model: Annotated[str, typer.Argument(help="Model id or alias.", show_default=False)],
-    number_format: Annotated[str, typer.Option("--format", help="int8 or int4.", show_default=False)],
+    number_format: Annotated[str, typer.Option("--format", help="fp8, int8 or int4.", show_default=False)],
     group_size: Annotated[int | None, typer.Option(help="int4: inputs per scale. Default: 32.")] = None,
     name: Annotated[str | None, typer.Option("--name", help="Model id of the variant. Default: MODEL-FORMAT.")] = None,
     text: Annotated[
@@ -140,7 +140,7 @@ def quantize(
     data: DataOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Publish an int8 or int4 variant of a model, with a report of quality and speed."""
+    """Publish an fp8, int8 or int4 variant of a model, with a report of quality and speed."""
     try:
         from engine.processes.zygote import PASSIVE_THREADS
 

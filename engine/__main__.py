@@ -14,9 +14,10 @@ from collections.abc import Mapping, Sequence
 
 import uvloop
 
+from engine.config import FLOAT8_KV
 from engine.node.settings import NodeSettings
 from engine.processes.zygote import Zygote
-from engine.serving.cuda_check import check_cuda
+from engine.serving.cuda_check import check_cuda, check_float8
 from engine.serving.process_logs import configure
 from telemetry.child_process import die_with_parent
 from telemetry.settings import SettingError, read_settings
@@ -86,6 +87,8 @@ def main(arguments: Sequence[str]) -> int:
         settings = read_settings(NodeSettings)
         if settings.device == "cuda":
             check_cuda("HEARTH_NODE_DEVICE=cuda")
+            if settings.kv_dtype == FLOAT8_KV:
+                check_float8(f"HEARTH_NODE_KV_DTYPE={FLOAT8_KV}")
     except SettingError as error:
         sys.stderr.write(f"hearth node: {error}\n")
         return 2

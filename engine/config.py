@@ -12,6 +12,9 @@ DEFAULT_SPECULATION = "off"  # if neither a card nor a setting names one
 DRAFT = "draft:"
 AUTO = "auto"
 ATTENTION_BACKENDS = ("auto", "triton", "torch")
+FLOAT8_KV = "fp8"
+KV_DTYPES = (AUTO, FLOAT8_KV)
+FLOAT8_CAPABILITY = (8, 9)  # smallest compute capability of a GPU that has 8-bit floats
 
 
 def default_sequences(device: str) -> int:
@@ -24,13 +27,14 @@ class EngineConfig:
     """Settings of one replica.
 
     `dtype` "auto" is the fastest type on this machine that preserves the checkpoint's precision; "float32" is for
-    parity tests. `num_blocks` 0 derives the KV pool from `kv_memory_bytes`, which all ranks share; with `is_kv_auto`
-    the pool takes what is free, at most `kv_memory_bytes` unless that is 0. `max_model_len` 0 is the model's own
-    context.
+    parity tests. `kv_dtype` "auto" is the model's type, "fp8" 8-bit floats (e4m3) with scales. `num_blocks` 0 derives
+    the KV pool from `kv_memory_bytes`, which all ranks share; with `is_kv_auto` the pool takes what is free, at most
+    `kv_memory_bytes` unless that is 0. `max_model_len` 0 is the model's own context.
     """
 
     model_dir: Path
     dtype: str = "auto"  # auto | float32 | bfloat16
+    kv_dtype: str = "auto"  # one of KV_DTYPES
     device: str = "cpu"
     attention: str = "auto"  # one of ATTENTION_BACKENDS
     block_size: int = 16  # tokens per block

@@ -16,7 +16,7 @@ from engine.adapters.cache import AdapterCache
 from engine.arrays import Ints, ceil_div
 from engine.checkpoints import weights
 from engine.checkpoints.alignment import AlignedAllocation
-from engine.config import EngineConfig
+from engine.config import AUTO, FLOAT8_KV, KV_DTYPES, EngineConfig
 from engine.device_steps import DeviceStep, DeviceSteps, StepLimits
 from engine.devices import memory
 from engine.devices.assignment import CPU, device_of, free_memory_bytes, make_current
@@ -26,7 +26,7 @@ from engine.inputs import StepInputs, StepOutput, warmup_step
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
 from engine.kernels.device import DeviceKernels
-from engine.kernels.interface import KvPool
+from engine.kernels.interface import FLOAT8, KvPool
 from engine.kernels.launch import split_rule
 from engine.kernels.native.chosen import find_native_kernels
 from engine.kernels.paged_attention import PagedAttention
@@ -79,6 +79,7 @@ class Runner:
         kernels = kernels or _kernels_for(device, config.attention)
         empty = self._check(checkpoint)
         self.dtype = _choose_dtype(config.dtype, checkpoint, self.model_config, shard, kernels, device)
+        self._kv_dtype = _choose_kv_dtype(config.kv_dtype, self.dtype, kernels)
         self.weight_bytes = memory_bytes(empty, checkpoint, kernels, self.dtype)
         needed_bytes, free_bytes = self.weight_bytes // shard.size, free_memory_bytes(device)
         memory.check_weights(needed_bytes, free_bytes, str(self.dtype), device)
@@ -87,8 +88,7 @@ class Runner:
             self._model = Decoder(self.model_config, self.dtype, device, shard)
         self.block_size = config.block_size
         self.num_blocks = self._num_blocks(config, shard, free_bytes)
-        block_bytes = self.block_size * self._slot_elements() * self.dtype.itemsize
-        self.kv_bytes = self.num_blocks * block_bytes * shard.size
+        self.kv_bytes = self.num_blocks * self.block_size * self._slot_bytes() * shard.size
         self.max_model_len = self._max_model_len(config.max_model_len)
         self.vocab_size = self.model_config.vocab_size
         self.eos_token_ids = self.model_config.eos_token_ids
@@ -98,10 +98,12 @@ class Runner:
         self._load(checkpoint, kernels, is_whole=shard.is_whole)
         with torch.inference_mode():
             self._model.bind(kernels, self.max_model_len)
-            self._pool = self._allocate_pool(kernels)
+            self._pool = self._allocate_pool(kernels, checkpoint)
             self._attention = self._model.attention(kernels, self._pool)
         _trim_heap()
         name = str(self.dtype).removeprefix("torch.")
+        if self._kv_dtype == FLOAT8:
+            name += "+fp8_kv"
         self.layout_tag = f"{name}-tp{shard.size}-block{self.block_size}-{self._pool.layout}"
         if self.model_config.has_long_rope(self.max_model_len):
             self.layout_tag += "-long"
@@ -208,7 +210,7 @@ class Runner:
 
     def _num_blocks(self, config: EngineConfig, shard: Shard, free_bytes: int) -> int:
         """Return the size of the KV pool in blocks. Raises ValueError, or MemoryError if it does not fit in memory."""
-        slot_bytes = self._slot_elements() * self.dtype.itemsize
+        slot_bytes = self._slot_bytes()
         if self._device != CPU:
             free_bytes -= self._step_bytes(config) + config.adapter_memory_bytes // shard.size
         size = memory.PoolSize(
@@ -222,8 +224,9 @@ class Runner:
         memory.check_pool(num_blocks * self.block_size * slot_bytes, free_bytes, self._device)
         return num_blocks
 
-    def _slot_elements(self) -> int:
-        return self.model_config.num_layers * self._model.attention_shape.kv_width
+    def _slot_bytes(self) -> int:
+        """Return the KV memory of one token."""
+        return self.model_config.num_layers * self._model.attention_shape.kv_width * self._kv_dtype.itemsize
 
     def _device_steps(self, device: Device, config: EngineConfig) -> DeviceSteps:
         attention = self._attention
@@ -262,9 +265,12 @@ class Runner:
             raise ValueError(f"max_model_len must be at most {longest}, the model's context (got {wanted})")
         return min(wanted or longest, self.num_blocks * self.block_size)
 
-    def _allocate_pool(self, kernels: Kernels) -> KvPool:
+    def _allocate_pool(self, kernels: Kernels, checkpoint: weights.Checkpoint) -> KvPool:
         shape, num_layers = self._model.attention_shape, self.model_config.num_layers
-        return kernels.allocate_pool(shape, num_layers, self.num_blocks, self.block_size, self.dtype, self._device)
+        pool = kernels.allocate_pool(shape, num_layers, self.num_blocks, self.block_size, self._kv_dtype, self._device)
+        if self._kv_dtype != FLOAT8:
+            return pool
+        return replace(pool, scales=self._model.kv_scales(checkpoint).to(self._device))
 
 
 def settle_dtype(config: EngineConfig, shard: Shard) -> EngineConfig:
@@ -288,6 +294,16 @@ def _kernels_for(device: torch.device, attention: str) -> Kernels:
     if device != CPU:
         return DeviceKernels(attention)
     return find_native_kernels() or CpuKernels()
+
+
+def _choose_kv_dtype(wanted: str, dtype: torch.dtype, kernels: Kernels) -> torch.dtype:
+    """Return the type of keys and values in a model of `dtype`."""
+    if wanted not in KV_DTYPES:
+        raise ValueError(f"kv_dtype must be {' or '.join(KV_DTYPES)} (got {wanted!r})")
+    fault = kernels.float8_fault() if wanted == FLOAT8_KV else ""
+    if fault:
+        raise ValueError(f"HEARTH_NODE_KV_DTYPE (--kv-dtype) {wanted}: {fault}; use {AUTO}")
+    return FLOAT8 if wanted == FLOAT8_KV else dtype
 
 
 def _choose_dtype(

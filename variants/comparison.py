@@ -1,8 +1,9 @@
 """Compare a variant with its base model on text, and compare their decoding speed.
 
-Both models run in this process on the same windows of text, each in the type that serves it (dtype "auto"). Each of the
-two parts stops at a time limit, after at least one window or round, so that a slow model gets a report from less text
-instead of none.
+Both models run in this process on the same windows of text. Integer variants and their bases run in the type that
+serves them (dtype "auto"). An fp8 variant is compared with bfloat16, with inputs rounded as a GPU rounds them, so that
+the result is reproducible; its speed is not measured, because CPUs have no such products. Each of the two parts stops
+at a time limit, after at least one window or round, so that a slow model gets a report from less text instead of none.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.checkpoints.quantized import PackedForm, QuantizedTensor
 from engine.config import EngineConfig
 from engine.inputs import NO_SAMPLING, StepInputs
+from engine.kernels.cpu import CpuKernels
+from engine.kernels.interface import FLOAT8, Float8Rows, Operator
+from engine.kernels.reference import float8_rows
 from engine.loop import Engine
 from engine.protocol.sampling import Sampling
 from engine.runner import Runner
@@ -32,6 +37,7 @@ _MIN_TOKENS = 64
 _KV_BYTES = 128 * 1024 * 1024
 _SPEED_IN, _SPEED_OUT, _SPEED_ROUNDS = 8, 8, 3
 _PART_TIMEOUT_S = 20.0  # limit for each part: quality and speed
+_FLOAT8_TIMEOUT_S = 600.0  # for the quality of fp8 variants, so that all of the text is compared, as far as possible
 
 OnProgress = Callable[[str, int, int, str], None]
 """Reports a step's name, the work done, the total work, and the unit of both: `bytes`, `tokens` or `runs`."""
@@ -70,14 +76,35 @@ class Speed:
 class Pair:
     """A model and its variant, both loaded."""
 
-    def __init__(self, base_dir: Path, variant_dir: Path, num_threads: int = 1) -> None:
-        self._configs = [_config(folder, num_threads) for folder in (base_dir, variant_dir)]
-        self._base, self._variant = (Runner(config) for config in self._configs)
+    def __init__(
+        self,
+        base_dir: Path,
+        variant_dir: Path,
+        num_threads: int = 1,
+        *,
+        is_float8: bool = False,
+        device: str = "cpu",
+        kv_dtype: str = "auto",
+    ) -> None:
+        """`kv_dtype` is the variant's, see `EngineConfig`."""
+        base = EngineConfig(
+            model_dir=base_dir,
+            dtype="bfloat16" if is_float8 else "auto",
+            device=device,
+            block_size=_BLOCK_SIZE,
+            kv_memory_bytes=_KV_BYTES,
+            num_threads=num_threads,
+            is_prefix_cache_enabled=False,
+        )
+        self._configs = [base, replace(base, model_dir=variant_dir, kv_dtype=kv_dtype)]
+        self._base = Runner(base)
+        self._variant = Runner(self._configs[1], Float8Products() if is_float8 and device == "cpu" else None)
+        self._timeout_s = _FLOAT8_TIMEOUT_S if is_float8 else _PART_TIMEOUT_S
 
     def compare(self, token_ids: NDArray[np.int64], on_progress: OnProgress = _ignore) -> Quality:
         """Compare on tokens from `read_tokens`."""
         totals = np.zeros(4)  # loss of both, agreement, divergence
-        num_tokens, end_s = 0, time.monotonic() + _PART_TIMEOUT_S
+        num_tokens, end_s = 0, time.monotonic() + self._timeout_s
         windows = windows_of(token_ids, min(_MAX_WINDOW, self._base.max_model_len))
         num_all = sum(len(window) - 1 for window in windows)
         # Random order: if the time ends early, the windows before that are spread over the text.
@@ -87,8 +114,8 @@ class Pair:
             on_progress("comparing", num_tokens, num_all, "tokens")
             window = windows[index]
             inputs, targets = _inputs(window), torch.from_numpy(window[1:].copy())
-            base = self._base.forward(inputs)[:-1].log_softmax(-1)  # float32 [t, V]
-            variant = self._variant.forward(inputs)[:-1].log_softmax(-1)
+            base = self._base.forward(inputs)[:-1].cpu().log_softmax(-1)  # float32 [t, V]
+            variant = self._variant.forward(inputs)[:-1].cpu().log_softmax(-1)
             rows = torch.arange(len(targets))
             same = base.argmax(-1) == variant.argmax(-1)
             divergence = (base.exp() * (base - variant)).sum(-1)
@@ -119,6 +146,27 @@ class Pair:
         return Speed(*best[1], *best[16])
 
 
+class Float8Products(CpuKernels):
+    """Products with 8-bit floats as on a GPU: rows of inputs are rounded, numbers are multiplied exactly."""
+
+    def supports_packed(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
+        is_by_output = form.is_float and form.group_size == shape[1]
+        return is_by_output or super().supports_packed(form, shape, dtype)
+
+    def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
+        if not matrix.is_float:
+            return super().packed_linear(matrix, bias, dtype)
+        multiply = self.linear(matrix.packed.view(FLOAT8).to(torch.bfloat16), None)  # bfloat16 holds 8-bit floats
+        scales = matrix.scales.t()  # [1, out]
+
+        def forward(x: torch.Tensor | Float8Rows) -> torch.Tensor:
+            rows = x if isinstance(x, Float8Rows) else float8_rows(x)
+            y = multiply(rows.values.to(torch.bfloat16)).float() * rows.scales * scales
+            return (y if bias is None else y + bias).to(dtype)
+
+        return forward
+
+
 def read_tokens(base_dir: Path, text: str) -> NDArray[np.int64]:
     """Tokenize the text with the model's own tokenizer. Raises TextTooShort and TokenizerUnusable."""
     token_ids = np.array(Tokenizer(base_dir).encode(text, parse_special=True), np.int64)
@@ -146,16 +194,6 @@ def tokens_per_s(runner: Runner, config: EngineConfig, num_streams: int, num_in:
     while engine.has_work:
         engine.step()
     return num_streams * num_out / (time.perf_counter() - start)
-
-
-def _config(folder: Path, num_threads: int) -> EngineConfig:
-    return EngineConfig(
-        model_dir=folder,
-        block_size=_BLOCK_SIZE,
-        kv_memory_bytes=_KV_BYTES,
-        num_threads=num_threads,
-        is_prefix_cache_enabled=False,
-    )
 
 
 def _inputs(window: NDArray[np.int64]) -> StepInputs:

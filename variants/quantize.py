@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import os
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
@@ -21,6 +22,7 @@ import torch
 from catalog.builtin import builtin_models
 from catalog.card import BASE_MODEL, CardFacts, ModelCard, parse_model_id
 from catalog.errors import InvalidModelId
+from catalog.manifest import Accuracy
 from catalog.manifest import Recipe as PublishedRecipe
 from catalog.model_folder import ModelFolder, inspect_folder
 from catalog.registry import Registry
@@ -37,7 +39,7 @@ from variants.recipe import METHOD, Recipe, RecipeError, make_recipe
 from variants.staging import staging_folder
 from variants.variant import Plan, Written, plan_variant, write_variant
 
-_OWN_TEXT = Path(__file__).with_name("comparison_text.txt")  # plain English, for a request without a text
+OWN_TEXT = Path(__file__).with_name("comparison_text.txt")  # plain English, for a request without a text
 _MAX_TEXT_BYTES = 4 * 1024 * 1024
 _CACHE_BYTES = 1 << 50  # unlimited: the cache is a temporary folder
 
@@ -171,9 +173,17 @@ def _make_variant(
         written = write_variant(
             base_folder, plan, folder, lambda done, total: on_progress("quantizing", done, total, "bytes")
         )
-        pair = Pair(base_folder, folder, request.num_threads)
-        report = _report(plan, written, pair.compare(token_ids, on_progress), pair.race(on_progress))
-    published = PublishedRecipe(base=base.revision, format=recipe.format, group_size=recipe.group_size, method=METHOD)
+        is_float8 = recipe.format == "fp8"
+        pair = Pair(base_folder, folder, request.num_threads, is_float8=is_float8)
+        accuracy = _accuracy(text, pair.compare(token_ids, on_progress))
+        report = _report(plan, written, accuracy, None if is_float8 else pair.race(on_progress))
+    published = PublishedRecipe(
+        base=base.revision,
+        format=recipe.format,
+        group_size=recipe.group_size,
+        method=METHOD,
+        accuracy=accuracy if is_float8 else msgspec.UNSET,
+    )
     return _Variant(folder, published, report)
 
 
@@ -219,7 +229,7 @@ def _check_name_is_free(registry: Registry, base: ModelCard, request: Request) -
 
 
 def _read_text(path: Path | None) -> str:
-    path = path or _OWN_TEXT
+    path = path or OWN_TEXT
     try:
         with path.open("rb") as file:
             return file.read(_MAX_TEXT_BYTES).decode("utf-8", "ignore")
@@ -241,18 +251,26 @@ def _engine_errors(name: str) -> Iterator[None]:
         raise QuantizeError(f"{name}: {error}") from None
 
 
-def _report(plan: Plan, written: Written, quality: Quality, speed: Speed) -> dict[str, Any]:
-    return {
+def _accuracy(text: str, quality: Quality) -> Accuracy:
+    return Accuracy(
+        text_sha256=hashlib.sha256(text.encode()).hexdigest(),
+        compared_tokens=quality.num_tokens,
+        perplexity=round(quality.variant_perplexity, 4),
+        base_perplexity=round(quality.base_perplexity, 4),
+        top1_agreement=round(quality.top1_agreement, 4),
+        kl_divergence=round(quality.kl_divergence, 5),
+    )
+
+
+def _report(plan: Plan, written: Written, accuracy: Accuracy, speed: Speed | None) -> dict[str, Any]:
+    report = {
         "format": plan.recipe.format,
         "group_size": plan.recipe.group_size,
         "rounded_matrices": len(written.rounded),
         "kept_matrices": len(written.kept),
-        "compared_tokens": quality.num_tokens,
-        "perplexity": round(quality.variant_perplexity, 4),
-        "base_perplexity": round(quality.base_perplexity, 4),
-        "top1_agreement": round(quality.top1_agreement, 4),
-        "kl_divergence": round(quality.kl_divergence, 5),
-        "speed_ratio_1": round(speed.variant_one / speed.base_one, 2),
-        "speed_ratio_16": round(speed.variant_sixteen / speed.base_sixteen, 2),
-        "size_ratio": round(written.variant_bytes / written.base_bytes, 3),
+        **{name: value for name, value in msgspec.structs.asdict(accuracy).items() if name != "text_sha256"},
     }
+    if speed is not None:
+        report["speed_ratio_1"] = round(speed.variant_one / speed.base_one, 2)
+        report["speed_ratio_16"] = round(speed.variant_sixteen / speed.base_sixteen, 2)
+    return report | {"size_ratio": round(written.variant_bytes / written.base_bytes, 3)}

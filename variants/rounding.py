@@ -1,9 +1,11 @@
-"""Quantize weights [out, in] to integer levels and scales. Deterministic; uses only the weights."""
+"""Quantize weights [out, in] to integer levels or 8-bit floats, and scales. Deterministic; uses only the weights."""
 
 from __future__ import annotations
 
 import torch
 
+FLOAT8 = torch.float8_e4m3fn
+_MOST_FLOAT8 = torch.finfo(FLOAT8).max  # 448
 _LEAST, _MOST = -8, 7  # the 4-bit levels
 # Candidate scales relative to the scale of the largest weight. Smaller ones clip it; other weights get finer levels.
 _SHARES = tuple(1 - 0.03 * step for step in range(12))
@@ -14,6 +16,13 @@ def round_by_output(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     peak = weight.abs().amax(1, keepdim=True)  # [out, 1]
     scales = torch.where(peak > 0, peak, 1.0) / 127
     return torch.round(weight / scales).clamp_(-127, 127).to(torch.int8), scales
+
+
+def round_to_float8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [out, in] -> 8-bit floats (e4m3), and float32 scales [out, 1] that map the largest weight to 448."""
+    peak = weight.abs().amax(1, keepdim=True)  # [out, 1]
+    scales = torch.where(peak > 0, peak, 1.0) / _MOST_FLOAT8
+    return (weight / scales).clamp_(-_MOST_FLOAT8, _MOST_FLOAT8).to(FLOAT8), scales
 
 
 def round_by_group(weight: torch.Tensor, group_size: int) -> tuple[torch.Tensor, torch.Tensor]:

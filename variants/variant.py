@@ -27,7 +27,7 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.registry import read_config
 from variants.recipe import Recipe, RecipeError
-from variants.rounding import round_by_group, round_by_output
+from variants.rounding import FLOAT8, round_by_group, round_by_output, round_to_float8
 from variants.tensor_file import TensorFile, tensor_bytes
 
 _LEFT_BEHIND = (".safetensors", ".safetensors.index.json")
@@ -69,7 +69,8 @@ class Plan:
         for name in self.rounded:
             num_out, num_in = self.source_of(name).shape
             if self.recipe.group_size is None:
-                tensors |= {name: (torch.int8, (num_out, num_in)), f"{name}_scale": (torch.float32, (num_out, 1))}
+                dtype = FLOAT8 if self.recipe.format == "fp8" else torch.int8
+                tensors |= {name: (dtype, (num_out, num_in)), f"{name}_scale": (torch.float32, (num_out, 1))}
             else:
                 tensors[f"{name}_packed"] = torch.int32, (num_out, num_in // _LEVELS_PER_WORD)
                 tensors[f"{name}_scale"] = torch.bfloat16, (num_out, num_in // self.recipe.group_size)
@@ -99,8 +100,10 @@ def plan_variant(model_dir: Path, recipe: Recipe) -> Plan:
     rounded = tuple(name for name in candidates if _fits(name, sizes[name], recipe))
     kept = tuple(name for name in candidates if name not in rounded and name != head)
     if not rounded:
-        least = "a multiple of 16 outputs and 32 inputs" if recipe.bits == 4 else "outputs and inputs"
-        raise RecipeError(f"no matrix fits {recipe.format}, which needs {least}")
+        outputs, inputs = recipe.unit
+        raise RecipeError(
+            f"no matrix fits {recipe.format}, which needs multiples of {outputs} outputs, {inputs} inputs"
+        )
     copied = tuple(name for name in names if name not in rounded)
     return Plan(recipe, copied, rounded, kept, head if head in rounded else None, embedding, sources)
 
@@ -130,7 +133,7 @@ def _write_tensors(plan: Plan, path: Path, pool: Executor, on_bytes: OnBytes) ->
         done = 0
         for name in names:
             on_bytes(done, total)
-            source, group_size = plan.source_of(name), plan.recipe.group_size
+            source = plan.source_of(name)
             size = sum(part.size_bytes for part in source.parts)
             if name not in plan.rounded:
                 file.write(name, _read(source, files, _dtype_of(source)))
@@ -138,12 +141,12 @@ def _write_tensors(plan: Plan, path: Path, pool: Executor, on_bytes: OnBytes) ->
                 continue
             weight = _read(source, files, torch.float32)
             step = max(_PIECE_ELEMENTS // weight.shape[1], 1)
-            round_piece = partial(_write_rounded, file, name, weight, group_size)
+            round_piece = partial(_write_rounded, file, name, weight, plan.recipe)
             firsts = range(0, len(weight), step)
             for index, _ in enumerate(pool.map(round_piece, firsts, repeat(step)), 1):
                 on_bytes(done + size * index // len(firsts), total)
             done += size
-            if group_size is not None:
+            if plan.recipe.group_size is not None:
                 file.write(f"{name}_shape", torch.tensor(weight.shape))
     on_bytes(total, total)
 
@@ -171,15 +174,15 @@ def _read(source: Source, files: Files, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _write_rounded(
-    file: TensorFile, name: str, weight: torch.Tensor, group_size: int | None, first: int, num_rows: int
+    file: TensorFile, name: str, weight: torch.Tensor, recipe: Recipe, first: int, num_rows: int
 ) -> None:
     """Round some rows of a matrix and write their levels and scales."""
     rows = weight[first : first + num_rows]
-    if group_size is None:
-        levels, scales = round_by_output(rows)
+    if recipe.group_size is None:
+        levels, scales = round_to_float8(rows) if recipe.format == "fp8" else round_by_output(rows)
         file.write(name, levels, first)
     else:
-        levels, scales = round_by_group(rows, group_size)
+        levels, scales = round_by_group(rows, recipe.group_size)
         file.write(f"{name}_packed", _words(levels), first)
     file.write(f"{name}_scale", scales, first)
 
@@ -193,14 +196,10 @@ def _words(levels: torch.Tensor) -> torch.Tensor:
 
 def _fits(name: str, shape: tuple[int, ...], recipe: Recipe) -> bool:
     """Return True if a matrix can be quantized. Raises RecipeError if a requested group size does not divide it."""
-    num_out, num_in = shape
-    if recipe.group_size is None:
-        return num_out > 0 and num_in > 0
-    if num_in % recipe.group_size:
-        if recipe.is_group_size_forced:
-            raise RecipeError(f"--group-size: {recipe.group_size} does not divide the {num_in} inputs of {name}")
-        return False
-    return num_out % 16 == 0
+    (num_out, num_in), (outputs, inputs) = shape, recipe.unit
+    if num_in % inputs and recipe.is_group_size_forced:
+        raise RecipeError(f"--group-size: {recipe.group_size} does not divide the {num_in} inputs of {name}")
+    return num_out > 0 and num_in > 0 and num_out % outputs == 0 and num_in % inputs == 0
 
 
 def _tied_head(config: ModelConfig, checkpoint: weights.Checkpoint) -> str | None:
@@ -241,18 +240,19 @@ def _copy_files(model_dir: Path, folder: Path, plan: Plan) -> None:
 def _quantization_config(plan: Plan) -> dict[str, Any]:
     """Return the value of `quantization_config` in the format of compressed-tensors."""
     recipe = plan.recipe
-    scheme: dict[str, Any] = {"num_bits": recipe.bits, "type": "int", "symmetric": True, "dynamic": False}
+    kind = "float" if recipe.format == "fp8" else "int"
+    scheme: dict[str, Any] = {"num_bits": recipe.bits, "type": kind, "symmetric": True, "dynamic": False}
     inputs = None
     if recipe.group_size is None:
         scheme["strategy"] = "channel"
-        inputs = {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": True, "strategy": "token"}
+        inputs = {"num_bits": 8, "type": kind, "symmetric": True, "dynamic": True, "strategy": "token"}
     else:
         scheme |= {"strategy": "group", "group_size": recipe.group_size}
     group = {"targets": ["Linear"], "weights": scheme, "input_activations": inputs, "output_activations": None}
     return {
         "quant_method": "compressed-tensors",
         "quantization_status": "compressed",
-        "format": "int-quantized" if recipe.group_size is None else "pack-quantized",
+        "format": f"{kind}-quantized" if recipe.group_size is None else "pack-quantized",
         "config_groups": {"group_0": group},
         "ignore": sorted(name.removesuffix(".weight") for name in plan.kept),
     }

@@ -30,12 +30,15 @@ _WARM_UP_S = 6.0  # duration of the run that captures graphs of all buckets
 
 @dataclass(frozen=True)
 class Options:
-    """Requests arrive for `seconds` in each of `repeats` runs of each case and budget, and have `drain_s` to end."""
+    """Requests arrive for `seconds` in each of `repeats` runs of each case and budget, and have `drain_s` to end.
+    `prefix` begins the names of figures."""
 
     seconds: float = 25.0
     drain_s: float = 60.0
     budgets: Sequence[int] = (512, 1024)
     repeats: int = 2
+    kv_dtype: str = "auto"
+    prefix: str = ""
 
 
 def rows(options: Options = Options()) -> list[str]:
@@ -47,14 +50,17 @@ def rows(options: Options = Options()) -> list[str]:
     ]
 
 
-def load(folder: Path, device: torch.device, in_flight: int, max_step_tokens: int) -> tuple[Runner, float]:
+def load(
+    folder: Path, device: torch.device, in_flight: int, max_step_tokens: int, kv_dtype: str = "auto"
+) -> tuple[Runner, float]:
     """Return the runner, and the seconds that loading and capturing took."""
     started = time.perf_counter()
     is_gpu = device.type == "cuda"
     kv_bytes = (torch.cuda.mem_get_info()[0] - _RESERVED_BYTES) if is_gpu else 64 << 20
     config = EngineConfig(
-        folder, dtype="bfloat16", device=device.type, kv_memory_bytes=kv_bytes, max_sequences=in_flight,
-        max_step_tokens=max_step_tokens, max_model_len=4096, is_prefix_cache_enabled=False, num_threads=2,
+        folder, dtype="bfloat16", kv_dtype=kv_dtype, device=device.type, kv_memory_bytes=kv_bytes,
+        max_sequences=in_flight, max_step_tokens=max_step_tokens, max_model_len=4096, is_prefix_cache_enabled=False,
+        num_threads=2,
     )  # fmt: skip
     runner = Runner(config)
     runner.warm_up()
@@ -65,9 +71,12 @@ def run(sheet: Sheet, device: torch.device, folder: Path, options: Options, *, i
     """Fill a sheet. A case that no longer fits into the part's time is not started."""
     for budget in options.budgets:
         in_flight = 8 if is_tiny else IN_FLIGHT
-        runner, load_s = load(folder, device, in_flight, budget)
-        sheet.add(f"load, budget {budget}", {"seconds": round(load_s, 2), "num_blocks": runner.num_blocks})
-        for name, parameters in CASES.items():
+        runner, load_s = load(folder, device, in_flight, budget, options.kv_dtype)
+        sheet.add(
+            f"{options.prefix}load, budget {budget}", {"seconds": round(load_s, 2), "num_blocks": runner.num_blocks}
+        )
+        for case, parameters in CASES.items():
+            name = f"{options.prefix}{case}"
             shape: dict[str, Any] = {"scale": 0.05, "num_requests": 24} if is_tiny else {}
             warm = closed_loop.Load(
                 parameters, in_flight, budget, min(_WARM_UP_S, options.seconds), drain_s=0.0, **shape

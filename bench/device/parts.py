@@ -26,9 +26,8 @@ PARTS = {
     "profile": Part(45, 80),
     "http": Part(60, 300),
     "start": Part(40, 120),
-    "fp8": Part(1, 1),
+    "fp8": Part(60, 480),
 }
-_FP8_ROWS = ("fp8 weights and KV", "accuracy of fp8")  # features that do not exist yet
 SEPARATE = {"kernels", "families"}  # they check results: if one is wrong, no speed is measured after it
 
 
@@ -49,10 +48,9 @@ class PartOptions(NamedTuple):
 def fill_unmeasured(name: str, path: Path) -> None:
     """Write every row of a part as not measured, or as not built."""
     sheet = Sheet(path, name, "fake")
-    state = NOT_BUILT if name == "fp8" else NOT_MEASURED
     for row in _rows(name):
-        sheet.add(row, NOT_BUILT if row == "swap" else state)
-    sheet.headline(state)
+        sheet.add(row, NOT_BUILT if row == "swap" else NOT_MEASURED)
+    sheet.headline(NOT_MEASURED)
     sheet.close(NOT_MEASURED)
 
 
@@ -75,8 +73,6 @@ def run_part(name: str, options: PartOptions) -> int:
 
 
 def _rows(name: str) -> list[str]:
-    if name == "fp8":
-        return list(_FP8_ROWS)
     if name == "facts":
         from bench.device.facts import rows
     elif name == "kernels":
@@ -89,6 +85,8 @@ def _rows(name: str) -> list[str]:
         from bench.device.profiled import rows
     elif name == "http":
         from bench.device.http_load import rows
+    elif name == "fp8":
+        from bench.device.float8 import rows
     else:
         from bench.device.start import rows
     return rows()
@@ -145,16 +143,17 @@ def _start(sheet: Sheet, options: PartOptions) -> None:
     start.run(sheet, _device(options), _model(options), is_tiny=_is_tiny(options))
 
 
-def _fp8(sheet: Sheet, options: PartOptions) -> None:  # noqa: ARG001 - the signature of a part
-    for row in _FP8_ROWS:
-        sheet.add(row, NOT_BUILT)
-    sheet.headline(NOT_BUILT)
+def _fp8(sheet: Sheet, options: PartOptions) -> None:
+    from bench.device import float8, offline
+
+    measured = offline.Options(options.seconds, options.drain_s, options.budgets[:1], options.repeats)
+    float8.run(sheet, _device(options), _model(options, is_float8=True), measured, is_tiny=_is_tiny(options))
 
 
-def _model(options: PartOptions) -> Path:
+def _model(options: PartOptions, *, is_float8: bool = False) -> Path:
     from bench.device.random_model import written
 
-    return written(options.scratch, "tiny" if _is_tiny(options) else "8B", _device(options))
+    return written(options.scratch, "tiny" if _is_tiny(options) else "8B", _device(options), is_float8=is_float8)
 
 
 def _device(options: PartOptions) -> Any:

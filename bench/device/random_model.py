@@ -1,4 +1,5 @@
-"""A random Llama in bfloat16 with an untied head, written to a folder as safetensors. Values are drawn on the device.
+"""A random Llama with an untied head, in bfloat16 or with fp8 matrices, written to a folder as safetensors. Values are
+drawn on the device.
 
 Throughput does not depend on the values, as long as they are not zeros; the scale keeps logits in a realistic range.
 The tokenizer has an entry of plain letters for each token, so that every token is text at once.
@@ -29,6 +30,12 @@ _CONFIG = {
     "max_position_embeddings": 131072, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
     "hidden_act": "silu", "bos_token_id": None, "eos_token_id": None,
 }  # fmt: skip
+_FLOAT8_WEIGHTS = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True, "dynamic": False}
+_FLOAT8_CONFIG = {
+    "quant_method": "compressed-tensors", "format": "float-quantized",
+    "config_groups": {"group_0": {"targets": ["Linear"], "weights": _FLOAT8_WEIGHTS}},
+}  # fmt: skip
+_TYPES = {"BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn, "F32": torch.float32}
 _WRITERS = 8
 _SCALE = 1.3  # times the inverse root of a row's length; the standard deviation of logits
 
@@ -58,25 +65,30 @@ def tensor_shapes(shape: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def written(folder: Path, shape_name: str, device: torch.device) -> Path:
+def written(folder: Path, shape_name: str, device: torch.device, *, is_float8: bool = False) -> Path:
     """Return the folder of the model within `folder`. Writes the model if a part before has not done so."""
-    model = folder / shape_name
+    model = folder / (f"{shape_name}-fp8" if is_float8 else shape_name)
     if not (model / "config.json").exists():
-        write_random(model, shape_name, device)
+        write_random(model, shape_name, device, is_float8=is_float8)
         if device.type == "cuda":
             torch.cuda.empty_cache()
     return model
 
 
-def write_random(folder: Path, shape_name: str, device: torch.device) -> int:
+def write_random(folder: Path, shape_name: str, device: torch.device, *, is_float8: bool = False) -> int:
     """Write the model and return the bytes of its weights. The config is written last."""
     shape = SHAPES[shape_name]
     folder.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(folder, shape["vocab_size"])
     shapes, header, end = tensor_shapes(shape), {}, 0
+    types = dict.fromkeys(shapes, "BF16")
+    if is_float8:
+        matrices = [name for name, size in shapes.items() if len(size) > 1 and "embed" not in name]
+        types |= dict.fromkeys(matrices, "F8_E4M3") | {f"{name}_scale": "F32" for name in matrices}
+        shapes |= {f"{name}_scale": (shapes[name][0], 1) for name in matrices}
     for name, size in shapes.items():
-        num_bytes = 2 * torch.Size(size).numel()
-        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [end, end + num_bytes]}
+        num_bytes = _TYPES[types[name]].itemsize * torch.Size(size).numel()
+        header[name] = {"dtype": types[name], "shape": size, "data_offsets": [end, end + num_bytes]}
         end += num_bytes
     head = json.dumps(header).encode()
     head += b" " * (-len(head) % 8)
@@ -88,18 +100,22 @@ def write_random(folder: Path, shape_name: str, device: torch.device) -> int:
     def write(numbered: tuple[int, str]) -> None:
         seed, name = numbered
         size = shapes[name]
+        dtype = _TYPES[types[name]]
         values = torch.ones(size, dtype=torch.bfloat16, device=device)
-        if len(size) > 1:
+        if dtype == torch.float32:  # the scales of 8-bit floats with a standard deviation of 1
+            values *= _SCALE * shapes[name.removesuffix("_scale")][-1] ** -0.5
+        elif len(size) > 1:
             generator = torch.Generator(device).manual_seed(seed)
-            values.normal_(std=_SCALE * size[-1] ** -0.5, generator=generator)
-        data = values.cpu().view(torch.uint8).numpy()
+            values.normal_(std=_SCALE * size[-1] ** -0.5 if dtype == torch.bfloat16 else 1.0, generator=generator)
+        data = values.to(dtype).cpu().view(torch.uint8).numpy()
         with path.open("r+b") as file:
             file.seek(8 + len(head) + header[name]["data_offsets"][0])
             file.write(memoryview(data).cast("B"))
 
     with ThreadPoolExecutor(_WRITERS) as writers:
         list(writers.map(write, enumerate(shapes)))
-    (folder / "config.json").write_text(json.dumps(_CONFIG | shape))
+    quantization = {"quantization_config": _FLOAT8_CONFIG} if is_float8 else {}
+    (folder / "config.json").write_text(json.dumps(_CONFIG | shape | quantization))
     return end
 
 

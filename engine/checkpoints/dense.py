@@ -169,19 +169,20 @@ class ScaledFloat8:
 
     def read_quantized(self, files: Files) -> QuantizedTensor:
         """Return the whole matrix in the engine's packed form."""
-        num_out, num_in = self.shape
+        (num_out, num_in), (height, width) = self.shape, self._block()
         data = torch.from_numpy(files.read_bytes(self.stored, 0, self.stored.size_bytes)).view(num_out, num_in)
-        scales = files.read_reals(self.scale).reshape(-1, 1).expand(num_out, 1).contiguous()
+        scales = files.read_reals(self.scale).reshape(-1, ceil_div(num_in, width))
+        scales = scales.repeat_interleave(height, 0)[:num_out].contiguous()  # [out, groups of inputs]
         require_finite(data.view(REALS[self.stored.dtype]).float(), self.stored)
         require_finite(scales, self.scale)
-        return QuantizedTensor(8, data, scales, None, num_in, is_float=True)
+        return QuantizedTensor(8, data, scales, None, width, is_float=True)
 
     def packed_form(self, _files: Files) -> PackedForm | None:
-        """Return None if scales belong to blocks, or if the floats have few mantissa bits."""
-        num_out, num_in = self.shape
-        if self.stored.dtype != "F8_E4M3" or math.prod(self.scale.shape) not in (1, num_out):
+        """Return None if blocks do not divide the inputs, or if the floats have few mantissa bits."""
+        num_in, (_, width) = self.shape[1], self._block()
+        if self.stored.dtype != "F8_E4M3" or num_in % width:
             return None
-        return PackedForm(8, num_in, is_symmetric=True, is_float=True)
+        return PackedForm(8, width, is_symmetric=True, is_float=True)
 
     def _block(self) -> tuple[int, int]:
         """Return how many outputs and inputs share a scale. Raises WeightsError if the shapes do not fit."""

@@ -42,7 +42,7 @@ class QuantizedTensor:
     `scales` is float32 [out, groups]; `zeros` is uint8 [out, groups], or None if every zero is 2^(bits - 1);
     `offsets` is float32 [out, groups], or None if every offset is 0. Input i is in group i // group_size, or in
     `groups[i]` (int64 [in]) if the checkpoint reorders inputs. `is_input_quantized` and `is_float` are as in
-    `PackedForm`; 8-bit floats have one group, and no zeros or offsets.
+    `PackedForm`; 8-bit floats have no zeros or offsets.
     """
 
     bits: int
@@ -65,6 +65,11 @@ class QuantizedTensor:
         has_offsets = self.offsets is not None
         is_symmetric = self.zeros is None and not has_offsets
         return PackedForm(self.bits, self.group_size, is_symmetric, self.is_input_quantized, has_offsets, self.is_float)
+
+    @property
+    def rounds_to_float8(self) -> bool:
+        """True if products round their inputs to 8-bit floats as well: those of 8-bit floats with one group."""
+        return self.is_float and self.group_size == self.shape[1]
 
     def levels(self) -> torch.Tensor:
         """Return the levels as uint8 [out, in]."""
@@ -119,7 +124,8 @@ class QuantizedTensor:
     def dequantize(self, dtype: torch.dtype) -> torch.Tensor:
         """Return the weights [out, in], computed in float32 and rounded once."""
         if self.is_float:
-            return (self.packed.view(torch.float8_e4m3fn).float() * self.scales).to(dtype)
+            values = self.packed.view(torch.float8_e4m3fn).float()
+            return (values * self.scales.repeat_interleave(self.group_size, 1)).to(dtype)
         middle = torch.full((1, 1), 1 << (self.bits - 1), device=self.packed.device)
         zeros = middle if self.zeros is None else self.zeros
         values = dequantize_levels(self.levels(), self.scales, zeros, self.group_size, self.groups)

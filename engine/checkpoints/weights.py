@@ -126,6 +126,16 @@ class Checkpoint:
             found: PackedForm | None = form(files)
             return found
 
+    def read_reals(self, name: str) -> torch.Tensor | None:
+        """Return a small stored tensor as float32, or None if it is absent. Raises WeightsError."""
+        stored = self._stored.get(name)
+        if stored is None:
+            return None
+        if stored.dtype not in REALS:
+            raise WeightsError(f"{name} has type {stored.dtype}")
+        with Files() as files:
+            return files.read_reals(stored)
+
     def hint(self, name: str) -> str:
         """Return the end of an error message: a stored tensor that resembles the missing parameter `name`, if any."""
         base = name.removesuffix(".weight")

@@ -29,6 +29,7 @@ import torch
 from engine.kernels.block_pool import BlockPool
 from engine.kernels.device_launches import other_launches
 from engine.kernels.interface import (
+    FLOAT8,
     AttentionShape,
     AttentionWindow,
     RotaryLookup,
@@ -171,15 +172,18 @@ def _sampler(dtype: torch.dtype, *, has_filters: bool, has_mask: bool) -> Callab
 
 
 def _attention_launches() -> dict[str, Callable[[], object]]:
-    """Return the launches of attention: chunk rows, parts of decode rows, their sums, the KV write, the split."""
-    return {
-        f"attention, {name}, {part}": functools.partial(_attention, name, shape, part)
-        for name, shape in SHAPES.items()
-        for part in ("chunks", "decode", "join", "store", "split")
-    }
+    """Return the launches of attention: chunk rows, parts of decode rows, their sums, the KV write, the split; those
+    that read or write KV also for 8-bit floats."""
+    found: dict[str, Callable[[], object]] = {}
+    for name, shape in SHAPES.items():
+        for part in ("chunks", "decode", "join", "store", "split"):
+            found[f"attention, {name}, {part}"] = functools.partial(_attention, name, shape, part, torch.bfloat16)
+        for part in ("chunks", "decode", "store"):
+            found[f"attention, {name}, fp8 KV, {part}"] = functools.partial(_attention, name, shape, part, FLOAT8)
+    return found
 
 
-def _attention(name: str, shape: AttentionShape, part: str) -> None:
+def _attention(name: str, shape: AttentionShape, part: str, kv_dtype: torch.dtype) -> None:
     from engine.kernels import triton_attention as kernels
     from engine.kernels.triton_parts import join_parts, split
     from engine.kernels.triton_store import store
@@ -192,12 +196,13 @@ def _attention(name: str, shape: AttentionShape, part: str) -> None:
         sums = Partial(torch.empty(len(parts.items), num_heads, shape.output_head_dim), torch.empty(1, num_heads))
         qkv = torch.empty(512, shape.query_width + shape.kv_width, dtype=torch.bfloat16)
         queries, out = qkv[:, : shape.query_width], qkv.new_empty(512, shape.output_width)
-        pool = BlockPool.allocate(shape, 2, 64, BLOCK_SIZE, torch.bfloat16, torch.device("meta"))
+        pool = BlockPool.allocate(shape, 2, 64, BLOCK_SIZE, kv_dtype, torch.device("meta"))
+        scales = torch.empty(shape.num_planes, shape.num_kv_heads) if kv_dtype == FLOAT8 else None
         sinks = torch.empty(num_heads) if name in WITH_SINKS else None
         weight = torch.empty(num_keyed, shape.head_dim) if name in WITH_HEAD_NORMS else None
         table = torch.empty(4096, 1, 3, shape.head_dim // 2, dtype=torch.bfloat16)
         lookup = RotaryLookup(table, plan.slot_mapping) if shape.value_dim is None else None
-    layer = AttentionLayer(shape, shape.windows[0], sinks, pool.blocks[:, 0])
+    layer = AttentionLayer(shape, shape.windows[0], sinks, pool.blocks[:, 0], scales)
     if part == "chunks":
         kernels.attend_chunks(queries, out, plan, layer)
     elif part == "decode":

@@ -109,6 +109,8 @@ class CpuKernels(Kernels):
         return CpuLowRank(shape)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
+        if pool.scales is not None:
+            return super().attention(pool, shape, sinks)
         return CpuAttention(pool, shape, sinks)
 
 

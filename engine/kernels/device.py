@@ -18,7 +18,7 @@ from engine.checkpoints.quantized import PackedForm, QuantizedTensor
 from engine.kernels.block_pool import BlockPool
 from engine.kernels.device_experts import mix, mix_slowly
 from engine.kernels.device_low_rank import DeviceLowRank, tile_tokens
-from engine.kernels.device_packed import bind_packed, bind_table, packed_fault, supports_packed
+from engine.kernels.device_packed import bind_packed, bind_table, float8_fault, supports_packed
 from engine.kernels.interface import (
     Activation,
     AddNorm,
@@ -56,8 +56,8 @@ class DeviceKernels(Kernels):
     def supports_packed(self, form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
         return supports_packed(form, shape, dtype)
 
-    def packed_fault(self, form: PackedForm) -> str:
-        return packed_fault(form)
+    def float8_fault(self) -> str:
+        return float8_fault()
 
     def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
         if not has_triton(matrix.packed.device):

@@ -30,12 +30,13 @@ MIXTURES = {
     "qwen3-30b-a3b": (2048, 768, 128, 8),
     "gpt-oss-20b": (2880, 2880, 32, 4),
 }
-# Bits, group size, has offsets.
+# Bits, group size, has offsets, are 8-bit floats.
 PACKED_FORMS = {
-    "int4 in groups of 128": (4, 128, True),
-    "int4 in groups of 32": (4, 32, True),
-    "int8 in groups of 16": (8, 16, False),
-    "int8 of rows": (8, 14_336, False),
+    "int4 in groups of 128": (4, 128, True, False),
+    "int4 in groups of 32": (4, 32, True, False),
+    "int8 in groups of 16": (8, 16, False, False),
+    "int8 of rows": (8, 14_336, False, False),
+    "fp8 in blocks of 128": (8, 128, False, True),
 }
 
 
@@ -140,14 +141,16 @@ def _low_rank(rank: int) -> Callable[[], object]:
 def packed_launches() -> dict[str, Callable[[], object]]:
     """Return the launches of products with packed levels for few and for some tokens, and of their expansion."""
     found: dict[str, Callable[[], object]] = {}
-    for name, (bits, group_size, has_offsets) in PACKED_FORMS.items():
+    for name, (bits, group_size, has_offsets, is_float) in PACKED_FORMS.items():
         for num_tokens in (8, 64, 0):
             kind = f"{num_tokens} tokens" if num_tokens else "expansion"
-            found[f"packed, {name}, {kind}"] = _packed(bits, group_size, num_tokens, has_offsets=has_offsets)
+            found[f"packed, {name}, {kind}"] = _packed(
+                bits, group_size, num_tokens, has_offsets=has_offsets, is_float=is_float
+            )
     return found
 
 
-def _packed(bits: int, group_size: int, num_tokens: int, *, has_offsets: bool) -> Callable[[], object]:
+def _packed(bits: int, group_size: int, num_tokens: int, *, has_offsets: bool, is_float: bool) -> Callable[[], object]:
     def launch() -> object:
         from engine.kernels.device_packed import DeviceMatrix
         from engine.kernels.triton_packed import expand, multiply
@@ -158,7 +161,7 @@ def _packed(bits: int, group_size: int, num_tokens: int, *, has_offsets: bool) -
             scales = torch.empty(num_out, num_in // group_size, dtype=torch.bfloat16)
             x = torch.empty(num_tokens, num_in, dtype=torch.bfloat16)
         offsets = scales if has_offsets else None
-        matrix = DeviceMatrix(bits, (num_out, num_in), group_size, levels, scales, offsets)
+        matrix = DeviceMatrix(bits, (num_out, num_in), group_size, levels, scales, offsets, is_float)
         return multiply(x, matrix, None) if num_tokens else expand(matrix, torch.bfloat16)
 
     return launch

@@ -1,4 +1,5 @@
-"""Products with packed weights on a device: 4-bit and 8-bit levels by Triton, 8-bit floats by torch's scaled product.
+"""Products with packed weights on a device: 4-bit and 8-bit levels and blocks of 8-bit floats by Triton, 8-bit floats
+with one scale per output by torch's scaled product.
 
 Few tokens are multiplied with the levels directly, which reads the fewest bytes. For more tokens, the weights are first
 expanded to the inputs' type. The number of tokens alone decides, so a step's kernels depend on its bucket only.
@@ -14,12 +15,12 @@ import torch
 from torch.nn import functional
 
 from engine.checkpoints.quantized import PackedForm, QuantizedTensor
+from engine.config import FLOAT8_CAPABILITY
 from engine.kernels.interface import FLOAT8, Float8Rows, Operator
 
 INPUTS = 64  # inputs per iteration; 4-bit levels are read twice as many at a time
 MAX_DIRECT_TOKENS = 64
 _FLOAT8_UNIT = 16  # the scaled product needs multiples of this size
-_MIN_FLOAT8_CAPABILITY = (8, 9)
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +28,8 @@ class DeviceMatrix:
     """A matrix [out, in] of levels in the kernels' layout: weight = (level - 2^(bits - 1)) × scale + offset.
 
     8 bits: levels uint8 [out, in]. 4 bits: uint8 [out, bytes], where 64 bytes have 128 inputs, the first 64 in the low
-    halves; inputs are filled up to whole blocks.
+    halves; inputs are filled up to whole blocks. With `is_float`, levels are 8-bit floats (e4m3) and
+    weight = float × scale.
     """
 
     bits: int
@@ -36,6 +38,7 @@ class DeviceMatrix:
     levels: torch.Tensor
     scales: torch.Tensor  # [out, groups] in the narrowest type that holds the values exactly
     offsets: torch.Tensor | None  # [out, groups]
+    is_float: bool = False
 
 
 def supports_packed(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype) -> bool:
@@ -43,25 +46,25 @@ def supports_packed(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype
     num_out, num_in = shape
     if dtype != torch.bfloat16 or num_in % _FLOAT8_UNIT:
         return False
-    if form.is_float:
-        return form.group_size == num_in and num_out % _FLOAT8_UNIT == 0
+    if form.is_float and form.group_size == num_in:
+        return num_out % _FLOAT8_UNIT == 0
     is_grouped = num_in % form.group_size == 0 and (INPUTS % form.group_size == 0 or form.group_size % INPUTS == 0)
-    return form.bits in (4, 8) and (is_grouped or form.group_size == num_in)
+    return form.bits in (4, 8) and (is_grouped or form.group_size == num_in)  # blocks of 8-bit floats are groups
 
 
-def packed_fault(form: PackedForm) -> str:
-    """Return why this device cannot multiply with such weights although kernels exist, or "" if it can."""
-    if not form.is_float or not torch.cuda.is_available():
+def float8_fault() -> str:
+    """Return why this device cannot compute with 8-bit floats although kernels exist, or "" if it can."""
+    if not torch.cuda.is_available():
         return ""
     capability = torch.cuda.get_device_capability()
-    if capability >= _MIN_FLOAT8_CAPABILITY:
+    if capability >= FLOAT8_CAPABILITY:
         return ""
     return f"8-bit floats need compute capability 8.9 or later (this device has {capability[0]}.{capability[1]})"
 
 
 def bind_packed(matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
     """Return x [T, in] -> x @ weight.T + bias in `dtype`, for a matrix on a device that `supports_packed` accepts."""
-    if matrix.is_float:
+    if matrix.rounds_to_float8:
         return _float8(matrix, bias, dtype)
     return linear_of(device_matrix(matrix), bias)
 
@@ -101,6 +104,7 @@ def device_matrix(matrix: QuantizedTensor) -> DeviceMatrix:
         levels.contiguous(),
         _narrowest(matrix.scales),
         None if offsets is None else _narrowest(offsets),
+        matrix.is_float,
     )
 
 

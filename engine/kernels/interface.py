@@ -25,6 +25,7 @@ MixExperts = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor] 
 EmbedNorm = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]  # token ids [T] -> stream and y, both [T, C]
 
 FLOAT8 = torch.float8_e4m3fn
+_FLOAT8_NAN = 0x7F
 
 
 @dataclass(frozen=True, eq=False)
@@ -223,12 +224,14 @@ class LowRank(Protocol):
 @dataclass(frozen=True, eq=False)
 class KvPool:
     """The paged KV cache of a CPU: `data` is [L, N × block size, planes × G × D], per layer one row per slot, keys
-    before values. `engine.kernels.block_pool` has the pool of a device."""
+    before values. `engine.kernels.block_pool` has the pool of a device. With `scales`, the numbers are 8-bit floats,
+    see `engine.kernels.float8_kv`."""
 
     layout: ClassVar[str] = "slots"  # blocks of pools with different layouts are not interchangeable
 
     data: torch.Tensor
     block_size: int
+    scales: torch.Tensor | None = None  # float32 [L, planes, G]
 
     @property
     def num_layers(self) -> int:
@@ -243,18 +246,28 @@ class KvPool:
         """Return a view of `data` whose first dimension is N."""
         return self.data.unflatten(1, (-1, self.block_size)).movedim(1, 0)
 
+    def scales_of(self, layer: int) -> torch.Tensor | None:
+        """Return the scales of a layer, float32 [planes, G], or None if the pool has none."""
+        return None if self.scales is None else self.scales[layer]
+
     def zero_blocks(self, block_ids: Ints) -> None:
         """Overwrite blocks with zeros. Asynchronous on a device."""
-        self.blocks.index_fill_(0, self._indices(block_ids), 0)
+        self._indexable_blocks.index_fill_(0, self._indices(block_ids), 0)
 
     def copy_blocks(self, sources: Ints, targets: Ints) -> None:
         """Copy each source block to its target. No block is both. Asynchronous on a device."""
-        blocks = self.blocks
+        blocks = self._indexable_blocks
         blocks.index_copy_(0, self._indices(targets), blocks.index_select(0, self._indices(sources)))
 
     def poison(self, block_ids: Sequence[int] | None = None) -> None:
         """Fill blocks (by default all) with NaN, so that reading KV that was not written shows. For tests."""
-        self.blocks[slice(None) if block_ids is None else list(block_ids)] = float("nan")
+        nan = float("nan") if self.scales is None else _FLOAT8_NAN
+        self._indexable_blocks[slice(None) if block_ids is None else list(block_ids)] = nan
+
+    @property
+    def _indexable_blocks(self) -> torch.Tensor:
+        """The blocks with 8-bit floats as bytes, because torch cannot index these floats on every device."""
+        return self.blocks if self.scales is None else self.blocks.view(torch.uint8)
 
     def _indices(self, block_ids: Ints) -> torch.Tensor:
         return torch.from_numpy(block_ids).long()

@@ -82,6 +82,7 @@ class AttentionLayer:
     window: AttentionWindow
     sinks: torch.Tensor | None  # float32 [H]
     kv: torch.Tensor  # [N, planes, G, block size, D], the layer's part of the pool
+    scales: torch.Tensor | None = None  # float32 [planes, G], those of the pool
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,13 @@ class PagedAttention:
         self.chunk_tokens = chunk_tokens(shape, pool.data.dtype)
         self._windows, self._window_of = shape.distinct_windows(pool.num_layers)
         self._layers = [
-            AttentionLayer(shape, self._windows[index], sinks[number] if sinks else None, pool.blocks[:, number])
+            AttentionLayer(
+                shape,
+                self._windows[index],
+                sinks[number] if sinks else None,
+                pool.blocks[:, number],
+                pool.scales_of(number),
+            )
             for number, index in enumerate(self._window_of)
         ]
         self._plan: DevicePlan

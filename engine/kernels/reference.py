@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from engine.arrays import Ints, Longs
 from engine.checkpoints.quantized import PackedForm, QuantizedTensor
+from engine.kernels.float8_kv import from_stored, indexable, to_stored
 from engine.kernels.grouped_experts import GroupedExperts
 from engine.kernels.interface import (
     FLOAT8,
@@ -70,20 +71,20 @@ class Kernels:
         """Return True if `packed_linear` supports a weight [out, C] in this form with inputs of `dtype`."""
         return True
 
-    def packed_fault(self, _form: PackedForm, /) -> str:
-        """Return why a supported form cannot be loaded on this device, or "" if it can."""
+    def float8_fault(self) -> str:
+        """Return why this device cannot compute with 8-bit floats although kernels exist, or "" if it can."""
         return ""
 
     def packed_linear(self, matrix: QuantizedTensor, bias: torch.Tensor | None, dtype: torch.dtype) -> Operator:
         """Return the operator of `linear` for a weight that stays packed.
 
         If the weight's form quantizes inputs, each row of x is first rounded to 255 levels of its largest absolute
-        value. 8-bit floats take x as `Float8Rows`, or round its rows to these.
+        value. 8-bit floats with one scale per output take x as `Float8Rows`, or round its rows to these.
         """
         weight = matrix.dequantize(torch.float32)
 
         def forward(x: torch.Tensor | Float8Rows) -> torch.Tensor:
-            if isinstance(x, Float8Rows) or matrix.is_float:
+            if isinstance(x, Float8Rows) or matrix.rounds_to_float8:
                 exact = (x if isinstance(x, Float8Rows) else float8_rows(x)).expand(torch.float32)
             else:
                 exact = round_rows(x) if matrix.is_input_quantized else x.float()
@@ -326,8 +327,11 @@ class ReferenceAttention:
         self._step = step
 
     def attend(self, layer: int, qkv: torch.Tensor) -> torch.Tensor:
-        shape, step, pool = self._shape, self._step, self._pool.data[layer]  # pool [slots, planes G D]
-        pool.index_copy_(0, step.slot_mapping, qkv[:, shape.query_width :])
+        shape, step, scales = self._shape, self._step, self._pool.scales_of(layer)
+        pool = indexable(self._pool.data[layer])  # [slots, planes G D]
+        vectors = (shape.num_planes, shape.num_kv_heads, shape.head_dim)
+        new = to_stored(qkv[:, shape.query_width :].unflatten(1, vectors), scales)  # [T, planes, G, D]
+        pool.index_copy_(0, step.slot_mapping, new.flatten(1))
         query = qkv[:, : shape.query_width].unflatten(1, (shape.num_heads, shape.head_dim))  # [T, H, D]
         sinks = self._sinks[layer] if self._sinks else None
         rows = []
@@ -336,7 +340,7 @@ class ReferenceAttention:
             positions = torch.arange(context_len)  # [context]
             block_ids = torch.from_numpy(step.block_tables[row]).long()[positions // self._pool.block_size]
             slots = block_ids * self._pool.block_size + positions % self._pool.block_size  # [context]
-            kv = pool[slots].unflatten(1, (shape.num_planes, shape.num_kv_heads, shape.head_dim))
+            kv = from_stored(pool[slots].unflatten(1, vectors), scales)
             keys, values = kv[:, 0], kv[:, -1, :, : shape.output_head_dim]  # [context, G, ·]
             rows.append(attend_one(query[first:last], keys, values, shape, self._windows[layer], sinks))
         return torch.cat(rows)  # [T, H × output head size]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from engine.kernels.float8_kv import from_stored, indexable, to_stored
 from engine.kernels.interface import AttentionWindow
 from engine.kernels.launch import (
     ITEM_WIDTH,
@@ -39,7 +40,7 @@ def store(qkv: torch.Tensor, slot_mapping: torch.Tensor, update: HeadUpdate, lay
     is_stored = slot_mapping >= 0
     slots = slot_mapping[is_stored]
     kv = heads[is_stored, shape.num_heads :].unflatten(1, (shape.num_planes, shape.num_kv_heads))
-    layer.kv[slots // block_size, :, :, slots % block_size] = kv
+    indexable(layer.kv)[slots // block_size, :, :, slots % block_size] = to_stored(kv, layer.scales)
     return heads[:, : shape.num_heads].flatten(1)
 
 
@@ -101,7 +102,8 @@ def _attend(
     query = queries[first:last, : shape.query_width].unflatten(1, (shape.num_heads, shape.head_dim))  # [t, H, D]
     positions = torch.arange(context_len, device=queries.device)
     blocks = table.long().index_select(0, positions // block_size)
-    seen = layer.kv[blocks, :, :, positions % block_size]  # [context, planes, G, D]
+    stored = indexable(layer.kv)[blocks, :, :, positions % block_size]  # [context, planes, G, D]
+    seen = from_stored(stored, layer.scales)
     keys, values = seen[:, 0], seen[:, -1, :, : shape.output_head_dim]
     with torch.device(queries.device):
         out[first:last, : shape.output_width] = attend_one(query, keys, values, shape, layer.window, layer.sinks)

@@ -37,11 +37,12 @@ _MIN_PROGRAMS = 1_024  # smallest number of programs of a decode launch: more th
 
 @triton.jit(do_not_specialize=["table_stride"])
 def _attend_chunks(
-    queries, kv, out, sinks, plan, tables, query_stride, out_stride, table_stride, scale, cap, window, chunk, kv_block,
-    kv_plane: tl.constexpr, kv_head: tl.constexpr, kv_token: tl.constexpr, block_size: tl.constexpr,
-    group: tl.constexpr, heads: tl.constexpr, head_dim: tl.constexpr, rest_dim: tl.constexpr, value_dim: tl.constexpr,
-    num_m: tl.constexpr, num_n: tl.constexpr, num_d: tl.constexpr, num_e: tl.constexpr, num_v: tl.constexpr,
-    has_softcap: tl.constexpr, has_window: tl.constexpr, has_chunk: tl.constexpr, has_sinks: tl.constexpr,
+    queries, kv, out, sinks, key_scales, value_scales, plan, tables, query_stride, out_stride, table_stride, scale, cap,
+    window, chunk, kv_block, kv_plane: tl.constexpr, kv_head: tl.constexpr, kv_token: tl.constexpr,
+    block_size: tl.constexpr, group: tl.constexpr, heads: tl.constexpr, head_dim: tl.constexpr, rest_dim: tl.constexpr,
+    value_dim: tl.constexpr, num_m: tl.constexpr, num_n: tl.constexpr, num_d: tl.constexpr, num_e: tl.constexpr,
+    num_v: tl.constexpr, has_softcap: tl.constexpr, has_window: tl.constexpr, has_chunk: tl.constexpr,
+    has_sinks: tl.constexpr, has_scales: tl.constexpr,
 ):  # fmt: skip
     entry, part = tl.program_id(1), tl.program_id(0)
     num_tokens = tl.load(plan + entry * 4 + 2)
@@ -78,6 +79,8 @@ def _attend_chunks(
     if has_chunk:
         begin, lowest = first_position - first_position % chunk, (position - position % chunk)[:, None]
     begin = begin // num_n * num_n
+    if has_scales:
+        scale *= tl.load(key_scales + part // parts_each)
     peak, total, mixed = scan(
         query, rest, peak, total, tl.zeros([num_m, num_v], tl.float32), kv + part // parts_each * kv_head, tables +
         slot.to(tl.int64) * table_stride, position, lowest, begin, first_position + num_tokens, scale, cap, kv_block,
@@ -85,18 +88,20 @@ def _attend_chunks(
         has_window or has_chunk,
     )  # fmt: skip
     mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+    if has_scales:
+        mixed *= tl.load(value_scales + part // parts_each)
     out_at = out + (at * out_stride + head * value_dim)[:, None] + v[None, :]
     tl.store(out_at, mixed.to(out.dtype.element_ty), mask=is_row[:, None] & (v < value_dim)[None, :])
 
 
 @triton.jit(do_not_specialize=["table_stride", "num_entries"])
 def _attend_decode(
-    queries, kv, out, sinks, items, starts, partial_mixed, partial_weight, tables, num_entries, query_stride,
-    out_stride, table_stride, scale, cap, kv_block, kv_plane: tl.constexpr, kv_head: tl.constexpr,
-    kv_token: tl.constexpr, block_size: tl.constexpr, num_heads: tl.constexpr, group: tl.constexpr, heads: tl.constexpr,
-    head_dim: tl.constexpr, rest_dim: tl.constexpr, value_dim: tl.constexpr, num_m: tl.constexpr, num_n: tl.constexpr,
-    num_d: tl.constexpr, num_e: tl.constexpr, num_v: tl.constexpr, has_softcap: tl.constexpr, is_bounded: tl.constexpr,
-    has_sinks: tl.constexpr,
+    queries, kv, out, sinks, key_scales, value_scales, items, starts, partial_mixed, partial_weight, tables,
+    num_entries, query_stride, out_stride, table_stride, scale, cap, kv_block, kv_plane: tl.constexpr,
+    kv_head: tl.constexpr, kv_token: tl.constexpr, block_size: tl.constexpr, num_heads: tl.constexpr,
+    group: tl.constexpr, heads: tl.constexpr, head_dim: tl.constexpr, rest_dim: tl.constexpr, value_dim: tl.constexpr,
+    num_m: tl.constexpr, num_n: tl.constexpr, num_d: tl.constexpr, num_e: tl.constexpr, num_v: tl.constexpr,
+    has_softcap: tl.constexpr, is_bounded: tl.constexpr, has_sinks: tl.constexpr, has_scales: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0)
     num_items = tl.load(starts + num_entries)
@@ -105,6 +110,8 @@ def _attend_decode(
     head_in_group = (part % parts_each) * heads + m
     head = part // parts_each * group + head_in_group
     is_row = (m < heads) & (head_in_group < group)
+    if has_scales:
+        scale *= tl.load(key_scales + part // parts_each)
     d = tl.arange(0, num_d)
     v = tl.arange(0, num_v)
     for item in range(tl.program_id(1), num_items, tl.num_programs(1)):
@@ -135,6 +142,8 @@ def _attend_decode(
         num_parts = tl.load(items + item * 8 + 5)
         token = tl.load(items + item * 8 + 1).to(tl.int64)
         mixed = mixed / tl.where(total == 0.0, 1.0, total)[:, None]
+        if has_scales:
+            mixed *= tl.load(value_scales + part // parts_each)
         is_stored = is_row[:, None] & (v < value_dim)[None, :]
         if num_parts == 1:
             out_at = out + token * out_stride + head[:, None] * value_dim + v[None, :]
@@ -153,6 +162,7 @@ def attend_chunks(queries: torch.Tensor, out: torch.Tensor, plan: DevicePlan, la
         layer.kv,
         out,
         out if layer.sinks is None else layer.sinks,
+        *((out, out) if layer.scales is None else (layer.scales[0], layer.scales[-1])),
         plan.chunk_plan,
         plan.block_tables,
         queries.stride(0),
@@ -160,7 +170,7 @@ def attend_chunks(queries: torch.Tensor, out: torch.Tensor, plan: DevicePlan, la
         plan.block_tables.stride(0),
         window=layer.window.size or 1,
         chunk=layer.window.chunk or 1,
-        num_m=max(triton.next_power_of_2(chunk_tokens(shape, queries.dtype) * heads), 16),
+        num_m=max(triton.next_power_of_2(chunk_tokens(shape, layer.kv.dtype) * heads), 16),
         **tile_of(shape, queries.dtype, is_decode=False),
         has_window=layer.window.size is not None,
         has_chunk=layer.window.chunk is not None,
@@ -198,6 +208,7 @@ def attend_parts(
         layer.kv,
         out,
         out if layer.sinks is None else layer.sinks,
+        *((out, out) if layer.scales is None else (layer.scales[0], layer.scales[-1])),
         parts.items,
         parts.starts,
         partial.mixed,
@@ -244,6 +255,7 @@ def _constants(layer: AttentionLayer) -> dict[str, Any]:
         "num_v": _padded(shape.output_head_dim),
         "has_softcap": softcap is not None,
         "has_sinks": layer.sinks is not None,
+        "has_scales": layer.scales is not None,
     }
 
 

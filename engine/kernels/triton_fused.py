@@ -37,7 +37,8 @@ def _normalized(values, weight, bias, i, is_column, width, eps, kind: tl.constex
 
 
 @triton.jit
-def _to_float8(values, scale):
+def to_float8(values, scale):
+    """Return values / scale within the range of 8-bit floats, still float32."""
     scaled = values * (1.0 / scale)
     scaled = tl.where(scaled > _MAX_FLOAT8, _MAX_FLOAT8, scaled)  # unlike minimum, keeps NaN
     return tl.where(scaled < -_MAX_FLOAT8, -_MAX_FLOAT8, scaled)
@@ -48,7 +49,7 @@ def _store_row(values, out, scales, row, i, is_column, width, is_float8: tl.cons
     if is_float8:
         scale = tl.maximum(tl.max(tl.abs(values), 0), _MIN_PEAK) / _MAX_FLOAT8
         tl.store(scales + row, scale)
-        values = _to_float8(values, scale)
+        values = to_float8(values, scale)
     tl.store(out + row * width + i, values.to(out.dtype.element_ty), mask=is_column)
 
 
@@ -185,7 +186,7 @@ def _round_rows(
     tl.store(scales + row, scale)
     for start in range(0, width, block):
         i = start + tl.arange(0, block)
-        values = _to_float8(_read(x, i, i < width, width, limit, slope, kind, has_limit), scale)
+        values = to_float8(_read(x, i, i < width, width, limit, slope, kind, has_limit), scale)
         tl.store(out + row * width + i, values.to(out.dtype.element_ty), mask=i < width)
 
 

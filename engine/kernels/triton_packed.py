@@ -1,4 +1,4 @@
-"""Products with 4-bit and 8-bit levels in Triton, and their expansion to floats.
+"""Products with 4-bit and 8-bit levels, or groups of 8-bit floats, in Triton, and their expansion to floats.
 
 A program multiplies 64 outputs with all tokens: the weights are the first operand, which matrix units read from
 registers, where they are expanded. Inputs are divided into parts if there are few outputs; a second launch adds the
@@ -55,12 +55,16 @@ def _weights(
     middle: tl.constexpr,
     group: tl.constexpr,
     has_offsets: tl.constexpr,
+    is_float: tl.constexpr,
     num_n: tl.constexpr,
     num_k: tl.constexpr,
 ):
-    """Return the weights [N, K] of levels [N, K], float32."""
+    """Return the weights [N, K] of levels [N, K], or of 8-bit floats as bytes, float32."""
     scale = _per_input(scales, row, first_input, num_groups, is_row, group, num_n, num_k)
-    weights = (levels.to(tl.int32) - middle).to(tl.float32) * scale
+    if is_float:
+        weights = levels.to(tl.float8e4nv, bitcast=True).to(tl.float32) * scale
+    else:
+        weights = (levels.to(tl.int32) - middle).to(tl.float32) * scale
     if has_offsets:
         weights += _per_input(offsets, row, first_input, num_groups, is_row, group, num_n, num_k)
     return weights
@@ -84,6 +88,7 @@ def _multiply(
     bits: tl.constexpr,
     group: tl.constexpr,
     has_offsets: tl.constexpr,
+    is_float: tl.constexpr,
     has_bias: tl.constexpr,
     num_m: tl.constexpr,
     num_n: tl.constexpr,
@@ -105,7 +110,9 @@ def _multiply(
         for half in tl.static_range(8 // bits):
             first = start + half * num_k
             own = packed if bits == 8 else (packed >> (4 * half)) & 15
-            w = _weights(own, scales, offsets, row, first, num_groups, is_row, middle, group, has_offsets, num_n, num_k)
+            w = _weights(
+                own, scales, offsets, row, first, num_groups, is_row, middle, group, has_offsets, is_float, num_n, num_k
+            )
             x_at = x + m[:, None] * x_stride + (first + k)[None, :]
             inputs = tl.load(x_at, mask=is_token[:, None] & (first + k < num_in)[None, :], other=0.0)  # [M, K]
             total = tl.dot(w.to(inputs.dtype), tl.trans(inputs), total, input_precision="ieee")
@@ -140,6 +147,7 @@ def _expand(
     bits: tl.constexpr,
     group: tl.constexpr,
     has_offsets: tl.constexpr,
+    is_float: tl.constexpr,
     has_rows: tl.constexpr,
     num_n: tl.constexpr,
     num_k: tl.constexpr,
@@ -156,7 +164,9 @@ def _expand(
     for half in tl.static_range(8 // bits):
         first = (tl.program_id(1) * (8 // bits) + half) * num_k
         own = packed if bits == 8 else (packed >> (4 * half)) & 15
-        w = _weights(own, scales, offsets, row, first, num_groups, is_row, middle, group, has_offsets, num_n, num_k)
+        w = _weights(
+            own, scales, offsets, row, first, num_groups, is_row, middle, group, has_offsets, is_float, num_n, num_k
+        )
         out_at = out + target[:, None] * num_in + (first + k)[None, :]
         tl.store(out_at, w.to(out.dtype.element_ty), mask=is_row[:, None] & (first + k < num_in)[None, :])
 
@@ -222,5 +232,5 @@ def _operands(matrix: DeviceMatrix) -> tuple[torch.Tensor, torch.Tensor, torch.T
 def _options(matrix: DeviceMatrix) -> dict[str, int | bool]:
     # One group that has all inputs may have any size; rounded up, it is a multiple of the inputs of an iteration.
     group = matrix.group_size if matrix.scales.shape[1] > 1 else triton.cdiv(matrix.shape[1], 2 * INPUTS) * 2 * INPUTS
-    has_offsets = matrix.offsets is not None
-    return {"bits": matrix.bits, "group": group, "has_offsets": has_offsets, "num_n": _OUTPUTS, "num_k": INPUTS}
+    kind = {"bits": matrix.bits, "has_offsets": matrix.offsets is not None, "is_float": matrix.is_float}
+    return kind | {"group": group, "num_n": _OUTPUTS, "num_k": INPUTS}

@@ -19,7 +19,8 @@ def scan(
 ):  # fmt: skip
     """Add the keys of positions [begin, last) to a softmax: `peak` and `total` [M], `mixed` [M, V]. Scores are
     logarithms to base 2. If E > 0, values are the first numbers of keys, and `rest` [M, E] are the queries of the other
-    numbers. Keys after `position` are hidden if `is_causal`, those before `lowest` if `is_bounded`."""
+    numbers. Keys after `position` are hidden if `is_causal`, those before `lowest` if `is_bounded`. The caller
+    multiplies `scale` and the result by the scales of 8-bit floats."""
     d = tl.arange(0, num_d)
     v = tl.arange(0, num_v)
     for tile in range(begin, last, num_n):
@@ -28,12 +29,13 @@ def scan(
         block_id = tl.load(table + key_position // block_size, mask=is_key, other=0)
         key_at = kv + block_id.to(tl.int64) * kv_block + key_position % block_size * kv_token
         keys = tl.load(key_at[:, None] + d[None, :], mask=is_key[:, None] & (d < head_dim)[None, :], other=0.0)
+        keys = keys.to(query.dtype)
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee")  # [M, N]
         if num_e > 0:
             e = tl.arange(0, num_e)
             is_rest = is_key[:, None] & (e < rest_dim)[None, :]
             others = tl.load((key_at + head_dim)[:, None] + e[None, :], mask=is_rest, other=0.0)
-            scores += tl.dot(rest, tl.trans(others), input_precision="ieee")
+            scores += tl.dot(rest, tl.trans(others.to(query.dtype)), input_precision="ieee")
         scores *= scale
         if has_softcap:
             scores = cap * (2.0 * tl.sigmoid(2.0 * scores) - 1.0)  # tanh, which Triton does not provide
@@ -52,7 +54,7 @@ def scan(
             values = keys
         else:
             is_value = is_key[:, None] & (v < value_dim)[None, :]
-            values = tl.load((key_at + kv_plane)[:, None] + v[None, :], mask=is_value, other=0.0)
+            values = tl.load((key_at + kv_plane)[:, None] + v[None, :], mask=is_value, other=0.0).to(query.dtype)
         mixed = mixed * shrunk[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         peak = higher
     return peak, total, mixed

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from engine.arrays import ceil_div
 from engine.kernels.launch import AttentionLayer, HeadUpdate
+from engine.kernels.triton_fused import to_float8
 
 _NUMBERS = 2_048  # numbers that one program stores
 
@@ -26,6 +27,7 @@ def _store(
     table,
     positions,
     slots,
+    scales,
     qkv_stride,
     query_stride,
     kv_block,
@@ -43,6 +45,7 @@ def _store(
     num_d: tl.constexpr,
     has_norm: tl.constexpr,
     has_rotation: tl.constexpr,
+    has_scales: tl.constexpr,
 ):
     token = tl.program_id(1).to(tl.int64)
     head = first_head + tl.program_id(0) * num_h + tl.arange(0, num_h)
@@ -75,6 +78,9 @@ def _store(
     slot = tl.load(slots + token)
     is_stored = (head >= tl.where(slot < 0, 1 << 30, num_heads))[:, None]  # padding has slot -1
     vector = tl.maximum(head - num_heads, 0)
+    if has_scales:
+        scale = tl.load(scales + vector, mask=is_head & (head >= num_heads), other=1.0)[:, None]
+        a, b = to_float8(a, scale), to_float8(b, scale)
     offset = vector // num_kv_heads * kv_plane + vector % num_kv_heads * kv_head
     slot = tl.maximum(slot, 0)
     kv_at = kv + slot // block_size * kv_block + slot % block_size * kv_token + offset[:, None] + d[None, :]
@@ -101,6 +107,7 @@ def store(qkv: torch.Tensor, slot_mapping: torch.Tensor, update: HeadUpdate, lay
         qkv if lookup is None else lookup.table,
         slot_mapping if lookup is None else lookup.positions,
         slot_mapping,
+        qkv if layer.scales is None else layer.scales,
         qkv.stride(0),
         queries.stride(0),
         kv_block,
@@ -118,6 +125,7 @@ def store(qkv: torch.Tensor, slot_mapping: torch.Tensor, update: HeadUpdate, lay
         num_d=num_d,
         has_norm=weight is not None,
         has_rotation=lookup is not None,
+        has_scales=layer.scales is not None,
         num_warps=4,
     )
     return queries

@@ -126,7 +126,7 @@ class Linear:
         if self._slots:
             matrix = self._join().matrix
             self.forward = kernels.packed_linear(matrix, self._bias, self._weight.dtype)
-            self.reads_float8 = matrix.is_float
+            self.reads_float8 = matrix.rounds_to_float8
             self._slots = []
         else:
             self.forward = kernels.linear(self.take(), self._bias)

@@ -16,6 +16,7 @@ import torch
 
 from engine.arrays import Floats, Ints, Longs, ceil_div
 from engine.checkpoints.shard_slice import Destination
+from engine.checkpoints.weights import Checkpoint
 from engine.kernels.interface import (
     FLOAT8,
     AddInPlace,
@@ -41,6 +42,7 @@ from engine.layers.norm import NoNorm, Norm
 from engine.layers.rotary import Rotary, Temperature
 from engine.layers.shard import WHOLE, Shard
 from engine.models.config import LayerConfig, ModelConfig, Names, QueryTemperature, RopeConfig, UnsupportedModel
+from engine.models.kv_scales import read_kv_scales
 from engine.models.rope import head_order, rope_frequencies
 
 # Prefixes of body and head in checkpoints: alone, or as the text part of a multimodal model.
@@ -125,7 +127,7 @@ class Decoder:
 
         `stored` contains the checkpoint's names, which decide between the layouts of a family.
         """
-        root, head = next((pair for pair in _ROOTS if f"{pair[0]}embed_tokens.weight" in stored), _ROOTS[0])
+        root, head = _root_and_head(stored)
         found: dict[str, Destination] = dict(self._embedding.destinations(f"{root}embed_tokens"))
         for index, layer in enumerate(self._layers):
             found.update(layer.destinations(f"{root}layers.{index}.", stored))
@@ -176,6 +178,19 @@ class Decoder:
         """Return the attention kernel over `pool`. Call after loading the weights."""
         sinks = [layer.sinks for layer in self._layers if layer.sinks is not None]
         return kernels.attention(pool, self.attention_shape, sinks)
+
+    def kv_scales(self, checkpoint: Checkpoint) -> torch.Tensor:
+        """Return the scales of this rank's keys and values as 8-bit floats, float32 [L, planes, G] on the host.
+
+        Raises WeightsError.
+        """
+        attention, num_planes = self.config.attention, self.attention_shape.num_planes
+        num_all, (first, last) = attention.num_kv_heads, self._shard.heads(attention)[1]
+        if attention.latent is not None:
+            num_all, first, last = 1, 0, 1
+        prefixes = [f"{_root_and_head(checkpoint)[0]}layers.{index}.self_attn." for index in range(len(self._layers))]
+        scales = [read_kv_scales(checkpoint, prefix, num_planes, num_all)[:, first:last] for prefix in prefixes]
+        return torch.stack(scales)
 
     def sites(self) -> Iterator[tuple[str, Linear]]:
         """Yield the linear maps that adapters can change, with the prefix of their names (`layers.0.self_attn.`)."""
@@ -394,6 +409,11 @@ class ParallelLayer(Layer):
 
     def _reduce_outputs(self) -> None:
         """Apply one all_reduce to the sum of both."""
+
+
+def _root_and_head(stored: Container[str]) -> tuple[str, str]:
+    """Return the prefixes of body and head among a checkpoint's names."""
+    return next((pair for pair in _ROOTS if f"{pair[0]}embed_tokens.weight" in stored), _ROOTS[0])
 
 
 def _all_reduced(operator: Operator, shard: Shard) -> Operator:

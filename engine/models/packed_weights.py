@@ -58,7 +58,7 @@ def _packable(
     for matrix in model.packable:
         form = _common_form(matrix, checkpoint)
         if form is not None and kernels.supports_packed(form, matrix.shape, dtype):
-            fault = kernels.packed_fault(form)
+            fault = kernels.float8_fault() if form.is_float else ""
             if fault:
                 raise WeightsError(f"{matrix.names[0]}: {fault}")
             yield matrix

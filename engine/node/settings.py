@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from catalog.card import parse_model_id
 from catalog.errors import InvalidModelId
-from engine.config import AUTO, default_sequences
+from engine.config import AUTO, KV_DTYPES, default_sequences
 from engine.serving.addresses import parse_address, parse_http_address
 from engine.serving.cuda_check import attention_fault
 from engine.tasks.token_coalescer import DEFAULT_COALESCE_MS, MAX_COALESCE_MS
@@ -160,6 +160,13 @@ class NodeSettings(ProcessSettings):
         "Precision of weights and KV cache: auto, float32 or bfloat16.",
         default="auto",
         check=one_of("auto", "float32", "bfloat16"),
+    )
+    kv_dtype: str = setting(
+        "HEARTH_NODE_KV_DTYPE",
+        "Number format of the KV cache: auto (that of the model) or fp8, which holds twice as many tokens. fp8 needs "
+        "compute capability 8.9 on a GPU, and is slow on a CPU.",
+        default=AUTO,
+        check=one_of(*KV_DTYPES),
     )
     num_threads: int = setting(
         "HEARTH_NODE_THREADS", "Threads per model. 0 uses all cores but one.", default=0, check=at_least(0)

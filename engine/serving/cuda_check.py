@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.config import ATTENTION_BACKENDS
+from engine.config import ATTENTION_BACKENDS, FLOAT8_CAPABILITY
 from engine.devices.nvml import visible_gpus
 from telemetry.settings import SettingError
 
@@ -50,6 +50,11 @@ def check_cuda(setting: str, nvml: Any = None, environ: Mapping[str, str] = os.e
         raise SettingError(f"{setting} needs a C compiler (install gcc or set CC){found}")
 
 
+def check_float8(setting: str, nvml: Any = None) -> None:
+    """Raise SettingError if the visible GPUs have no 8-bit floats. Parameters as for `check_cuda`."""
+    _check_gpus(setting, nvml, FLOAT8_CAPABILITY)
+
+
 def has_cached_launchers(environ: Mapping[str, str]) -> bool:
     """Return True if Triton's cache has the compiled modules that launch kernels."""
     cache = environ.get("TRITON_CACHE_DIR")
@@ -57,7 +62,7 @@ def has_cached_launchers(environ: Mapping[str, str]) -> bool:
     return all(any(folder.glob(f"*/{name}*.so")) for name in ("cuda_utils", "__triton_launcher"))
 
 
-def _check_gpus(setting: str, nvml: Any) -> None:
+def _check_gpus(setting: str, nvml: Any, min_capability: tuple[int, int] = MIN_CAPABILITY) -> None:
     if nvml is None:
         if importlib.util.find_spec("pynvml") is None:
             return  # loading a model reports the missing package
@@ -67,9 +72,9 @@ def _check_gpus(setting: str, nvml: Any) -> None:
         gpus = visible_gpus(nvml)
         for gpu in gpus:
             capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(gpu))
-            if capability < MIN_CAPABILITY:
+            if capability < min_capability:
                 found = f"{nvml.nvmlDeviceGetName(gpu)} has {capability[0]}.{capability[1]}"
-                raise SettingError(f"{setting} needs compute capability {'.'.join(map(str, MIN_CAPABILITY))} ({found})")
+                raise SettingError(f"{setting} needs compute capability {'.'.join(map(str, min_capability))} ({found})")
     except nvml.NVMLError as error:
         raise SettingError(f"{setting} needs an NVIDIA driver ({error})") from None
     if not gpus:

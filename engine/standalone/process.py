@@ -14,8 +14,9 @@ from collections.abc import Sequence
 
 import uvloop
 
+from engine.config import FLOAT8_KV
 from engine.processes.zygote import Zygote
-from engine.serving.cuda_check import check_cuda
+from engine.serving.cuda_check import check_cuda, check_float8
 from engine.standalone.settings import ServeSettings, read_flags
 from telemetry.logs import configure_logs
 from telemetry.settings import SettingError
@@ -49,6 +50,8 @@ def main(arguments: Sequence[str]) -> int:
         settings = read_flags(arguments)
         if settings.device == "cuda":
             check_cuda("--device cuda")
+            if settings.kv_dtype == FLOAT8_KV:
+                check_float8(f"--kv-dtype {FLOAT8_KV}")
     except SettingError as error:
         sys.stderr.write(f"hearth engine: {error}\n")
         return 2

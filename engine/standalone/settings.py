@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from engine.config import AUTO, DEFAULT_SPECULATION, DRAFT, default_sequences
+from engine.config import AUTO, DEFAULT_SPECULATION, DRAFT, KV_DTYPES, default_sequences
 from engine.processes.child_link import HANG_TIMEOUT_S
 from engine.serving.cuda_check import attention_fault
 from engine.tasks.token_coalescer import DEFAULT_COALESCE_MS, MAX_COALESCE_MS
@@ -45,6 +45,7 @@ class ServeSettings:
     device: str
     attention: str
     dtype: str
+    kv_dtype: str
     max_model_len: int
     kv_memory_bytes: int
     max_sequences: int
@@ -77,6 +78,7 @@ def read_flags(arguments: Sequence[str]) -> ServeSettings:
         device=flags.device,
         attention=flags.attention,
         dtype=flags.dtype,
+        kv_dtype=flags.kv_dtype,
         max_model_len=flags.max_model_len,
         kv_memory_bytes=_CPU_KV_BYTES if not flags.kv_memory and flags.device != "cuda" else flags.kv_memory,
         max_sequences=flags.max_sequences or default_sequences(flags.device),
@@ -126,6 +128,13 @@ def _add_model(add: Callable[..., object]) -> None:
         default="auto",
         choices=("auto", "config", "bfloat16", "float32"),
         help="precision of weights and KV cache: the fastest on this machine, as in config.json, or the given one",
+    )
+    add(
+        "--kv-dtype",
+        "--kv-cache-dtype",
+        default=AUTO,
+        choices=KV_DTYPES,
+        help="number format of the KV cache: auto (that of the model) or fp8, which holds twice as many tokens",
     )
     add("--threads", default=0, type=_integer(0, 4096), metavar="N", help="number of threads; 0 uses all cores but one")
     add(

@@ -93,6 +93,7 @@ def _engine_config(request: LoadRequest, speculation: str) -> EngineConfig:
     return EngineConfig(
         model_dir=request.folder,
         dtype=settings.dtype,
+        kv_dtype=settings.kv_dtype,
         device=settings.device,
         has_graphs=settings.has_graphs,
         attention=settings.attention,

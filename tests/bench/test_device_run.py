@@ -46,7 +46,7 @@ def test_fake_device_fills_every_row_as_not_measured_and_record_stores_it(
         assert states <= {figures.NOT_MEASURED, figures.NOT_BUILT}
         assert content["state"] == figures.NOT_MEASURED
         assert content["figures"]
-    assert figures.read(out / "fp8.json")["headline"] == figures.NOT_BUILT
+    assert figures.read(out / "start.json")["figures"]["swap"]["value"] == figures.NOT_BUILT
     table = capsys.readouterr().out
     assert all(f"\n{name}" in table for name in PARTS)
     assert store(out, results) == 0
@@ -238,6 +238,9 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     assert {name: each["error"] for name, each in contents.items() if each["state"] != "complete"} == {}
     offline = contents["offline"]["figures"]["greedy, budget 64, run 1"]["value"]
     assert offline["whole_run"]["output_tokens_s"] > 0
+    of_float8 = contents["fp8"]["figures"]
+    assert of_float8["fp8 weights and KV: greedy, budget 64, run 1"]["value"]["whole_run"]["output_tokens_s"] > 0
+    assert of_float8["accuracy, fp8 weights and KV"]["value"]["top1_agreement"] > 0.8
     assert contents["http"]["figures"]["4 in flight"]["value"]["num_failures"] == 0
     assert contents["start"]["figures"]["start 1"]["value"]["start_to_first_token_s"] > 0
     assert contents["families"]["figures"]["llama 2, float32"]["value"]["equal_tokens"] == 1.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from catalog.builtin import STARTER
@@ -72,12 +74,26 @@ def test_variant_is_published_with_recipe_and_report_and_is_reproducible(
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith("hearth-")] == []
 
 
+def test_report_of_an_fp8_variant_is_part_of_its_manifest_and_reproducible(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first = quantized(capsys, tmp_path, "--format", "fp8")
+    assert "speed_ratio_1" not in first
+    manifest = decode_manifest((tmp_path / "objects" / manifest_key(first["revision"])).read_bytes(), first["revision"])
+    assert manifest.recipe is not None
+    accuracy = msgspec.structs.asdict(manifest.recipe.accuracy)
+    assert accuracy.pop("text_sha256") == hashlib.sha256(TEXT.encode()).hexdigest()
+    assert accuracy == {name: first[name] for name in accuracy}
+    assert accuracy["compared_tokens"] > 64
+    assert quantized(capsys, tmp_path, "--format", "fp8")["revision"] == first["revision"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["@cf/none/such", "--format", "int8"], "@cf/none/such is not in the catalog"),
         (["@cf/hearth/minilm", "--format", "int8"], "only Text Generation models have variants"),
-        ([MODEL, "--format", "int5"], "--format: 'int5' is not known; int8 and int4 are"),
+        ([MODEL, "--format", "int5"], "--format: 'int5' is not known (known: fp8, int8, int4)"),
         ([MODEL, "--format", "int8", "--group-size", "32"], "--group-size is for int4"),
         ([MODEL, "--format", "int4", "--group-size", "64"], "--group-size: 64 does not divide the 688 inputs of"),
         ([MODEL, "--format", "int8", "--text", "/none"], "--text: /none: No such file"),

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.checkpoints import weights
+from engine.checkpoints.quantized import QuantizedTensor
 from engine.kernels.native.chosen import find_native_kernels
 from engine.kernels.reference import Kernels
 from engine.report import RUNNING
@@ -24,12 +25,12 @@ from tests.engine.adapters.made import random_matrices, save_adapter
 from tests.engine.checkpoints.made import GPTQ, gptq_tensors
 from tests.engine.checkpoints.test_stored_models import Model, in_levels
 from tests.engine.made_checkpoints import Pusher, runner_of, save_random
-from variants.comparison import Pair, TextTooShort, read_tokens, windows_of
+from variants.comparison import Float8Products, Pair, TextTooShort, read_tokens, windows_of
 from variants.recipe import Recipe, RecipeError, make_recipe
-from variants.rounding import round_by_group, round_by_output
+from variants.rounding import round_by_group, round_by_output, round_to_float8
 from variants.variant import Written, plan_variant, write_variant
 
-INT8, INT4 = Recipe("int8"), Recipe("int4", 32)
+INT8, INT4, FP8 = Recipe("int8"), Recipe("int4", 32), Recipe("fp8")
 WIDTHS: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "vocab_size": 208}
 CHANGES: dict[str, dict[str, Any]] = {"gemma2": {"head_dim": 16}, "deepseek v2": {"num_key_value_heads": 4}}
 SPARK = Path(__file__).parents[2] / "catalog/builtin/spark"
@@ -44,7 +45,7 @@ def digests(folder: Path) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("recipe", [INT8, INT4], ids=lambda recipe: recipe.format)
+@pytest.mark.parametrize("recipe", [FP8, INT8, INT4], ids=lambda recipe: recipe.format)
 @pytest.mark.parametrize(
     "kind", ["tied, with biases", "mistral", "gemma2", "cohere2", "mixtral", "deepseek v2", "phi3", "olmo2"]
 )
@@ -54,11 +55,11 @@ def test_variant_of_each_family_computes_nearly_the_same_logits(kind: str, recip
     written = make_variant(base, folder, recipe)
     assert written.variant_bytes == sum(each.nbytes for each in load_file(folder / "model.safetensors").values())
     prompt = np.random.default_rng(3).integers(3, 190, 24).tolist()
-    ours = Pusher(runner_of(folder, dtype="bfloat16")).push(prompt)
+    ours = Pusher(runner_of(folder, Float8Products() if recipe == FP8 else None, dtype="bfloat16")).push(prompt)
     reference = Pusher(runner_of(folder, Kernels(), dtype="float32")).push(prompt)
     original = Pusher(runner_of(base, dtype="float32")).push(prompt)
-    assert torch.corrcoef(torch.stack((ours, reference)))[0, 1] > 0.98
-    assert torch.corrcoef(torch.stack((ours, original)))[0, 1] > (0.97 if recipe == INT8 else 0.8)
+    assert torch.corrcoef(torch.stack((ours, reference)))[0, 1] > (0.95 if recipe == FP8 else 0.98)
+    assert torch.corrcoef(torch.stack((ours, original)))[0, 1] > {FP8: 0.93, INT8: 0.97, INT4: 0.8}[recipe]
 
 
 @pytest.mark.parametrize("recipe", [INT8, INT4], ids=lambda recipe: recipe.format)
@@ -143,8 +144,9 @@ def test_rounding_selects_the_nearest_levels() -> None:
 
 def test_invalid_recipe_is_rejected_with_the_option() -> None:
     for number_format, group_size, message in (
-        ("int5", None, "--format: 'int5' is not known; int8 and int4 are"),
+        ("int5", None, "--format: 'int5' is not known \\(known: fp8, int8, int4\\)"),
         ("int8", 32, "--group-size is for int4"),
+        ("fp8", 32, "--group-size is for int4; fp8 has one scale for each output"),
         ("int4", 48, "--group-size: 48 is not one of 32, 64, 128, 256"),
     ):
         with pytest.raises(RecipeError, match=message):
@@ -158,7 +160,7 @@ def test_group_size_that_does_not_divide_is_rejected_with_the_matrix() -> None:
 
 def test_model_without_suitable_matrices_or_already_quantized_is_rejected(tmp_path: Path) -> None:
     save_random("llama 2", tmp_path / "narrow")  # 48 channels
-    with pytest.raises(RecipeError, match="no matrix fits int4, which needs a multiple of 16 outputs and 32 inputs"):
+    with pytest.raises(RecipeError, match="no matrix fits int4, which needs multiples of 16 outputs, 32 inputs"):
         plan_variant(tmp_path / "narrow", INT4)
     Model(tmp_path / "gptq", GPTQ, in_levels(gptq_tensors))
     with pytest.raises(RecipeError, match=r"q_proj.weight is GPTQ int4 already"):
@@ -180,6 +182,47 @@ def test_nan_in_weights_is_rejected(tmp_path: Path) -> None:
     save_file(tensors, base / "model.safetensors")
     with pytest.raises(weights.WeightsError, match=r"up_proj\.weight holds NaN"):
         make_variant(base, tmp_path / "variant", INT8)
+
+
+def test_fp8_variant_loses_little_quality_and_its_report_is_reproducible(tmp_path: Path) -> None:
+    written = make_variant(SPARK, tmp_path / "variant", FP8)
+    assert written.kept == ()
+    text = "What is the capital of France? Tell me a short story about a small dog who finds a red ball. " * 6
+    first, second = (
+        Pair(SPARK, tmp_path / "variant", is_float8=True).compare(read_tokens(SPARK, text)) for _ in range(2)
+    )
+    assert first == second
+    assert first.num_tokens > 64
+    assert 0 < first.kl_divergence < 0.02
+    assert first.top1_agreement > 0.9
+    assert first.variant_perplexity == pytest.approx(first.base_perplexity, rel=0.03)
+
+
+def test_fp8_variant_has_the_layout_of_compressed_tensors(tmp_path: Path) -> None:
+    save_random("deepseek v2", tmp_path / "base", **(WIDTHS | CHANGES["deepseek v2"]))
+    written = make_variant(tmp_path / "base", tmp_path / "variant", FP8)
+    tensors = load_file(tmp_path / "variant" / "model.safetensors")
+    for name in written.rounded:
+        assert tensors[name].dtype == torch.float8_e4m3fn
+        assert (tensors[f"{name}_scale"].dtype, tensors[f"{name}_scale"].shape) == (
+            torch.float32,
+            (len(tensors[name]), 1),
+        )
+    assert any(name.endswith("kv_a_proj_with_mqa.weight") for name in written.kept), "24 outputs"
+    scheme = json.loads((tmp_path / "variant" / "config.json").read_text())["quantization_config"]
+    assert (scheme["quant_method"], scheme["format"]) == ("compressed-tensors", "float-quantized")
+    assert scheme["ignore"] == sorted(name.removesuffix(".weight") for name in written.kept)
+
+
+def test_fp8_products_equal_their_definition_with_rounded_inputs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    levels, scales = round_to_float8(torch.randn(32, 48, generator=generator))
+    matrix = QuantizedTensor(8, levels.view(torch.uint8), scales, None, 48, is_float=True)
+    x, bias = torch.randn(5, 48, generator=generator).bfloat16(), torch.randn(32, generator=generator)
+    found, expected = (
+        kernels.packed_linear(matrix, bias, torch.bfloat16)(x).float() for kernels in (Float8Products(), Kernels())
+    )
+    torch.testing.assert_close(found, expected, atol=0.05, rtol=0.02)
 
 
 def test_windows_are_spread_over_the_text_and_a_short_text_is_rejected() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch.nn import functional
@@ -21,8 +22,9 @@ FORMS = {
     "int4 of rows": (4, 0, False),
     "int8 of rows": (8, 0, False),
     "int8 16": (8, 16, True),
+    "fp8 128": (8, 128, False),
 }
-TIMED_FORMS = ("int4 128", "int4 32", "int8 of rows")
+TIMED_FORMS = ("int4 128", "int4 32", "int8 of rows", "fp8 128")
 SHAPES = {"gate and up": (28_672, 4096), "down": (4096, 14_336)}  # Llama-3.1-8B
 NUM_TOKENS = (16, 256, 512)
 
@@ -97,12 +99,15 @@ def _linear(form: str, num_out: int, num_in: int, device: torch.device) -> Opera
 def _levels(form: str, num_out: int, num_in: int, device: torch.device | None = None) -> QuantizedTensor:
     bits, group_size, has_zeros = FORMS[form]
     group_size = group_size or num_in
+    if form.startswith("fp8"):
+        floats = _floats(num_out, num_in, device)
+        return replace(floats, scales=torch.rand(num_out, num_in // group_size, device=device), group_size=group_size)
     levels = torch.randint(0, 1 << bits, (num_out, num_in), dtype=torch.uint8, device=device)
     scales = torch.rand(num_out, num_in // group_size, device=device) / (num_in**0.5 * (1 << (bits - 1)))
     zeros = torch.randint(0, 1 << bits, scales.shape, dtype=torch.uint8, device=device) if has_zeros else None
     return quantized(levels, bits, scales, zeros, group_size, None)
 
 
-def _floats(num_out: int, num_in: int, device: torch.device) -> QuantizedTensor:
+def _floats(num_out: int, num_in: int, device: torch.device | None) -> QuantizedTensor:
     rows = float8_rows(torch.randn(num_out, num_in, device=device) * num_in**-0.5)
     return QuantizedTensor(8, rows.values.view(torch.uint8), rows.scales, None, num_in, is_float=True)

@@ -14,13 +14,24 @@ import numpy as np
 import torch
 
 from engine.kernels import torch_attention, triton_attention
-from engine.kernels.interface import AttentionShape, AttentionWindow, RotaryLookup
+from engine.kernels.float8_kv import from_stored, to_stored
+from engine.kernels.interface import FLOAT8, AttentionShape, AttentionWindow, RotaryLookup
 from engine.kernels.launch import DevicePlan, HeadUpdate, SplitRule, chunk_tokens, write_plans
 from engine.kernels.paged_attention import PagedAttention
-from tests.engine.kernels.test_cpu import BLOCK, NUM_BLOCKS, NUM_LAYERS, SHAPES, Life, block_pool_of, sinks_of
+from tests.engine.kernels.test_cpu import (
+    BLOCK,
+    NUM_BLOCKS,
+    NUM_LAYERS,
+    SHAPES,
+    Life,
+    block_pool_of,
+    float8_scales,
+    sinks_of,
+)
 
 BACKENDS = ("torch", "triton")
 NUM_STEPS = 3
+FLOAT8_SHAPES = ("grouped", "value within key", "capped, with sinks")
 ROWS = ((1, 1), (1, 64), (1, 65), (1, 150), (1, 0), (3, 3), (30, 40), (17, 33))  # tokens and context; (1, 0) is empty
 PADDING = 3  # tokens, rows of both plans
 
@@ -29,7 +40,11 @@ def differences(name: str) -> dict[str, float]:
     shape, sinks = SHAPES[name], sinks_of(name)
     life = Life(5)
     steps = [life.step() for _ in range(NUM_STEPS)]
-    return {
+    float8 = {}
+    if name in FLOAT8_SHAPES:
+        plan = padded_plan(shape, FLOAT8)
+        float8["8-bit floats"] = largest([plan], shape, sinks, SplitRule(64, 2), is_full=True, is_float8=True)
+    return float8 | {
         "steps": largest([(step, len(step.slot_mapping)) for step in steps], shape, sinks),
         "one part": largest([padded_plan(shape)], shape, sinks, SplitRule(256, 4), is_full=True),
         "many parts": largest([padded_plan(shape)], shape, sinks, SplitRule(64, 2), is_full=True),
@@ -46,13 +61,17 @@ def largest(
     *,
     is_full: bool = False,
     has_update: bool = False,
+    is_float8: bool = False,
 ) -> float:
     """Return the largest difference over steps of outputs and pools. Pools are full or have NaN where none was
     written."""
     generator = torch.Generator().manual_seed(0)
-    pools, found = [block_pool_of(shape) for _ in range(2)], 0.0
+    form = (FLOAT8, float8_scales(shape)) if is_float8 else (torch.float32, None)
+    pools, found = [block_pool_of(shape, *form) for _ in range(2)], 0.0
     if is_full:
-        pools[1].data.copy_(pools[0].data.normal_(generator=generator))
+        numbers = torch.randn(pools[0].data.shape, generator=generator)
+        for pool in pools:
+            pool.data.copy_(numbers)
     twins = [PagedAttention(pool, shape, sinks, backend) for pool, backend in zip(pools, BACKENDS, strict=True)]
     for twin in twins:
         twin._rule = rule or twin._rule
@@ -60,12 +79,15 @@ def largest(
         update = random_update(shape, num_tokens, generator) if has_update else HeadUpdate()
         for layer in range(NUM_LAYERS):
             qkv = torch.randn(num_tokens, shape.query_width + shape.kv_width, generator=generator)
+            if is_float8:  # exact ones, because the interpreter rounds numbers just below a power of two to half of it
+                kv = qkv[:, shape.query_width :].unflatten(1, (shape.num_planes, shape.num_kv_heads, -1))
+                kv.copy_(from_stored(to_stored(kv, pools[0].scales_of(layer)), pools[0].scales_of(layer)))
             results = []
             for twin in twins:
                 twin.begin(step)
                 results.append(twin.attend_updated(layer, qkv.clone(), update))
             found = max(found, difference(*results))
-        found = max(found, difference(*(pool.data.nan_to_num(-7.0) for pool in pools)))
+        found = max(found, difference(*(pool.data.float().nan_to_num(-7.0) for pool in pools)))
     return found
 
 
@@ -81,14 +103,14 @@ def random_update(shape: AttentionShape, num_tokens: int, generator: torch.Gener
     return HeadUpdate(weight, 1e-3, RotaryLookup(table, positions))
 
 
-def padded_plan(shape: AttentionShape) -> tuple[DevicePlan, int]:
+def padded_plan(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> tuple[DevicePlan, int]:
     """Return a plan with surplus entries and padded tokens, whose rows have slots in reverse order."""
     counts, lens = (np.array(column, np.int32) for column in zip(*ROWS, strict=True))
     starts = np.cumsum([0, *counts]).astype(np.int32)
     slots = np.arange(len(ROWS), dtype=np.int32)[::-1]
     num_decode = int(np.argmax(counts > 1))
     chunks, decode = np.ones((200, 4), np.int32), np.ones((num_decode + PADDING, 3), np.int32)
-    write_plans(chunks, decode, slots, starts, lens, num_decode, chunk_tokens(shape, torch.float32))
+    write_plans(chunks, decode, slots, starts, lens, num_decode, chunk_tokens(shape, dtype))
     tables = np.zeros((len(ROWS), 64), np.int32)
     free = np.random.default_rng(2).permutation(NUM_BLOCKS).tolist()
     mapping = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -113,16 +113,27 @@ class Life:
         )
 
 
-def pool_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> KvPool:
+def pool_of(shape: AttentionShape, dtype: torch.dtype = torch.float32, scales: torch.Tensor | None = None) -> KvPool:
     """Return a pool filled with NaN, so that a read of unwritten memory shows in the result."""
-    return KvPool(torch.full((NUM_LAYERS, NUM_BLOCKS * BLOCK, shape.kv_width), float("nan"), dtype=dtype), BLOCK)
-
-
-def block_pool_of(shape: AttentionShape, dtype: torch.dtype = torch.float32) -> BlockPool:
-    """Return the same in the layout of devices."""
-    pool = BlockPool.allocate(shape, NUM_LAYERS, NUM_BLOCKS, BLOCK, dtype, torch.device("cpu"))
+    pool = KvPool(torch.empty(NUM_LAYERS, NUM_BLOCKS * BLOCK, shape.kv_width, dtype=dtype), BLOCK, scales)
     pool.poison()
     return pool
+
+
+def block_pool_of(
+    shape: AttentionShape, dtype: torch.dtype = torch.float32, scales: torch.Tensor | None = None
+) -> BlockPool:
+    """Return the same in the layout of devices."""
+    pool = BlockPool.allocate(shape, NUM_LAYERS, NUM_BLOCKS, BLOCK, dtype, torch.device("cpu"))
+    pool = replace(pool, scales=scales)
+    pool.poison()
+    return pool
+
+
+def float8_scales(shape: AttentionShape) -> torch.Tensor:
+    """Return powers of two that differ between layers, planes and heads, float32 [L, planes, G]."""
+    sizes = NUM_LAYERS, shape.num_planes, shape.num_kv_heads
+    return torch.exp2(-torch.arange(float(np.prod(sizes)))).view(sizes)
 
 
 def assert_twins_agree(name: str, seed: int, dtype: torch.dtype, tolerance: float, draft_fraction: float = 0.0) -> None:

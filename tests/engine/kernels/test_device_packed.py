@@ -59,6 +59,27 @@ def test_float8_weights_stay_packed_and_norms_and_activations_round_for_them(tmp
     assert float((packed - expanded).norm()) < 0.2 * float(expanded.norm())  # random weights amplify rounding
 
 
+def test_blocks_of_float8_weights_stay_packed_and_their_inputs_are_not_rounded(tmp_path: Path) -> None:
+    """Blocks have 16 outputs and inputs here; checkpoints have 128."""
+
+    def in_blocks(base: str, weight: torch.Tensor) -> Stored:
+        num_out = len(weight)
+        padded = torch.nn.functional.pad(weight, (0, 0, 0, -num_out % 16)).unflatten(0, (-1, 16)).unflatten(2, (-1, 16))
+        scales = padded.abs().amax((1, 3)).clamp(min=1e-9) / 448  # [blocks of outputs, blocks of inputs]
+        each = scales.repeat_interleave(16, 0)[:num_out].repeat_interleave(16, 1)
+        values = (weight / each).to(torch.float8_e4m3fn)
+        return {f"{base}.weight": values, f"{base}.weight_scale_inv": scales}, values.float() * each
+
+    blocks = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+    Model(tmp_path, blocks, in_blocks)
+    counting, prompt = CountingKernels(), list(range(3, 40))
+    packed, expanded = (
+        Pusher(runner_of(tmp_path, kernels, dtype="bfloat16")).push(prompt) for kernels in (counting, CpuKernels())
+    )
+    assert (counting.num_rounded, counting.num_plain) == (0, 12)
+    assert float((packed - expanded).norm()) < 0.05 * float(expanded.norm())
+
+
 def test_float8_weights_below_compute_capability_8_9_are_refused_with_the_name_of_a_tensor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -84,7 +105,8 @@ def test_float8_weights_below_compute_capability_8_9_are_refused_with_the_name_o
         (PackedForm(8, 256, is_symmetric=True), (72, 256), torch.float32, False),
         (FLOAT8_FORM, (48, 64), torch.bfloat16, True),
         (FLOAT8_FORM, (40, 64), torch.bfloat16, False),
-        (FLOAT8_FORM, (48, 128), torch.bfloat16, False),  # two groups
+        (FLOAT8_FORM, (40, 128), torch.bfloat16, True),  # two groups: blocks
+        (FLOAT8_FORM, (48, 96), torch.bfloat16, False),
     ],
 )
 def test_supported_forms(form: PackedForm, shape: tuple[int, int], dtype: torch.dtype, is_supported: bool) -> None:

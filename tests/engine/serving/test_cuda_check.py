@@ -11,7 +11,7 @@ import pytest
 from engine import __main__ as node
 from engine.devices.fake import FakeDriver
 from engine.serving import cuda_check
-from engine.serving.cuda_check import attention_fault, check_cuda
+from engine.serving.cuda_check import attention_fault, check_cuda, check_float8
 from engine.standalone.process import main as serve
 from telemetry.settings import SettingError
 
@@ -42,6 +42,12 @@ def test_missing_driver_is_named() -> None:
 def test_old_gpu_is_named_with_its_compute_capability() -> None:
     message = fault(FakeDriver((7, 5), "Tesla T4"), COMPILER)
     assert message == "HEARTH_NODE_DEVICE=cuda needs compute capability 8.0 (Tesla T4 has 7.5)"
+
+
+def test_gpu_without_8_bit_floats_is_named() -> None:
+    with pytest.raises(SettingError, match=r"HEARTH_NODE_KV_DTYPE=fp8 needs compute capability 8.9 \(A100 has 8.0\)"):
+        check_float8("HEARTH_NODE_KV_DTYPE=fp8", FakeDriver((8, 0), "A100"))
+    check_float8("HEARTH_NODE_KV_DTYPE=fp8", FakeDriver((8, 9), "L4"))
 
 
 def test_machine_without_a_gpu_is_named() -> None:

@@ -39,8 +39,9 @@ def model_dir(test_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
 def request_of(zygote: Zygote, folder: Path, **settings: Any) -> LoadRequest:
     values: dict[str, Any] = {
         "device": "cpu", "attention": "auto", "has_graphs": True, "dtype": "float32", "num_threads": 1,
-        "kv_memory_bytes": 8 << 20, "adapter_memory_bytes": 0, "max_sequences": 8, "max_waiting": 64,
-        "max_step_tokens": 512, "tensor_parallel": 1, "step_timeout_s": 60.0, "speculation": "off", "coalesce_ms": 0,
+        "kv_dtype": "auto", "kv_memory_bytes": 8 << 20, "adapter_memory_bytes": 0, "max_sequences": 8,
+        "max_waiting": 64, "max_step_tokens": 512, "tensor_parallel": 1, "step_timeout_s": 60.0, "speculation": "off",
+        "coalesce_ms": 0,
     }  # fmt: skip
     given: Any = SimpleNamespace(**(values | settings))
     fields: dict[str, Any] = {"kv_bytes": 8 << 20} if "kv_bytes" in LoadRequest.__dataclass_fields__ else {}
