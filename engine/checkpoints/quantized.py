@@ -14,8 +14,6 @@ import torch
 
 from engine.checkpoints.shard_slice import ShardSlice
 
-_CPU = torch.device("cpu")
-
 
 @dataclass(frozen=True)
 class PackedForm:
@@ -101,11 +99,11 @@ class QuantizedTensor:
         offsets = None if self.offsets is None else part(self.offsets)
         return replace(self, packed=packed, scales=part(self.scales), zeros=zeros, offsets=offsets)
 
-    def to(self, device: torch.device) -> QuantizedTensor:
-        """Return the matrix on a device."""
+    def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedTensor:
+        """Return the matrix with each of its tensors replaced by `move` of it."""
         parts = ("packed", "scales", "zeros", "groups", "offsets")
         found = {name: getattr(self, name) for name in parts}
-        return replace(self, **{name: part.to(device) for name, part in found.items() if part is not None})
+        return replace(self, **{name: move(part) for name, part in found.items() if part is not None})
 
     def converted(self, form: PackedForm) -> QuantizedTensor:
         """Return the same weights in a form from `common_form`."""
@@ -135,14 +133,16 @@ class QuantizedTensor:
 
 
 class PackedSlot:
-    """Destination on `device` for a matrix of `shape` that stays packed, or for its slice `cut`."""
+    """Destination for a matrix of `shape` that stays packed, or for its slice `cut`."""
 
-    def __init__(self, shape: tuple[int, int], cut: ShardSlice | None = None, device: torch.device = _CPU) -> None:
-        self.shape, self._cut, self._device = shape, cut, device
+    def __init__(self, shape: tuple[int, int], cut: ShardSlice | None = None) -> None:
+        self.shape, self._cut = shape, cut
         self.matrix: QuantizedTensor
 
-    def put(self, whole: QuantizedTensor) -> None:
-        self.matrix = (whole if self._cut is None else whole.part(self._cut)).to(self._device)
+    def put(self, whole: QuantizedTensor, move: Callable[[torch.Tensor], torch.Tensor] | None = None) -> None:
+        """Keep the slice of a matrix. `move` copies a tensor to the device, if the host does not compute."""
+        part = whole if self._cut is None else whole.part(self._cut)
+        self.matrix = part if move is None else part.moved(move)
 
 
 def common_form(forms: Collection[PackedForm]) -> PackedForm | None:

@@ -112,7 +112,7 @@ class Files:
         if count == values.nbytes:
             return
         if count == _NOT_FINITE:
-            raise _not_finite(tensor)
+            raise not_finite(tensor)
         if count < 0:
             raise WeightsError(f"{tensor.path.name}: {tensor.name} cannot be read: {os.strerror(-count)}")
         raise WeightsError(f"{tensor.path.name} ends inside {tensor.name}")
@@ -238,10 +238,11 @@ def require_finite(values: torch.Tensor, tensor: StoredTensor) -> None:
     bad = FIRST_NON_FINITE[values.dtype]
     negative = bits.view(f"u{bits.itemsize}")
     if bits.max() >= bad or negative.max() >= bad + (1 << 8 * bits.itemsize - 1):
-        raise _not_finite(tensor)
+        raise not_finite(tensor)
 
 
-def _not_finite(tensor: StoredTensor) -> WeightsError:
+def not_finite(tensor: StoredTensor) -> WeightsError:
+    """Return the error for a tensor with values that are not finite."""
     return WeightsError(f"{tensor.path.name}: {tensor.name} holds NaN or infinity")
 
 

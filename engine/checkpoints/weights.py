@@ -1,9 +1,9 @@
 """Load a checkpoint's weights into a model's parameters.
 
 Headers are checked before any data is read. Then several threads read every tensor directly into its destination, and
-convert only values of another type. Safetensors and GGUF are supported. Pickles are never loaded, files are never
-mapped, and no code from a checkpoint is run. Model families name their parameters; the other modules of this package
-read the formats.
+convert only values of another type. For a device they read into pinned memory instead (`uploads.py`). Safetensors and
+GGUF are supported. Pickles are never loaded, files are never mapped, and no code from a checkpoint is run. Model
+families name their parameters; the other modules of this package read the formats.
 """
 
 from __future__ import annotations
@@ -11,20 +11,26 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from engine.checkpoints.alignment import common_alignment
+from engine.checkpoints.dense import Dense
 from engine.checkpoints.folder import explain_missing_weights, find_safetensors, read_quantization
 from engine.checkpoints.gguf_file import GgufError, find_gguf, read_gguf
 from engine.checkpoints.quantization import is_unused
 from engine.checkpoints.quantized import PackedForm, PackedSlot
 from engine.checkpoints.shard_slice import ShardDestination
 from engine.checkpoints.stored import REALS, Files, Source, StoredTensor, WeightsError, list_names
+from engine.checkpoints.uploads import Uploads
+from engine.devices.device import Device
 from weight_files.safetensors_header import HeaderError
 
 __all__ = ["Checkpoint", "LoadCancelled", "Progress", "WeightsError", "check", "load", "open_checkpoint"]
@@ -33,6 +39,7 @@ logger = logging.getLogger(__name__)
 
 Whole = torch.Tensor | PackedSlot
 Destination = Whole | ShardDestination
+Piece = tuple[int, Callable[[], None]]
 
 _MAX_THREADS = 8
 _MAX_BIAS_BYTES = 1 << 24  # biases larger than this are not checked for being all zeros
@@ -212,26 +219,40 @@ def load(
     progress: Progress | None = None,
     *,
     is_whole: bool = True,
-) -> None:
-    """Fill every destination; a `PackedSlot` receives the packed matrix. `is_whole` is as for `check`.
+    device: Device | None = None,
+) -> dict[str, float]:
+    """Fill every destination; a `PackedSlot` receives the packed matrix. `is_whole` is as for `check`. `device` is the
+    device of the destinations, if the host does not compute.
 
-    Raises WeightsError or LoadCancelled; the destinations must not be used then. Besides the destinations, each thread
-    holds a few pieces, or one whole parameter for destinations on a device.
+    Returns seconds: `weights` in all; and for a device `read` (mean of the threads), `upload` and `weight_check` (both
+    on the device, while files are read). Raises WeightsError or LoadCancelled; the destinations must not be used then.
+    Besides the destinations, each thread holds a few pieces, or one whole parameter that is expanded for a device.
     """
+    started = time.perf_counter()
     sources = check(checkpoint, destinations, is_whole=is_whole)
     progress = progress or Progress()
     work = [pair for name, destination in destinations.items() for pair in _pairs(sources[name], destination)]
     work.sort(key=lambda pair: (str(pair[0].parts[0].path), pair[0].parts[0].offset))
     progress.total_bytes = sum(part.size_bytes for source, _ in work for part in source.parts)
-    pieces, num_threads = _Pieces(work), torch.get_num_threads()
+    num_threads = torch.get_num_threads()
     num_readers = min(_MAX_THREADS, (os.cpu_count() or 1) + 1)
+    phases: dict[str, float] = {}
     try:
-        with Files() as files, ThreadPoolExecutor(num_readers, "weights", torch.set_num_threads, (1,)) as executor:
-            _wait({executor.submit(_read_pieces, files, pieces, progress) for _ in range(num_readers)}, progress)
+        with ExitStack() as stack:
+            files = stack.enter_context(Files())
+            uploads = None if device is None else stack.enter_context(Uploads(device, progress.total_bytes))
+            pieces = _Pieces(_all_pieces(work, files, uploads))
+            executor = stack.enter_context(ThreadPoolExecutor(num_readers, "weights", torch.set_num_threads, (1,)))
+            _wait({executor.submit(_read_pieces, pieces, progress) for _ in range(num_readers)}, progress)
+            if uploads is not None and not progress.is_cancelled:
+                phases = uploads.finish()
     finally:
         torch.set_num_threads(num_threads)  # the readers, one per core, set it to 1
     if progress.is_cancelled:
         raise LoadCancelled(f"cancelled after {progress.done_bytes} of {progress.total_bytes} bytes")
+    if phases:
+        phases["read"] /= num_readers
+    return {"weights": time.perf_counter() - started, **phases}
 
 
 def _wait(readers: set[Future[None]], progress: Progress) -> None:
@@ -254,47 +275,51 @@ def _pairs(source: Source, destination: Destination) -> Iterable[tuple[Source, W
 
 
 class _Pieces:
-    """The pieces of a load in file order. Thread-safe."""
+    """The pieces of a load in file order, each as its stored bytes and the function that reads it. Thread-safe."""
 
-    def __init__(self, work: Iterable[tuple[Source, Whole]]) -> None:
+    def __init__(self, pieces: Iterator[Piece]) -> None:
         self._lock = threading.Lock()
-        self._pieces = self._all(work)
+        self._pieces = pieces
 
-    def take(self) -> tuple[Source, Whole, int, int, int] | None:
-        """Return a source, its destination, the range of the piece, and its stored bytes; None at the end."""
+    def take(self) -> Piece | None:
+        """Return the next piece; None at the end."""
         with self._lock:
             return next(self._pieces, None)
 
-    @staticmethod
-    def _all(work: Iterable[tuple[Source, Whole]]) -> Iterator[tuple[Source, Whole, int, int, int]]:
-        for source, destination in work:
-            is_at_once = isinstance(destination, PackedSlot) or destination.device.type != "cpu"
-            pieces = [(0, source.shape[0])] if is_at_once else list(source.pieces())
-            size_bytes = sum(part.size_bytes for part in source.parts)
-            end = pieces[-1][1] if pieces else 0
-            for first, last in pieces:
-                yield source, destination, first, last, size_bytes * last // end - size_bytes * first // end
+
+def _all_pieces(work: Iterable[tuple[Source, Whole]], files: Files, uploads: Uploads | None) -> Iterator[Piece]:
+    for source, destination in work:
+        size_bytes = sum(part.size_bytes for part in source.parts)
+        if isinstance(destination, PackedSlot):
+            yield size_bytes, partial(_read_packed, source, files, destination, uploads)
+        elif uploads is None:
+            yield from _host_pieces(source, files, destination, size_bytes)
+        elif isinstance(source, Dense):
+            for piece in uploads.pieces(source, destination):
+                yield piece.num_bytes, partial(uploads.put, files, piece)
+        else:
+            yield size_bytes, partial(uploads.expand, files, source, destination)
 
 
-def _read_pieces(files: Files, pieces: _Pieces, progress: Progress) -> None:
+def _host_pieces(source: Source, files: Files, destination: torch.Tensor, size_bytes: int) -> Iterator[Piece]:
+    pieces = list(source.pieces())
+    end = pieces[-1][1] if pieces else 0
+    for first, last in pieces:
+        num_bytes = size_bytes * last // end - size_bytes * first // end
+        yield num_bytes, partial(source.fill, files, destination, first, last)
+
+
+def _read_packed(source: Source, files: Files, slot: PackedSlot, uploads: Uploads | None) -> None:
+    whole = source.read_quantized(files)  # type: ignore[attr-defined]
+    slot.put(whole, None if uploads is None else uploads.moved)
+
+
+def _read_pieces(pieces: _Pieces, progress: Progress) -> None:
     """Read pieces in one thread until none is left or the load is cancelled."""
     while not progress.is_cancelled and (piece := pieces.take()) is not None:
-        source, destination, first, last, num_bytes = piece
-        if isinstance(destination, PackedSlot):
-            destination.put(source.read_quantized(files))  # type: ignore[attr-defined]
-        elif destination.device.type != "cpu":
-            fill_through_host(source, files, destination)
-        else:
-            source.fill(files, destination, first, last)
+        num_bytes, read = piece
+        read()
         progress.add(num_bytes)
-
-
-def fill_through_host(source: Source, files: Files, destination: torch.Tensor) -> None:
-    """Fill a destination on a device through a host buffer of the parameter's size."""
-    buffer = torch.empty(source.shape, dtype=destination.dtype)
-    for first, last in source.pieces():
-        source.fill(files, buffer, first, last)
-    destination.copy_(buffer)
 
 
 def _open_gguf(path: Path) -> Checkpoint:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import mmap
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -29,6 +32,41 @@ class CudaEvent:
         return 1000 * float(earlier._event.elapsed_time(self._event))
 
 
+class CudaStream:
+    """See `engine.devices.device.Stream`."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(torch_device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(torch_device))
+
+    def use(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
+
+
+class CudaPinnedMemory:
+    """See `engine.devices.device.PinnedMemory`. Memory of the operating system, because torch's allocator keeps what it
+    has pinned."""
+
+    def __init__(self, torch_device: torch.device, num_bytes: int) -> None:
+        """Raises MemoryError."""
+        try:
+            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"{num_bytes} bytes cannot be allocated: {error.strerror}") from None
+        with contextlib.suppress(OSError):  # a kernel without huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)  # fewer pages to pin
+        self.tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        code = int(torch.cuda.cudart().cudaHostRegister(self.tensor.data_ptr(), num_bytes, 0))  # type: ignore[no-untyped-call]
+        if code:
+            with contextlib.suppress(RuntimeError):  # the next launch reports the error of this call, and clears it
+                torch.zeros(1, device=torch_device)
+            raise MemoryError(f"{num_bytes} bytes cannot be pinned: CUDA error {code}")
+
+    def release(self) -> None:
+        torch.cuda.cudart().cudaHostUnregister(self.tensor.data_ptr())  # type: ignore[no-untyped-call]
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+
+
 class CudaDevice:
     """See `engine.devices.device.Device`."""
 
@@ -38,6 +76,12 @@ class CudaDevice:
 
     def event(self) -> CudaEvent:
         return CudaEvent()
+
+    def stream(self) -> CudaStream:
+        return CudaStream(self.torch_device)
+
+    def pin(self, num_bytes: int) -> CudaPinnedMemory:
+        return CudaPinnedMemory(self.torch_device, num_bytes)
 
     def pinned(self, num_ints: int) -> torch.Tensor:
         """Fall back to pageable memory if none can be pinned: uploads then wait for their copy."""

@@ -1,4 +1,4 @@
-"""Device: what a runner needs of a GPU beside tensors: events, pinned memory, graphs.
+"""Device: what a runner needs of a GPU beside tensors: events, streams, pinned memory, graphs.
 
 `cuda.py` implements it for CUDA, `recorded.py` for tests without a GPU. Knows no models and no steps.
 """
@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 import torch
@@ -26,6 +27,22 @@ class Event(Protocol):
         """Return the device's microseconds between two events that it has reached."""
 
 
+class Stream(Protocol):
+    """A queue of work beside the device's default one. Begins after all work queued before it was created."""
+
+    def use(self) -> AbstractContextManager[object]:
+        """Return a context in which the work and the events of this thread go to the stream."""
+
+
+class PinnedMemory(Protocol):
+    """Host memory that the device reads and writes without waiting for the host."""
+
+    tensor: torch.Tensor  # uint8 [size]
+
+    def release(self) -> None:
+        """Return the memory to the operating system. No copy may use it any more, and nobody the tensor."""
+
+
 class Graph(Protocol):
     """A captured piece of work on fixed memory."""
 
@@ -34,11 +51,16 @@ class Graph(Protocol):
 
 
 class Device(Protocol):
-    """One device. Everything that is queued runs in order."""
+    """One device. Everything that is queued on one stream runs in order."""
 
     torch_device: torch.device
 
     def event(self) -> Event: ...
+
+    def stream(self) -> Stream: ...
+
+    def pin(self, num_bytes: int) -> PinnedMemory:
+        """Allocate host memory in pages of its own. Raises MemoryError if that much cannot be pinned."""
 
     def pinned(self, num_ints: int) -> torch.Tensor:
         """Return an int32 buffer on the host from which uploads run asynchronously."""

@@ -8,9 +8,11 @@ be captured and raises CaptureError.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -130,15 +132,42 @@ class RecordedGraph:
                     target.copy_(source)
 
 
+class RecordedStream:
+    """See `engine.devices.device.Stream`. Work is done when it is queued."""
+
+    def use(self) -> AbstractContextManager[object]:
+        return contextlib.nullcontext()
+
+
+class RecordedPinnedMemory:
+    """See `engine.devices.device.PinnedMemory`."""
+
+    def __init__(self, device: RecordedDevice, num_bytes: int) -> None:
+        self.tensor = torch.empty(num_bytes, dtype=torch.uint8)
+        self._device = device
+        device.num_pinned_bytes += num_bytes
+
+    def release(self) -> None:
+        self._device.num_pinned_bytes -= len(self.tensor)
+        self.tensor = torch.empty(0, dtype=torch.uint8)
+
+
 class RecordedDevice:
-    """See `engine.devices.device.Device`. Counts captures and replays of its graphs."""
+    """See `engine.devices.device.Device`. Counts captures of graphs and the bytes that `pin` has allocated."""
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
         self.num_captures = 0
+        self.num_pinned_bytes = 0
 
     def event(self) -> RecordedEvent:
         return RecordedEvent()
+
+    def stream(self) -> RecordedStream:
+        return RecordedStream()
+
+    def pin(self, num_bytes: int) -> RecordedPinnedMemory:
+        return RecordedPinnedMemory(self, num_bytes)
 
     def pinned(self, num_ints: int) -> torch.Tensor:
         return torch.zeros(num_ints, dtype=torch.int32)

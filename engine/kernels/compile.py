@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import functools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -34,6 +36,7 @@ from engine.kernels.interface import (
     AttentionWindow,
     RotaryLookup,
 )
+from engine.kernels.kernel_cache import write_stamp
 from engine.kernels.launch import (
     ITEM_WIDTH,
     AttentionLayer,
@@ -118,13 +121,14 @@ def read_record(path: Path = RECORD) -> dict[str, Resources]:
 def compile_all(*, has_launchers: bool = False) -> Iterator[tuple[str, Resources]]:
     """Compile each kernel for each shape and yield its name with its resources. With `has_launchers`, also compile the
     C code that launches it."""
-    for name, launch in launches().items():
-        with _compiling() as kernels:
-            launch()
-        for number, kernel in enumerate({kernel.hash: kernel for kernel in kernels}.values()):
-            if has_launchers:
-                _compile_launcher(kernel)
-            yield name if number == 0 else f"{name} {number + 1}", _resources_of(kernel)
+    with _stub_driver() if has_launchers else contextlib.nullcontext():
+        for name, launch in launches().items():
+            with _compiling() as kernels:
+                launch()
+            for number, kernel in enumerate({kernel.hash: kernel for kernel in kernels}.values()):
+                if has_launchers:
+                    _compile_launcher(kernel)
+                yield name if number == 0 else f"{name} {number + 1}", _resources_of(kernel)
 
 
 def launches() -> dict[str, Callable[[], object]]:
@@ -251,22 +255,33 @@ def _compiling() -> Iterator[list[Any]]:
         JITFunction.run = run
 
 
-def _compile_launcher(kernel: Any) -> None:
-    """Fill Triton's cache with the modules that load and launch a kernel. They are linked with an empty libcuda,
-    because this machine may have none, so importing them here fails after they are cached."""
+@contextlib.contextmanager
+def _stub_driver() -> Iterator[None]:
+    """Link Triton's C modules with a library that has the name and the functions of the CUDA driver's and does nothing,
+    because this machine may have no driver. The modules then load the driver's library on the machine that has it."""
     from triton.backends.nvidia import driver
 
+    code = "".join(path.read_text() for path in Path(driver.__file__).parent.glob("driver.*"))
+    functions = sorted(set(re.findall(r"\bcu[A-Z]\w+(?=\()", code)))
+    compiler = os.environ.get("CC") or shutil.which("gcc") or "clang"
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "libcuda.so.1").touch()
+        library = Path(folder, "libcuda.so.1")
+        command = [compiler, "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", library, "-x", "c", "-"]
+        subprocess.run(command, input="".join(f"void {each}(void) {{}}\n" for each in functions), text=True, check=True)
+        ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # a loaded library of this name is not searched for again
         os.environ["TRITON_LIBCUDA_PATH"] = folder
         try:
-            for make in (driver.CudaUtils, lambda: driver.CudaLauncher(kernel.src, kernel.metadata)):
-                driver.libcuda_dirs.cache_clear()
-                driver.library_dirs.cache_clear()
-                with contextlib.suppress(ImportError):
-                    make()
+            yield
         finally:
             del os.environ["TRITON_LIBCUDA_PATH"]
+
+
+def _compile_launcher(kernel: Any) -> None:
+    """Fill Triton's cache with the C modules that load and launch a kernel."""
+    from triton.backends.nvidia import driver
+
+    driver.CudaUtils()
+    driver.CudaLauncher(kernel.src, kernel.metadata)
 
 
 def _resources_of(kernel: Any) -> Resources:
@@ -308,6 +323,8 @@ def main() -> int:
     for name, resources in compile_all(has_launchers=arguments.out is not None):
         found[name] = resources
         sys.stdout.write(f"{name}: {resources}\n")
+    if arguments.out:
+        write_stamp(arguments.out)
     if arguments.write:
         record = {"triton": triton.__version__, "kernels": {name: asdict(each) for name, each in found.items()}}
         RECORD.write_text(json.dumps(record, indent=1) + "\n")

@@ -213,7 +213,7 @@ def _masses(
     return tl.sum(found, 1)
 
 
-@triton.jit(do_not_specialize=["num_passes"])
+@triton.jit(do_not_specialize=["num_columns", "num_passes"])
 def finish(
     all_logits,
     all_masks,

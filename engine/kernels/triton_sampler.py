@@ -142,7 +142,7 @@ def _bracket(
     return low, high, done, top
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_columns"])
 def _scan(
     all_logits,
     all_masks,
@@ -191,7 +191,7 @@ def _scan(
                         tl.store(out + index, tl.sum((logits >= pivot).to(tl.float32) * amounts))
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["num_columns", "step"])
 def _measure(
     all_logits,
     all_masks,
@@ -232,7 +232,7 @@ def _measure(
                 tl.store(out + index, tl.sum((logits >= pivot).to(tl.float32) * amounts))
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["num_columns", "step"])
 def _gather(
     all_logits,
     all_masks,

@@ -63,7 +63,7 @@ class Embedding:
 
     def keep_packed(self) -> dict[str, PackedSlot]:
         """Keep the weight packed; return its slot by name."""
-        self._slot = PackedSlot(self.shape, device=self.weight.device)
+        self._slot = PackedSlot(self.shape)
         self.weight = self.weight.new_empty(0)
         return {self.names[0]: self._slot}
 

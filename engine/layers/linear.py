@@ -89,10 +89,7 @@ class Linear:
     def keep_packed(self) -> dict[str, PackedSlot]:
         """Keep the weight packed; return the slot of each part by name."""
         shapes = self.whole_shapes.items()
-        device = self._weight.device
-        self._slots = [
-            PackedSlot((num_out, num_in), self._cuts.get(name), device) for name, (num_in, num_out) in shapes
-        ]
+        self._slots = [PackedSlot((num_out, num_in), self._cuts.get(name)) for name, (num_in, num_out) in shapes]
         self._weight = self._weight.new_empty(0)
         return dict(zip(self.names, self._slots, strict=True))
 
@@ -135,7 +132,7 @@ class Linear:
     def _join(self) -> PackedSlot:
         """Return one slot for all parts."""
         if len(self._slots) > 1:
-            slot = PackedSlot(self.shape, device=self._weight.device)
+            slot = PackedSlot(self.shape)
             slot.matrix = joined([each.matrix for each in self._slots])
             self._slots = [slot]
         return self._slots[0]

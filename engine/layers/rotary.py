@@ -30,8 +30,8 @@ class Rotary:
         """`sections` are the numbers of frequencies that use the position on each axis, in order. With `is_lookup`,
         `at` leaves the lookup to the kernel."""
         self._sections, self._is_lookup = sections, is_lookup
-        table = _table(frequencies, attention_factor, head_dim, num_positions)
-        self._table = table.to(dtype).to(device)  # [P, 1, 3, D/2]
+        shape = (num_positions, 1, 3, head_dim // 2)
+        self._table = _filled(torch.empty(shape, dtype=dtype, device=device), frequencies, attention_factor)
 
     def at(self, positions: torch.Tensor) -> RotaryTables:
         """int64 [T], or [axes, T] with sections -> cos [T, 1, 1, D/2], sin [T, 1, 2, D/2] with the first half
@@ -47,14 +47,19 @@ class Rotary:
         return cos, sin
 
 
-def _table(frequencies: torch.Tensor, attention_factor: float, head_dim: int, num_positions: int) -> torch.Tensor:
-    """Return float32 [P, 1, 3, D/2]: cosines, and sines negated and not."""
-    angles = torch.arange(num_positions).float().unsqueeze(1) * frequencies  # float32 [P, rotary size / 2]
-    cos, sin = angles.cos() * attention_factor, angles.sin() * attention_factor
-    num_still = head_dim // 2 - len(frequencies)
-    cos = torch.cat((cos, cos.new_ones(num_positions, num_still)), 1)  # [P, D/2]
-    sin = torch.cat((sin, sin.new_zeros(num_positions, num_still)), 1)  # [P, D/2]
-    return torch.stack((cos, -sin, sin), 1).unsqueeze(1)
+def _filled(table: torch.Tensor, frequencies: torch.Tensor, attention_factor: float) -> torch.Tensor:
+    """Fill a table [P, 1, 3, D/2] on its device: cosines, and sines negated and not. Computed in float32."""
+    cos, negated, sin = table[:, 0].unbind(1)  # [P, D/2] each
+    num_turning, positions = len(frequencies), torch.arange(len(table), device=table.device)
+    angles = positions.float().unsqueeze(1) * frequencies.to(table.device)  # float32 [P, rotary size / 2]
+    cos[:, :num_turning] = angles.cos() * attention_factor
+    cos[:, num_turning:] = 1
+    sines = angles.sin_().mul_(attention_factor)
+    sin[:, :num_turning] = sines
+    sin[:, num_turning:] = 0
+    negated[:, :num_turning] = sines.neg_()
+    negated[:, num_turning:] = -0.0
+    return table
 
 
 class Temperature:
@@ -68,9 +73,8 @@ class Temperature:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        intervals = torch.floor((torch.arange(num_positions).float() + 1) / interval)  # [P]
-        factors = (torch.log1p(intervals) * rate + 1).unsqueeze(1).to(dtype)  # [P, 1]
-        self._table = factors.to(device)  # [P, 1]
+        intervals = torch.floor((torch.arange(num_positions, device=device).float() + 1) / interval)  # [P]
+        self._table = (torch.log1p(intervals) * rate + 1).unsqueeze(1).to(dtype)  # [P, 1]
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor]:
         """int64 [T] -> factors [T, 1]."""

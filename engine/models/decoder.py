@@ -93,7 +93,8 @@ class AdaptedLayers(Protocol):
 
 
 class Decoder:
-    """The weights of one model. Created empty: fill `destinations()`, then call `bind`, then `forward`."""
+    """The weights of one model. Created empty: fill `destinations()`, then call `bind` and
+    `make_position_tables`, then `forward`."""
 
     _head: Operator
 
@@ -152,8 +153,8 @@ class Decoder:
         """Return the matrices that may stay packed: linear maps, and an embedding that is also the head."""
         return [*self.linears, *([self._embedding] if self._untied_head is None else [])]
 
-    def bind(self, kernels: Kernels, num_positions: int) -> None:
-        """Pass the loaded weights to the device's operators, and create the position tables."""
+    def bind(self, kernels: Kernels) -> None:
+        """Pass the loaded weights to the device's operators."""
         for layer in self._layers:
             layer.bind(kernels)
         # Each layer adds its output to the stream and normalizes the stream for the next layer in one operator.
@@ -168,6 +169,9 @@ class Decoder:
         self._embedding.bind(kernels, norms[0])
         if not self._shard.is_whole:
             self._head = gathered(self._head, self._shard, self.config.vocab_size)
+
+    def make_position_tables(self, kernels: Kernels, num_positions: int) -> None:
+        """Create the tables of positions 0 … `num_positions` - 1 on the device."""
         distinct = list(dict.fromkeys(layer.positions for layer in self.config.layers if layer.positions is not None))
         self._tables = [self._table(positions, num_positions, kernels) for positions in distinct]
         self._table_of = [

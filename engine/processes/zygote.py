@@ -7,6 +7,7 @@ as a file descriptor. The zygote ends with the front process, and its children w
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import logging
 import os
 import signal
@@ -29,6 +30,7 @@ from telemetry.child_process import Child
 logger = logging.getLogger(__name__)
 
 RANK_MODULES = ("torch", "engine.ranks.rank")
+_GPU_MODULES = ("fused", "attention", "parts", "store", "sampler")  # of kernels that every model needs
 
 # Idle threads sleep instead of spinning. OpenMP reads these when torch is imported, so they must be set before.
 PASSIVE_THREADS = {
@@ -39,6 +41,14 @@ PASSIVE_THREADS = {
     "TOKENIZERS_PARALLELISM": "false",
     "MALLOC_ARENA_MAX": "1",  # threads that load weights would each keep some of what they freed
 }
+
+
+def rank_modules(device: str) -> tuple[str, ...]:
+    """Return the modules that ranks need, with those of Triton's kernels if models run on a GPU. Importing them uses no
+    GPU, so that a process may fork afterwards."""
+    if device == "cpu" or importlib.util.find_spec("triton") is None:
+        return RANK_MODULES
+    return (*RANK_MODULES, *(f"engine.kernels.triton_{name}" for name in _GPU_MODULES))
 
 
 class ZygoteError(Exception):

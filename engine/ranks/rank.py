@@ -47,7 +47,8 @@ def main(connection: socket.socket, arguments: bytes) -> None:
         return
     load_s = round(time.monotonic() - started, 3)
     info = msgspec.structs.replace(engine.info, architecture=runner.model_config.architecture, load_s=load_s)
-    logger.info("loaded", extra={"load_s": info.load_s, "layout": info.layout_tag, "num_blocks": info.num_blocks})
+    facts = {"load_s": info.load_s, "layout": info.layout_tag, "num_blocks": info.num_blocks}
+    logger.info("loaded", extra=facts | runner.load_phases.fields())
     try:
         connection.sendall(wire.encode_frame(wire.Loaded(info, engine.status(), follower_pids)))
     except (BrokenPipeError, ConnectionResetError):

@@ -10,11 +10,11 @@ import importlib.util
 import os
 import shutil
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from engine.config import ATTENTION_BACKENDS, FLOAT8_CAPABILITY
 from engine.devices.nvml import visible_gpus
+from engine.kernels.kernel_cache import cache_folder, stale_reason
 from telemetry.settings import SettingError
 
 MIN_CAPABILITY = (8, 0)
@@ -56,10 +56,9 @@ def check_float8(setting: str, nvml: Any = None) -> None:
 
 
 def has_cached_launchers(environ: Mapping[str, str]) -> bool:
-    """Return True if Triton's cache has the compiled modules that launch kernels."""
-    cache = environ.get("TRITON_CACHE_DIR")
-    folder = Path(cache) if cache else Path.home() / ".triton" / "cache"
-    return all(any(folder.glob(f"*/{name}*.so")) for name in ("cuda_utils", "__triton_launcher"))
+    """Return True if Triton's cache has the compiled modules that launch kernels, for this version of Python."""
+    folder, names = cache_folder(environ), ("cuda_utils", "__triton_launcher")
+    return not stale_reason(folder) and all(any(folder.glob(f"*/{name}*.so")) for name in names)
 
 
 def _check_gpus(setting: str, nvml: Any, min_capability: tuple[int, int] = MIN_CAPABILITY) -> None:

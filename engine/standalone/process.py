@@ -15,7 +15,8 @@ from collections.abc import Sequence
 import uvloop
 
 from engine.config import FLOAT8_KV
-from engine.processes.zygote import Zygote
+from engine.kernels.kernel_cache import warn_if_stale
+from engine.processes.zygote import Zygote, rank_modules
 from engine.serving.cuda_check import check_cuda, check_float8
 from engine.standalone.settings import ServeSettings, read_flags
 from telemetry.logs import configure_logs
@@ -24,7 +25,8 @@ from telemetry.settings import SettingError
 
 async def _run(settings: ServeSettings) -> int:
     environ = {**os.environ, "HEARTH_LOG_LEVEL": settings.log_level}
-    zygote = Zygote(configure="engine.serving.process_logs:configure", environ=environ)
+    entry, modules = "engine.serving.process_logs:configure", rank_modules(settings.device)
+    zygote = Zygote(preload=modules, configure=entry, environ=environ)
     await zygote.start()
     try:
         from engine.serving.http_server import CannotListen
@@ -56,5 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"hearth engine: {error}\n")
         return 2
     configure_logs("engine front", settings.log_level)
+    if settings.device == "cuda":
+        warn_if_stale()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_run(settings))

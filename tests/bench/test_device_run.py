@@ -242,6 +242,10 @@ def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     assert of_float8["fp8 weights and KV: greedy, budget 64, run 1"]["value"]["whole_run"]["output_tokens_s"] > 0
     assert of_float8["accuracy, fp8 weights and KV"]["value"]["top1_agreement"] > 0.8
     assert contents["http"]["figures"]["4 in flight"]["value"]["num_failures"] == 0
-    assert contents["start"]["figures"]["start 1"]["value"]["start_to_first_token_s"] > 0
+    start = contents["start"]["figures"]["start 1"]["value"]
+    assert start["start_to_first_token_s"] > start["load_to_first_token_s"] > 0
+    assert {"import_s", "context_s", "headers_s", "weights_s", "binding_s", "rotary_s", "capture_s"} <= set(
+        start["phases"]
+    )
     assert contents["families"]["figures"]["llama 2, float32"]["value"]["equal_tokens"] == 1.0
     assert store(tmp_path, tmp_path / "results") == 0

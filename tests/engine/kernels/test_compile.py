@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from engine.kernels.compile import Resources, launches, problems_of, programs_per_sm, read_record
+from engine.kernels.kernel_cache import stale_reason
 
 COMPILER = Path(__file__).parents[3] / ".cache" / "triton" / "sm90"  # see scripts/triton.sh
 GOOD = Resources(registers=94, shared_bytes=38_912, spills=0, async_loads=32, tensor_ops=12, programs_per_sm=5)
@@ -65,3 +67,15 @@ def test_fresh_compilation_agrees_with_the_record_and_fills_a_kernel_cache(tmp_p
     assert len(list(tmp_path.rglob("*.cubin"))) > len(launches()) // 2  # equal launches share a kernel
     assert list(tmp_path.rglob("cuda_utils*.so"))
     assert len(list(tmp_path.rglob("__triton_launcher*.so"))) >= 2
+    # A module that is not linked with the driver's library fails to load on a machine that has the driver.
+    assert all(b"\0libcuda.so.1\0" in dynamic_strings(path) for path in tmp_path.rglob("*.so"))
+    assert stale_reason(tmp_path).count("Triton 3.6.0") == 1  # this process has another Triton, or none
+    start = [sys.executable, "-m", "tests.engine.kernels.start_kernels"]
+    text = subprocess.check_output(start, env=environ | {"TRITON_CACHE_DIR": str(tmp_path)}, text=True)
+    started = json.loads(text.splitlines()[-1])
+    assert started["num_kernels"] > 10
+    assert started["missing"] == []
+
+
+def dynamic_strings(path: Path) -> bytes:
+    return subprocess.check_output(["objcopy", "-O", "binary", "--only-section=.dynstr", path, "/dev/stdout"])
