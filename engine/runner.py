@@ -124,9 +124,10 @@ class Runner:
         self._upload = None if device == CPU else Upload(device)
         self._sample = sample if device == CPU else sample_on_device
         self.adapters = AdapterCache(self._model, self.dtype, config.adapter_memory_bytes // shard.size, kernels)
-        is_ahead = steps_device is not None and shard.is_whole
-        self._steps = self._device_steps(steps_device, config) if is_ahead else None
-        self.can_run_ahead = is_ahead
+        self.can_run_ahead = steps_device is not None and shard.is_whole
+        self._steps = None
+        if steps_device is not None and self.can_run_ahead:
+            self._steps = self._device_steps(steps_device, config)
         phases.end("allocation")
         self.load_phases = phases
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -103,7 +104,8 @@ class QuantizedTensor:
         """Return the matrix with each of its tensors replaced by `move` of it."""
         parts = ("packed", "scales", "zeros", "groups", "offsets")
         found = {name: getattr(self, name) for name in parts}
-        return replace(self, **{name: move(part) for name, part in found.items() if part is not None})
+        moved: dict[str, Any] = {name: move(part) for name, part in found.items() if part is not None}
+        return replace(self, **moved)
 
     def converted(self, form: PackedForm) -> QuantizedTensor:
         """Return the same weights in a form from `common_form`."""

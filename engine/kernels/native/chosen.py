@@ -80,6 +80,8 @@ class ChosenKernels(NativeKernels):
         return (self._native if is_native else _PLAIN).low_rank(shape, dtype)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
+        if pool.scales is not None:
+            return _PLAIN.attention(pool, shape, sinks)
         dtype = pool.data.dtype
         name = f"attention {_name(dtype)}"
         is_native = self._choices.is_native(name, lambda: trials.attention(self._native, _PLAIN, dtype))

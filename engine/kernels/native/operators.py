@@ -163,8 +163,6 @@ class NativeKernels(CpuKernels):
         return NativeLowRank(self._library, shape, dtype)
 
     def attention(self, pool: KvPool, shape: AttentionShape, sinks: Sequence[torch.Tensor] = ()) -> Attention:
-        if pool.scales is not None:
-            return super().attention(pool, shape, sinks)
         return NativeAttention(self._library, pool, shape, sinks)
 
 
