@@ -1,7 +1,7 @@
 """8-bit floats end to end. Part `fp8` of `bench.device`: accuracy, and the closed loop of part `offline`.
 
-Accuracy is that of the built-in model with fp8 weights on the built-in text, against bfloat16. Throughput is that of the
-random model of part `offline` with fp8 weights; its values do not matter.
+Accuracy is that of the built-in model with fp8 weights on the built-in text, against bfloat16. Throughput is that of
+the random model of part `offline` with fp8 weights; its values do not matter.
 """
 
 from __future__ import annotations
