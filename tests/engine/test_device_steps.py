@@ -95,6 +95,13 @@ def test_steps_with_as_many_rows_of_logits_as_tokens_sample_from_the_right_token
     assert found == run_traffic(new_driver(folder, None, **settings))
 
 
+@pytest.mark.full
+def test_tokens_of_a_cache_in_8_bit_floats_equal_those_of_the_synchronous_runner(folder: Path) -> None:
+    save_random(QUICK[0], folder)
+    found = run_traffic(new_driver(folder, RecordedDevice(), kv_dtype="fp8"))
+    assert found == run_traffic(new_driver(folder, None, kv_dtype="fp8"))
+
+
 def test_without_graphs_every_step_runs_eagerly(folder: Path) -> None:
     save_random(QUICK[0], folder)
     device = RecordedDevice()

@@ -19,6 +19,7 @@ from engine.layers.shard import Shard
 from engine.models.decoder import Decoder
 from engine.models.registry import read_config
 from engine.scheduling.prefix_hash import PrefixHasher
+from tests.engine.driver import Driver
 from tests.engine.kernels.test_cpu import (
     NUM_LAYERS,
     SHAPES,
@@ -168,6 +169,19 @@ def test_blocks_are_copied_zeroed_and_poisoned(make) -> None:
     assert [index for index, zero in enumerate(is_zero) if zero] == [1, 2, 5]
     pool.poison([2])
     assert pool.blocks[2].float().isnan().all()
+
+
+def test_prompt_of_cached_blocks_generates_the_same_tokens(folder: Path) -> None:
+    runner = runner_of(folder, kv_dtype="fp8")
+    with torch.inference_mode():
+        runner.poison_kv()
+    driver = Driver(runner, model_dir=folder)
+    prompt = np.random.default_rng(2).integers(0, 150, 50).tolist()
+    for _ in range(2):
+        driver.add(prompt, max_tokens=8, temperature=0.0, ignore_eos=True)
+        driver.run()
+    assert driver.num_cached == {1: 0, 2: 48}
+    assert driver.tokens[1] == driver.tokens[2]
 
 
 # ── settings ──
