@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -97,7 +98,7 @@ class QuantizedTensor:
     def moved(self, move: Callable[[torch.Tensor], torch.Tensor]) -> QuantizedTensor:
         """Return the matrix with each of its tensors replaced by `move` of it."""
         parts = ("packed", "scales", "zeros", "groups", "offsets")
-        found = {name: getattr(self, name) for name in parts}
+        found: dict[str, Any] = {name: getattr(self, name) for name in parts}
         return replace(self, **{name: move(part) for name, part in found.items() if part is not None})
 
     def converted(self, form: PackedForm) -> QuantizedTensor:

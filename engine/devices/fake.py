@@ -126,7 +126,7 @@ class FakeStream:
                 self._queue.popleft()()
 
 
-class _Queueing(TorchDispatchMode):  # type: ignore[misc, no-untyped-call]
+class _Queueing(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context in which operators that write to memory are queued on a stream."""
 
     def __init__(self, stream: FakeStream) -> None:

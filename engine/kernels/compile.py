@@ -261,7 +261,7 @@ def _stub_driver() -> Iterator[None]:
     compiler = os.environ.get("CC") or shutil.which("gcc") or "clang"
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder, "libcuda.so.1")
-        command = [compiler, "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", library, "-x", "c", "-"]
+        command = [compiler, "-shared", "-fPIC", "-w", "-Wl,-soname,libcuda.so.1", "-o", str(library), "-x", "c", "-"]
         subprocess.run(command, input="".join(f"void {each}(void) {{}}\n" for each in functions), text=True, check=True)
         ctypes.CDLL(str(library), ctypes.RTLD_GLOBAL)  # a loaded library of this name is not searched for again
         os.environ["TRITON_LIBCUDA_PATH"] = folder
