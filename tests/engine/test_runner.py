@@ -14,6 +14,8 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoints.weights import WeightsError
 from engine.config import EngineConfig
+from engine.devices.fake import FakeDevice
+from engine.kernels.device import DeviceKernels
 from engine.models.config import UnsupportedModel
 from engine.runner import Runner
 from tests.engine.driver import Driver
@@ -71,6 +73,19 @@ def test_model_that_does_not_fit_in_memory_is_rejected_before_allocation(
     monkeypatch.setattr("engine.checkpoints.weights.load", lambda *_: pytest.fail("weights were read"))
     with pytest.raises(MemoryError, match=message):
         runner_of(folder, num_blocks=0, kv_memory_bytes=1 << 30)
+
+
+def test_load_to_a_device_reports_its_phases_and_leaves_no_pinned_memory(folder: Path) -> None:
+    device = FakeDevice()
+    config = EngineConfig(model_dir=folder, dtype="float32", num_blocks=8, max_sequences=2, max_step_tokens=64)
+    runner = Runner(config, DeviceKernels(), steps_device=device)
+    runner.warm_up()
+    assert list(runner.load_phases.fields()) == [
+        f"{name}_s"
+        for name in ("context", "headers", "allocation", "weights", "read", "upload", "weight_check", "binding",
+                     "rotary", "capture")
+    ]  # fmt: skip
+    assert device.num_pinned_bytes == 0
 
 
 def test_kv_memory_determines_the_number_of_blocks(folder: Path) -> None:

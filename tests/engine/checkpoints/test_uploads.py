@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -11,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from engine.checkpoints import uploads, weights
 from engine.checkpoints.quantized import PackedSlot
@@ -19,7 +20,11 @@ from engine.checkpoints.shard_slice import ShardDestination, ShardSlice
 from engine.checkpoints.weights import LoadCancelled, Progress, WeightsError
 from engine.devices.fake import FakeDevice, FakeEvent
 from engine.devices.upload_ring import UploadRing
+from engine.layers.shard import Shard
+from engine.models.decoder import Decoder
+from engine.models.registry import read_config
 from tests.engine import one_thread  # noqa: F401
+from tests.engine.made_checkpoints import save_random
 
 SLOT_BYTES = 4096
 
@@ -76,6 +81,35 @@ def test_shards_of_outputs_and_inputs_equal_those_of_a_load_on_the_host(tmp_path
             loaded(checkpoint, {"w": room}, device)
         assert torch.equal(rooms[0].tensor, rooms[1].tensor)
         assert rooms[0].tensor.any()
+
+
+def checksum(folder: Path, shard: Shard, device: FakeDevice | None) -> str:
+    """Load a model and return the checksum of its weights."""
+    checkpoint = weights.open_checkpoint(folder)
+    model = Decoder(read_config(folder), torch.bfloat16, torch.device("cpu"), shard)
+    weights.load(checkpoint, model.destinations(checkpoint), is_whole=shard.is_whole, device=device)
+    digest = hashlib.sha256()
+    for destination in model.destinations(checkpoint).values():
+        tensor = destination.tensor if isinstance(destination, ShardDestination) else destination
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.mark.parametrize("kind", ["llama 2", "tied, with biases", "mixtral", "gpt-oss"])
+def test_weights_of_a_family_and_of_its_shards_have_the_checksum_of_a_load_on_the_host(
+    kind: str, tmp_path: Path
+) -> None:
+    save_random(kind, tmp_path)
+    whole = checksum(tmp_path, Shard(), None)
+    for shard in (Shard(), Shard(0, 2), Shard(1, 2)):
+        assert checksum(tmp_path, shard, FakeDevice()) == checksum(tmp_path, shard, None)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    files = {name: f"model-{number % 3}.safetensors" for number, name in enumerate(tensors)}
+    for file in set(files.values()):
+        save_file({name: tensors[name] for name in tensors if files[name] == file}, tmp_path / file)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert checksum(tmp_path, Shard(), FakeDevice()) == whole
 
 
 def quantized_tensors(method: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:

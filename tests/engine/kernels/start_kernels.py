@@ -50,7 +50,7 @@ def main() -> None:
 
     def note(*, src: Any, cache_hit: bool, **_: Any) -> None:
         if not cache_hit:
-            missing.append(f"{src.name}: {src.constants} {src.attrs}")
+            missing.append(f"{src.name}: {src.signature} {src.constants} {src.attrs}")
 
     triton.knobs.compilation.listener = note
     device_kernels.has_triton = lambda _device: True
