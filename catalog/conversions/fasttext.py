@@ -76,7 +76,8 @@ def _quantized_matrix(reader: _Reader) -> np.ndarray:
         raise PullError("only quantized classifiers (.ftz) with quantized lengths convert")
     rows = _decoded(reader, reader.array("u1", num_codes), num_rows)
     lengths = _decoded(reader, reader.array("u1", num_rows), num_rows)
-    return np.multiply(rows, lengths)
+    found: np.ndarray = rows * lengths
+    return found
 
 
 def _decoded(reader: _Reader, codes: np.ndarray, num_rows: int) -> np.ndarray:

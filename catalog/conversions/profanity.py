@@ -64,10 +64,12 @@ class _Array(_Attributes):
     """Precedes the bytes of an array in a joblib file."""
 
 
-class _Reader(pickle._Unpickler):  # type: ignore[misc,name-defined]  # the one in C cannot read arrays in between
+class _Reader(pickle._Unpickler):  # the one in C cannot read arrays in between
     """Reads objects as their attributes, and arrays from the bytes that follow them."""
 
-    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
+
+    stack: list[Any]
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file)

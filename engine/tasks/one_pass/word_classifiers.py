@@ -81,7 +81,8 @@ class FastTextClassifier(_WordClassifier):
         hidden = self._arrays["vectors"][numbers].mean(axis=0)  # [D]
         margins = self._arrays["nodes"] @ hidden  # [N]
         to_right, to_left = -np.logaddexp(0, -margins), -np.logaddexp(0, margins)
-        return np.exp(self._arrays["right"] @ to_right + self._arrays["left"] @ to_left)
+        scores: np.ndarray = np.exp(self._arrays["right"] @ to_right + self._arrays["left"] @ to_left)
+        return scores
 
     def _features(self, word: str) -> list[int]:
         """Return the vectors of a word: its own if it is known, and those of its n-grams."""
