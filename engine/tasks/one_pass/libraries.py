@@ -13,7 +13,13 @@ from engine.processes.zygote import Zygote
 TRANSFORMERS = "engine.tasks.one_pass.transformers_imports"
 DIFFUSERS = "engine.tasks.one_pass.diffusers_imports"
 # Models of our own code, which import no library. A type that is missing here loads more slowly.
-_OWN_MODEL_TYPES = ("fasttext", "mobilenet_v2_dense", "ssd_mobilenet_v2", "tfidf_linear")
+_OWN_MODEL_TYPES = (
+    "fasttext",
+    "mobilenet_v2_dense",
+    "ssd_mobilenet_v2",
+    "tfidf_linear",
+    "universal_sentence_encoder_lite",
+)
 
 
 def zygote_for(folder: Path, zygote: Zygote) -> Zygote:

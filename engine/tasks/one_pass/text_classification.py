@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.tasks.one_pass.text_embeddings import group_by_length
+from engine.tasks.one_pass.row_groups import group_by_length
 from engine.tasks.one_pass.transformers_models import load_pretrained, read_config
 from engine.tasks.one_pass.word_classifiers import FASTTEXT, TFIDF, FastTextClassifier, TfidfClassifier
 from engine.tasks.text_classification import ClassifiedRow, ClassifierInfo
