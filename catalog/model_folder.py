@@ -65,9 +65,9 @@ _DESCRIPTION_ARCHITECTURES = (
 # Programs of the operating system: the folder has only a `config.json` that names the program.
 _PROGRAM_ARCHITECTURES = ("SpeechProgram",)
 _SPEAKING_ARCHITECTURES = ("VitsModel", *_PROGRAM_ARCHITECTURES)
-# Endings of the names of architectures that take no text and have no tokenizer.
+# Endings of the names of architectures that have no tokenizer.
 _IMAGE_ONLY = ("ForImageClassification", "ForObjectDetection")
-_WITHOUT_TEXT = (*_IMAGE_ONLY, "PpOcr", "SileroVad")
+_WITHOUT_TOKENIZER = (*_IMAGE_ONLY, "PpOcr", "SileroVad", "ForWordClassification")
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def inspect_folder(path: Path) -> ModelFolder:
     if architecture in (*_PROGRAM_ARCHITECTURES, _APERTIUM):
         return ModelFolder(path, config, ("config.json",))
     has_tokenizer = "tokenizer.json" in files or any(name in files for name in _SENTENCEPIECE)
-    if not has_tokenizer and not architecture.endswith((*_WITHOUT_TEXT, "VitsModel")):
+    if not has_tokenizer and not architecture.endswith((*_WITHOUT_TOKENIZER, "VitsModel")):
         raise PublishError("tokenizer.json is missing: save the tokenizer with transformers, which writes it")
     _check_weights(path, files)
     return ModelFolder(path, config, files)

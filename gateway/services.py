@@ -28,6 +28,7 @@ from gateway.enrolled_keys import EnrolledKeys
 from gateway.failover import Failover
 from gateway.foreign.engines import ForeignEngines
 from gateway.inference.finetunes import Finetunes
+from gateway.inference.image_urls import ImageUrls
 from gateway.inference.markdown_conversion import Documents
 from gateway.jobs.batch_queue import Batches
 from gateway.jobs.idempotency import IdempotencyKeys
@@ -134,6 +135,7 @@ class Services:
     retry_tracker: RetryTracker
     batches: Batches
     webhook_client: WebhookClient
+    image_urls: ImageUrls
 
     # Turns of accounts in work that occupies the event loop.
     management_turns: FairQueue
@@ -179,6 +181,7 @@ async def open_services(settings: GatewaySettings) -> AsyncIterator[Services]:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
         services.webhook_client.close()
+        services.image_urls.close()
         await services.finetunes.close()
         await services.documents.close()
         if services.operators is not None:
@@ -251,6 +254,7 @@ def _build(settings: GatewaySettings) -> Services:
         ),
         batches=_batches(settings, database, ephemeral, clock),
         webhook_client=WebhookClient(networks_in(settings.webhook_networks)),
+        image_urls=ImageUrls(settings.image_url_max_bytes, networks_in(settings.image_url_networks)),
         browser_sessions=browser_sessions,
         user_sign_in=UserSignIn(browser_sessions, database, ephemeral, clock, settings.token_pepper),
         management_turns=FairQueue(MANAGEMENT_TURNS),

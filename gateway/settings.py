@@ -339,6 +339,18 @@ class GatewaySettings(ProcessSettings):
         "Image-to-text model that converts images and scanned pages for `ai/tomarkdown`. Each image is a call.",
         default="@cf/rapidai/pp-ocr",
     )
+    image_url_max_bytes: int = setting(
+        "HEARTH_IMAGE_URL_MAX_BYTES",
+        "Largest file in bytes that is fetched for an `image_url` of a chat message. 0 fetches no URLs.",
+        default=0,
+        check=at_least(0),
+    )
+    image_url_networks: str = setting(
+        "HEARTH_IMAGE_URL_NETWORKS",
+        "Comma-separated networks from which images may be fetched, in addition to public addresses.",
+        default="",
+        check=_ARE_NETWORKS,
+    )
     voice_activity_model: str = setting(
         "HEARTH_VOICE_ACTIVITY_MODEL",
         "Model that finds speech in live audio.",

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-
-import msgspec
 
 from catalog.conversions.tensorflow_js import (
     Arrays,
-    StoredWeight,
     add_convolution,
     normalization,
-    read_weights,
+    read_shards,
     save,
 )
 
@@ -23,10 +19,7 @@ _ANCHORS = "Postprocessor/ExpandDims"
 
 def convert(sources: Path, model_dir: Path) -> None:
     """Write `model.safetensors` from `model.json` and its shards. Raises PullError, OSError or ValueError."""
-    [group] = json.loads((sources / "model.json").read_text())["weightsManifest"]
-    stored = msgspec.convert(group["weights"], list[_ManifestEntry])
-    data = b"".join((sources / path).read_bytes() for path in group["paths"])
-    weights = read_weights((StoredWeight(each.name, each.shape, each.dtype) for each in stored), data)
+    weights = read_shards(sources)
     tensors: Arrays = {"anchors": weights[_ANCHORS][0]}
     for name in weights:
         if name.startswith(_BACKBONE):
@@ -34,12 +27,6 @@ def convert(sources: Path, model_dir: Path) -> None:
         elif name.startswith("BoxPredictor"):
             _add_of_predictor(tensors, weights, name)
     save(tensors, model_dir)
-
-
-class _ManifestEntry(msgspec.Struct):
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
 
 
 def _add_of_backbone(tensors: Arrays, weights: Arrays, name: str) -> None:

@@ -4,11 +4,14 @@ write safetensors. The names of layers become those of `engine/tasks/one_pass/mo
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from catalog.errors import PullError
 
@@ -42,6 +45,20 @@ def read_weights(weights: Iterable[StoredWeight], data: bytes) -> Arrays:
     if offset != len(data):
         raise PullError(f"the weights have {offset} bytes, but their files have {len(data)}")
     return found
+
+
+class _ManifestEntry(msgspec.Struct):
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def read_shards(sources: Path) -> Arrays:
+    """Return the weights of a graph: `model.json` and its shards. Raises PullError, OSError or ValueError."""
+    [group] = json.loads((sources / "model.json").read_text())["weightsManifest"]
+    stored = msgspec.convert(group["weights"], list[_ManifestEntry])
+    data = b"".join((sources / path).read_bytes() for path in group["paths"])
+    return read_weights((StoredWeight(each.name, each.shape, each.dtype) for each in stored), data)
 
 
 def add_convolution(tensors: Arrays, name: str, kernel: Any, scale: Any, bias: Any) -> None:

@@ -1,4 +1,4 @@
-"""Messages between a node's front process and its zygote: one per datagram."""
+"""Messages between a node's front process and its zygote or a branch of it: one per datagram."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ class ForkFailed(Struct, frozen=True, tag="fork_failed"):
 class Exited(Struct, frozen=True, tag="exited"):
     pid: int
     code: int  # as in subprocess: negative for a signal
+
+
+class BranchArguments(Struct, frozen=True):
+    """Arguments of a forked branch: the module that it imports, and the entry point that configures its children."""
+
+    module: str
+    configure: str
 
 
 encoder = msgspec.msgpack.Encoder()

@@ -2,6 +2,9 @@
 
 Starts `zygote_process.py` and requests children over one socket, one datagram per message; the child's socket is passed
 as a file descriptor. The zygote ends with the front process, and its children with it. Imports no torch.
+
+A branch is a child of the zygote that is a zygote itself. It imports a library that only some models need, such as
+`transformers`, when the first of them is loaded: further loads do not repeat the import, and share its memory.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 
+import msgspec
+
 from engine.processes.fork_messages import (
     MAX_MESSAGE_BYTES,
+    BranchArguments,
     Exited,
     Fork,
     Forked,
@@ -67,13 +73,20 @@ class Zygote:
         self, *, preload: tuple[str, ...] = RANK_MODULES, configure: str = "", environ: Mapping[str, str] | None = None
     ) -> None:
         self._preload = preload
-        self._configure = configure
+        self.configure = configure
         self._environ = dict(os.environ if environ is None else environ)
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._next_fork_id = 0
         self._forks: dict[int, tuple[socket.socket, asyncio.Future[Child]]] = {}
         self._children: dict[int, Child] = {}
+        self._branches: dict[str, _Branch] = {}
+
+    def branch(self, module: str) -> Zygote:
+        """Return the branch that imports `module`. Its process starts with its first fork, and ends with this one."""
+        if module not in self._branches:
+            self._branches[module] = _Branch(self, module)
+        return self._branches[module]
 
     @property
     def pid(self) -> int | None:
@@ -83,11 +96,12 @@ class Zygote:
     async def start(self) -> None:
         """Start the zygote. Returns at once; forks wait until its imports are done."""
         if self._process is None:
-            self._spawn()
+            self._listen(self._spawn())
 
-    def _spawn(self) -> None:
+    def _spawn(self) -> socket.socket:
+        """Start the process and return this end of its socket."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        arguments = [str(os.getpid()), str(theirs.fileno()), self._configure, *self._preload]
+        arguments = [str(os.getpid()), str(theirs.fileno()), self.configure, *self._preload]
         with theirs:
             self._process = subprocess.Popen(  # takes milliseconds
                 [sys.executable, "-m", "engine.processes.zygote_process", *arguments],
@@ -95,15 +109,20 @@ class Zygote:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
             )
+        return ours
+
+    def _listen(self, ours: socket.socket) -> None:
         ours.setblocking(False)
         self._socket = ours
         asyncio.get_running_loop().add_reader(ours.fileno(), self._on_readable)
 
-    async def fork(self, entry: str, arguments: bytes = b"", *, name: str = "") -> Child:
+    async def fork(
+        self, entry: str, arguments: bytes = b"", *, name: str = "", socket_type: int = socket.SOCK_STREAM
+    ) -> Child:
         """Return a child that runs `entry` ("module:function") as function(socket, arguments). Raises ZygoteError."""
         await self.start()
         assert self._socket is not None
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket_type)
         self._next_fork_id += 1
         fork_id = self._next_fork_id
         future: asyncio.Future[Child] = asyncio.get_running_loop().create_future()
@@ -130,7 +149,9 @@ class Zygote:
             future.result().socket.close()
 
     async def close(self) -> None:
-        """End the zygote and with it every child."""
+        """End the zygote and with it every child and branch."""
+        for branch in self._branches.values():
+            await branch.close()
         self._on_death()
 
     def _on_readable(self) -> None:
@@ -175,10 +196,7 @@ class Zygote:
             asyncio.get_running_loop().remove_reader(self._socket.fileno())
             self._socket.close()
             self._socket = None
-        self._process, process = None, self._process
-        if process is not None:
-            process.kill()
-            process.wait()  # takes milliseconds, because the process has no state to save
+        self._kill()
         forks, self._forks = self._forks, {}
         for ours, future in forks.values():
             ours.close()
@@ -188,3 +206,39 @@ class Zygote:
         for child in children.values():
             if not child.exited.done():
                 child.exited.set_result(-signal.SIGKILL)
+
+    def _kill(self) -> None:
+        """Kill the process if it runs."""
+        self._process, process = None, self._process
+        if process is not None:
+            process.kill()
+            process.wait()  # takes milliseconds, because the process has no state to save
+
+
+class _Branch(Zygote):
+    """A zygote that `trunk` forks."""
+
+    def __init__(self, trunk: Zygote, module: str) -> None:
+        super().__init__(preload=())
+        self._trunk = trunk
+        self._module = module
+        self._child: Child | None = None
+        self._starting = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        return self._child.pid if self._child else None
+
+    async def start(self) -> None:
+        """Fork the branch's process. Returns at once; forks wait until its import is done. Raises ZygoteError."""
+        async with self._starting:
+            if self._child is None:
+                arguments = msgspec.msgpack.encode(BranchArguments(self._module, self._trunk.configure))
+                entry = "engine.processes.zygote_process:branch"
+                self._child = await self._trunk.fork(entry, arguments, name="zygote", socket_type=socket.SOCK_SEQPACKET)
+                self._listen(self._child.socket)
+
+    def _kill(self) -> None:
+        self._child, child = None, self._child
+        if child is not None:
+            child.kill()

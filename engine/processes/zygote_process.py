@@ -2,7 +2,8 @@
 
 `Zygote` (`zygote.py`) is the front process's handle; `python -m engine.processes.zygote_process` is the process. It is
 single-threaded and never computes with torch, so that forking is safe, and it ends with its parent. A child runs an
-entry point "module:function", called with its socket and the argument bytes.
+entry point "module:function", called with its socket and the argument bytes. A branch is a child that is a zygote
+itself: it imports one more module and forks children that need that module.
 """
 
 from __future__ import annotations
@@ -21,7 +22,18 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from engine.processes.fork_messages import MAX_MESSAGE_BYTES, Exited, Fork, Forked, ForkFailed, encoder, request_decoder
+import msgspec
+
+from engine.processes.fork_messages import (
+    MAX_MESSAGE_BYTES,
+    BranchArguments,
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    encoder,
+    request_decoder,
+)
 from engine.processes.forked import run_and_exit
 from telemetry.child_process import die_with_parent, set_process_name
 
@@ -131,17 +143,32 @@ def main(arguments: list[str]) -> None:
     set_process_name("hearth zygote")
     if configure is not None:
         configure("zygote")
+    _import(*preload)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _serve(control, configure)
+    os._exit(0)  # skips torch's slow and unneeded cleanup
+
+
+def branch(control: socket.socket, arguments: bytes) -> None:
+    """Entry point of a branch, which is forked like any child. A module that cannot be imported is left to the children
+    that need it: they report the error."""
+    options = msgspec.msgpack.decode(arguments, type=BranchArguments)
+    with contextlib.suppress(ImportError):
+        _import(options.module)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        _serve(control, resolve(options.configure) if options.configure else None)
+
+
+def _import(*modules: str) -> None:
+    """Import the modules that children share."""
     started = time.monotonic()
-    for module in preload:
+    for module in modules:
         importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a child would copy these pages, which takes over 100 ms
     gc.disable()
     num_threads = threading.active_count()
     logger.info("warm", extra={"import_s": round(time.monotonic() - started, 2), "num_threads": num_threads})
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        _serve(control, configure)
-    os._exit(0)  # skips torch's slow and unneeded cleanup
 
 
 if __name__ == "__main__":

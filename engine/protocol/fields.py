@@ -112,7 +112,7 @@ def media_bytes(value: Any, pointer: str) -> bytes:
 
     Raises BadInput.
     """
-    if isinstance(value, str) and value[:8].lower().startswith(("http://", "https://")):
+    if isinstance(value, str) and is_web_url(value):
         raise BadInput(f"'{pointer}' must hold the file itself: URLs are not fetched; send base64 or a `data:` URL")
     try:
         if isinstance(value, str):
@@ -125,6 +125,11 @@ def media_bytes(value: Any, pointer: str) -> bytes:
     if not found:
         raise BadInput(f"'{pointer}' must not be empty")
     return found
+
+
+def is_web_url(value: str) -> bool:
+    """Return True for a URL of the web, valid or not."""
+    return value[:8].lower().startswith(("http://", "https://"))
 
 
 def check_whole_numbers(value: Any, pointer: str) -> None:

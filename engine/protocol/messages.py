@@ -117,13 +117,17 @@ def _message_with_images(content: list[Any], pointer: str) -> ChatMessage:
             url = value.get("url") if isinstance(value, dict) else value
             if not isinstance(url, str):
                 raise BadInput(f"Type mismatch of '{pointer}/{number}/image_url/url', expected 'string'")
-            images.append(Image.of_file(fields.media_bytes(url, f"{pointer}/{number}/image_url/url")))
+            images.append(_image(url, f"{pointer}/{number}/image_url/url"))
             offsets.append(len("\n".join(texts)))
         elif kind == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
             raise BadInput(f"'{pointer}' may hold parts of types 'text' and 'image_url' only")
     return ChatMessage("user", "\n".join(texts), images=tuple(images), image_offsets=tuple(offsets))
+
+
+def _image(url: str, pointer: str) -> Image:
+    return Image.of_url(url) if fields.is_web_url(url) else Image.of_file(fields.media_bytes(url, pointer))
 
 
 def _content(index: int, content: Any, *, may_be_null: bool) -> str:

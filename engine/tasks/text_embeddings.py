@@ -35,16 +35,17 @@ class TokenRow(Struct, frozen=True, array_like=True):
 
 
 class EmbeddingModelInfo(Struct, frozen=True):
-    """The model's own pooling, and the number of token ids that it knows."""
+    """The model's own pooling, the number of token ids that it knows, and the poolings that a request may choose."""
 
     pooling: str
     vocab_size: int
+    poolings: tuple[str, ...] = ("mean", "cls")
 
 
 async def load(request: LoadRequest) -> TextEmbedder:
     """Load an embedding model. Raises ModelLoadError."""
     tokenizer = await asyncio.to_thread(SentenceTokenizer, request.folder)
-    host = await OnePassHost.start(request, "engine.tasks.one_pass.text_embeddings:EmbeddingModel")
+    host = await OnePassHost.start(request, "engine.tasks.one_pass.text_embeddings:load")
     return TextEmbedder(host, tokenizer)
 
 
@@ -63,6 +64,8 @@ class TextEmbedder(OnePassModel[TextEmbeddings]):
         """Tokenize the texts. Raises Refused."""
         if not task.texts:
             raise Refused("invalid_input", "there is no text to embed")
+        if self._pooling(task) not in self._info.poolings:
+            raise Refused("invalid_input", f"'/pooling' must be one of {', '.join(self._info.poolings)} for this model")
         encode = self._tokenizer.encode
         texts = (task.query, *task.texts) if task.query else task.texts
         is_short = sum(map(len, texts)) < LONG_TEXT_CHARACTERS

@@ -9,23 +9,18 @@ from __future__ import annotations
 
 import base64
 import hmac
-import ipaddress
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from msgspec import Struct
 
 from engine.protocol.tasks.text_generation import TextGeneration
 from gateway.envelope import encode
 from gateway.errors import Reason, Refusal
+from gateway.http.address_guard import MAX_URL_CHARACTERS, is_unambiguous
 from gateway.jobs.webhook_http import WebhookClient
 
-MAX_URL_CHARACTERS = 2048
 KEY_PREFIX = "whsec_"
-_HOST = re.compile(r"(?=.{4,253}$)([a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z][a-z0-9-]{0,61}[a-z0-9]", re.IGNORECASE)
-_PRINTABLE = re.compile(r"[!-~]+")
 
 
 class Webhook(Struct, frozen=True):
@@ -60,19 +55,7 @@ def _check_url(url: Any) -> str:
         raise Refusal(Reason.INPUT_INVALID, "Type mismatch of '/options/webhookUrl', expected 'string'")
     if len(url) > MAX_URL_CHARACTERS:
         raise Refusal(Reason.INPUT_INVALID, f"'/options/webhookUrl' must have <= {MAX_URL_CHARACTERS} characters")
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
-    except ValueError:
-        host, port = "", None
-    if (
-        not _PRINTABLE.fullmatch(url)
-        or not url.lower().startswith("https://")
-        or "\\" in url
-        or "@" in url.split("/", 3)[2]
-        or port == 0
-        or not (_HOST.fullmatch(host) or is_ip_address(host))
-    ):
+    if not is_unambiguous(url):
         raise Refusal(Reason.INPUT_INVALID, "'/options/webhookUrl' must be an https URL of a public host")
     return url
 
@@ -83,15 +66,6 @@ def check_deliverable(webhook: Webhook, task_slug: str, client: WebhookClient) -
         raise Refusal(Reason.INPUT_INVALID, "'/options/webhookFormat' must be 'raw' for this model's task")
     if not client.may_reach_host(webhook.url):
         raise Refusal(Reason.INPUT_INVALID, "'/options/webhookUrl' must be an https URL of a public host")
-
-
-def is_ip_address(host: str) -> bool:
-    """Return True if a URL's host is an IP address."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def webhook_body(

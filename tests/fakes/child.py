@@ -4,6 +4,7 @@ fast."""
 from __future__ import annotations
 
 import socket
+import sys
 import time
 
 
@@ -22,3 +23,8 @@ def deaf(_connection: socket.socket, _arguments: bytes) -> None:
 def leaving(_connection: socket.socket, arguments: bytes) -> None:
     """Exit at once with the given exit code."""
     raise SystemExit(int(arguments))
+
+
+def has_imported(connection: socket.socket, arguments: bytes) -> None:
+    """Send True if the module with this name was imported before the fork."""
+    connection.sendall(str(arguments.decode() in sys.modules).encode())

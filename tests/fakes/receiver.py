@@ -1,7 +1,8 @@
-"""A webhook receiver on a loopback address: records requests and returns the statuses that a test sets."""
+"""A web server on a loopback address: receives webhooks, whose statuses a test sets, and serves files."""
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import ssl
@@ -13,9 +14,9 @@ from typing import Any
 
 
 class Receiver:
-    """A webhook receiver. `came` are the received bodies in order, with their headers, and `bodies` their bytes.
-    `statuses` are the statuses of the next responses; after these, 200. `authority` is the certificate file of the
-    authority.
+    """The server. `came` are the received bodies in order, with their headers, and `bodies` their bytes. `statuses` are
+    the statuses of the next responses; after these, 200. `files` are served by path, and redirects are URLs there.
+    `authority` is the certificate file of the authority.
     """
 
     def __init__(self, port: int, authority: Path) -> None:
@@ -23,7 +24,10 @@ class Receiver:
         self.bodies: list[bytes] = []
         self.statuses: list[int] = []
         self.authority = authority
-        self.url = f"https://127.0.0.1:{port}/hook?key=1"
+        self.files: dict[str, bytes | str] = {}
+        self.asked: list[dict[str, str]] = []  # headers of requests for files
+        self.origin = f"https://127.0.0.1:{port}"
+        self.url = f"{self.origin}/hook?key=1"
 
     def about(self, request_id: str) -> list[Any]:
         """Return the received bodies about one run."""
@@ -42,6 +46,19 @@ def receiving(certificate: tuple[Path, Path], authority: Path) -> Iterator[Recei
             self.send_response(receiver.statuses.pop(0) if receiver.statuses else 200)
             self.send_header("location", receiver.url)
             self.end_headers()
+
+        def do_GET(self) -> None:
+            receiver.asked.append(dict(self.headers))
+            found = receiver.files.get(self.path)
+            if isinstance(found, str):
+                self.send_response(302)
+                self.send_header("location", found)
+                self.end_headers()
+                return
+            self.send_response(404 if found is None else 200)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # the client does not read a file that is too large
+                self.wfile.write(found or b"")
 
         def log_message(self, *_args: object) -> None: ...
 

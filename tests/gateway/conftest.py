@@ -45,6 +45,7 @@ def _with_two_nodes(site: Site, receiver: Receiver) -> Running:
         HEARTH_BODY_TIMEOUT_S="1", HEARTH_CALL_TIMEOUT_S="30", HEARTH_HEAD_TIMEOUT_S="1",
         HEARTH_MAX_UNAUTHENTICATED_CONNECTIONS="40", OBJECTS_URL=f"file://{site.folder / 'objects'}",
         HEARTH_WEBHOOK_NETWORKS="127.0.0.1/32", SSL_CERT_FILE=str(receiver.authority),
+        HEARTH_IMAGE_URL_MAX_BYTES="100000", HEARTH_IMAGE_URL_NETWORKS="127.0.0.1/32",
     )  # fmt: skip
     return Running(site, gateway.start())
 

@@ -109,7 +109,8 @@ class TextGeneration(Task, frozen=True, tag="text-generation", omit_defaults=Tru
     def media_files(self) -> Iterator[MediaFile]:
         for number, message in enumerate(self.messages or ()):
             for image in message.images:
-                yield MediaFile(f"messages/{number}/content", "image", image.pixels, self.max_image_pixels)
+                field = f"messages/{number}/content"
+                yield MediaFile(field, "image", image.pixels, self.max_image_pixels, image.url)
 
     def with_media(self, decoded: Iterator[bytes | Image]) -> Self:
         if not self.images:

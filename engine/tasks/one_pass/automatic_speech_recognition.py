@@ -7,7 +7,6 @@ export (`encoder_model.onnx`, `decoder_model_merged.onnx`), which runs with `onn
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 
 from engine.protocol.tasks.automatic_speech_recognition import SAMPLE_RATE
 from engine.tasks.automatic_speech_recognition import AudioPart, SpeechModelInfo
+from engine.tasks.one_pass.transformers_models import import_transformers
 
 _MODEL_TYPES = ("whisper", "moonshine")
 _TOKENS_PER_S = 6.5  # faster than anyone speaks; limits repetitions of a model that does not find its end
@@ -99,15 +99,10 @@ class TransformersSpeechModel:
     item_type = AudioPart
 
     def __init__(self, model_dir: Path, config: dict[str, Any], device: str) -> None:
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        from transformers import AutoModelForSpeechSeq2Seq, AutoProcessor
-        from transformers.utils import logging as transformers_logging
-
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
+        transformers = import_transformers()
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        self._processor = AutoProcessor.from_pretrained(model_dir, **options)
-        model = AutoModelForSpeechSeq2Seq.from_pretrained(
+        self._processor = transformers.AutoProcessor.from_pretrained(model_dir, **options)
+        model = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(
             model_dir, use_safetensors=True, dtype=torch.float32, **options
         )
         self._model = model.eval().to(torch.device(device))

@@ -25,6 +25,7 @@ from engine.processes.zygote import ZygoteError
 from engine.protocol.events import Event, Failed, Finished, Progress, Result, Started, Usage
 from engine.report import EngineStatus
 from engine.tasks.loading import LoadRequest, ModelLoadError
+from engine.tasks.one_pass.libraries import zygote_for
 from engine.tasks.work import Emit, Refused
 from telemetry.child_process import Child
 
@@ -228,7 +229,7 @@ class OnePassHost:
         arguments = WorkerArguments(entry, str(request.folder), request.settings.device, request.num_threads, niceness)
         name = f"worker {request.folder.name}"
         try:
-            child = await request.zygote.fork(
+            child = await zygote_for(request.folder, request.zygote).fork(
                 "engine.tasks.one_pass.worker:main", msgspec.msgpack.encode(arguments), name=name
             )
         except ZygoteError as error:

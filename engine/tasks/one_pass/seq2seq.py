@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engine.tasks.one_pass.text_embeddings import group_by_length
+from engine.tasks.one_pass.row_groups import group_by_length
 from engine.tasks.one_pass.transformers_models import load_pretrained, load_tokenizer
 from engine.tasks.text_parts import PartOutput
 

@@ -13,19 +13,24 @@ from typing import Any
 import numpy as np
 import torch
 
-from engine.tasks.one_pass.text_embeddings import group_by_length
+from engine.tasks.one_pass.row_groups import group_by_length
 from engine.tasks.one_pass.transformers_models import load_pretrained, read_config
+from engine.tasks.one_pass.word_classifiers import FASTTEXT, TFIDF, FastTextClassifier, TfidfClassifier
 from engine.tasks.text_classification import ClassifiedRow, ClassifierInfo
 
 _MODEL_TYPES = (
     "albert", "bert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "modernbert", "mpnet", "roberta",
-    "xlm-roberta",
+    "xlm-roberta", FASTTEXT, TFIDF,
 )  # fmt: skip
 
 
-def load(model_dir: Path, device: str) -> ClassificationModel:
+def load(model_dir: Path, device: str) -> ClassificationModel | TfidfClassifier | FastTextClassifier:
     """Load the model of a folder. Raises UnsupportedModel, OSError, ValueError or KeyError."""
     config = read_config(model_dir, _MODEL_TYPES, "text classification models")
+    if config["model_type"] == TFIDF:
+        return TfidfClassifier(model_dir)
+    if config["model_type"] == FASTTEXT:
+        return FastTextClassifier(model_dir, config)
     model_type = SentenceHeadModel if "sentence_head" in config else ClassificationModel
     return model_type(model_dir, config, device)
 

@@ -7,19 +7,24 @@ does not depend on other rows, except for rounding.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from engine.tasks.one_pass.row_groups import group_by_length
+from engine.tasks.one_pass.sentence_encoder import MODEL_TYPE, SentenceEncoder
 from engine.tasks.one_pass.transformers_models import load_pretrained
 from engine.tasks.text_embeddings import EmbeddingModelInfo, TokenRow
 
-MAX_PADDED_TOKENS = 4096  # per forward pass
-_MAX_WASTE = 1.25  # longest to shortest row of a pass
 _MODEL_TYPES = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "electra")
+
+
+def load(model_dir: Path, device: str) -> EmbeddingModel | SentenceEncoder:
+    """Load the model of a folder. Raises UnsupportedModel, OSError, ValueError or KeyError."""
+    is_sentence_encoder = json.loads((model_dir / "config.json").read_text()).get("model_type") == MODEL_TYPE
+    return SentenceEncoder(model_dir, device) if is_sentence_encoder else EmbeddingModel(model_dir, device)
 
 
 class UnsupportedModel(ValueError):
@@ -100,18 +105,3 @@ class EmbeddingModel:
         mean = (hidden * weights).sum(1) / weights.sum(1).clamp(min=1e-9)  # [B, D]
         pooled = torch.where(is_cls.unsqueeze(-1), hidden[:, 0], mean)
         return torch.nn.functional.normalize(pooled, dim=-1) if self._recipe.is_normalized else pooled
-
-
-def group_by_length(lengths: list[int]) -> Iterator[list[int]]:
-    """Yield indices of rows for one pass: of similar length, and with few padded tokens."""
-    order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
-    group: list[int] = []
-    for index in order:
-        longest = lengths[group[0]] if group else 0
-        is_full = (len(group) + 1) * longest > MAX_PADDED_TOKENS or longest > lengths[index] * _MAX_WASTE + 8
-        if group and is_full:
-            yield group
-            group = []
-        group.append(index)
-    if group:
-        yield group

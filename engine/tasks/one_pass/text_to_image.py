@@ -10,8 +10,6 @@ from __future__ import annotations
 import inspect
 import io
 import json
-import logging
-import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -54,14 +52,10 @@ def load(model_dir: Path, device: str) -> PipelineModel | DigitModel:
 
 def import_diffusers() -> Any:
     """Return the module `diffusers`. Raises UnsupportedModel if it is not installed."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
     try:
-        import diffusers
+        from engine.tasks.one_pass.diffusers_imports import diffusers
     except ImportError:
         raise UnsupportedModel("image models need the package diffusers: pip install 'hearth[images]'") from None
-    diffusers.utils.logging.set_verbosity_error()
-    diffusers.utils.logging.disable_progress_bar()
-    logging.getLogger("transformers").setLevel(logging.ERROR)
     return diffusers
 
 

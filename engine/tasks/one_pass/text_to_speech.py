@@ -7,7 +7,6 @@ the operating system, which is started for each sentence. Never runs code of a m
 from __future__ import annotations
 
 import json
-import os
 import re
 import tempfile
 import wave
@@ -19,6 +18,7 @@ import numpy as np
 import torch
 
 from engine.tasks.one_pass.programs import Program, ProgramFailed, find_program
+from engine.tasks.one_pass.transformers_models import import_transformers
 from engine.tasks.text_to_speech import Sentence, SpeakingModelInfo, SpokenSentence
 
 _MODEL_TYPES = ("vits", "flite", "espeak-ng")
@@ -85,17 +85,12 @@ class VitsVoice:
     """VITS with `transformers`. Equal texts give equal speech."""
 
     def __init__(self, model_dir: Path, config: dict[str, Any], device: str) -> None:
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        from transformers import AutoTokenizer, VitsModel
-        from transformers.utils import logging as transformers_logging
-
-        transformers_logging.set_verbosity_error()
-        transformers_logging.disable_progress_bar()
+        transformers = import_transformers()
         options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-        self._tokenizer = AutoTokenizer.from_pretrained(model_dir, **options)
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(model_dir, **options)
         if getattr(self._tokenizer, "phonemize", False) or getattr(self._tokenizer, "is_uroman", False):
             raise UnsupportedModel("VITS models that need phonemizer or uroman are not supported")
-        model = VitsModel.from_pretrained(model_dir, use_safetensors=True, dtype=torch.float32, **options)
+        model = transformers.VitsModel.from_pretrained(model_dir, use_safetensors=True, dtype=torch.float32, **options)
         self._model = model.eval().to(torch.device(device))
         self.sample_rate = int(config["sampling_rate"])
         language = str(config.get("language") or getattr(self._tokenizer, "language", "") or "")[:2]

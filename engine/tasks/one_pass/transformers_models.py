@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Collection
 from pathlib import Path
@@ -33,7 +32,7 @@ def load_pretrained(auto_class: str, model_dir: Path, *, is_complete: bool = Fal
     With `is_complete`, weights that the files do not have are an error; otherwise `transformers` makes random ones.
     Raises OSError, ValueError or KeyError.
     """
-    model, report = getattr(_quiet_transformers(), auto_class).from_pretrained(
+    model, report = getattr(import_transformers(), auto_class).from_pretrained(
         model_dir,
         local_files_only=True,
         trust_remote_code=False,
@@ -55,16 +54,13 @@ def load_tokenizer(model_dir: Path) -> Any:
 
 def load_processor(auto_class: str, model_dir: Path) -> Any:
     """Return what a class such as `AutoImageProcessor` makes of a folder. Raises OSError, ValueError or KeyError."""
-    return getattr(_quiet_transformers(), auto_class).from_pretrained(
+    return getattr(import_transformers(), auto_class).from_pretrained(
         model_dir, local_files_only=True, trust_remote_code=False
     )
 
 
-def _quiet_transformers() -> Any:
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    import transformers
-    from transformers.utils import logging as transformers_logging
+def import_transformers() -> Any:
+    """Return the module `transformers`, which is quiet and offline."""
+    from engine.tasks.one_pass.transformers_imports import transformers
 
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
     return transformers

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Tokenizer
 
 from engine.tasks.one_pass.image_item import ImageItem, blank_image, pixels_of
-from engine.tasks.one_pass.transformers_models import load_processor, read_config
+from engine.tasks.one_pass.transformers_models import import_transformers, load_processor, read_config
 from engine.tasks.vision import EncodedImage, VisionInfo
 
 _MODEL_TYPES = ("llava", "gemma3", "mistral3", "qwen2_vl", "qwen2_5_vl")
@@ -100,16 +100,15 @@ class VisionEncoder:
 
 def _load(model_dir: Path) -> Any:
     """Return the model in float32 without its text part. Raises OSError, ValueError or KeyError."""
-    from transformers import AutoConfig, AutoModel
-
-    config = AutoConfig.from_pretrained(model_dir, local_files_only=True)
+    transformers = import_transformers()
+    config = transformers.AutoConfig.from_pretrained(model_dir, local_files_only=True)
     text = config.text_config  # the smallest that `transformers` accepts: its weights are not loaded
     text.num_hidden_layers, text.vocab_size, text.intermediate_size = 1, 8, 8
     text.pad_token_id = text.bos_token_id = text.eos_token_id = None
     if getattr(text, "layer_types", None):
         text.layer_types = text.layer_types[:1]
     with warnings.catch_warnings(action="ignore"):
-        model, report = AutoModel.from_pretrained(
+        model, report = transformers.AutoModel.from_pretrained(
             model_dir,
             config=config,
             local_files_only=True,

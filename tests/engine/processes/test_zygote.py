@@ -140,3 +140,51 @@ async def test_configure_runs_in_the_zygote_and_in_children(capfd):
     assert '"process": "worker"' in lines
     assert "ended by ValueError" in lines
     assert "no number" not in lines, "an error's own text may hold a caller's content"
+
+
+async def test_children_of_a_branch_share_its_import(zygote: Zygote):
+    branch = zygote.branch("mailbox")
+    children = [await each.fork("tests.fakes.child:has_imported", b"mailbox") for each in (branch, branch, zygote)]
+    assert [await said_by(child, 10) for child in children] == [b"True", b"True", b"False"]
+    assert zygote.branch("mailbox") is branch
+    assert [await child.wait() for child in children] == [0, 0, 0]
+    assert branch.pid is not None
+    assert num_threads(branch.pid) == 1
+    for child in children:
+        child.socket.close()
+
+
+async def test_loads_that_begin_together_start_one_branch(zygote: Zygote):
+    branch = zygote.branch("nntplib_that_does_not_exist")
+    children = await asyncio.gather(*(branch.fork(ECHO, b"x") for _ in range(3)))
+    assert [await said_by(child, 1) for child in children] == [b"x"] * 3, "a failed import is left to the children"
+    assert branch.pid is not None
+    assert sorted(children_of(branch.pid)) == sorted(child.pid for child in children)
+    for child in children:
+        child.socket.close()
+
+
+async def test_killed_branch_ends_its_children_and_is_started_again(zygote: Zygote, caplog):
+    branch = zygote.branch("mailbox")
+    child = await branch.fork(ECHO, b"x")
+    first_pid = branch.pid
+    assert first_pid is not None
+    os.kill(first_pid, signal.SIGKILL)
+    assert await child.wait() == -signal.SIGKILL
+    await wait_until(lambda: not is_running(child.pid))
+    child.socket.close()
+    again = await branch.fork(ECHO, b"y")
+    assert branch.pid != first_pid
+    assert await said_by(again, 1) == b"y"
+    again.socket.close()
+
+
+async def test_branches_end_with_the_zygote():
+    zygote = Zygote(preload=())
+    child = await zygote.branch("mailbox").fork(ECHO, b"x")
+    branch_pid = zygote.branch("mailbox").pid
+    assert branch_pid is not None
+    await zygote.close()
+    assert await child.wait() == -signal.SIGKILL
+    await wait_until(lambda: not is_running(branch_pid) and not is_running(child.pid))
+    child.socket.close()

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.tasks.one_pass.row_groups import MAX_PADDED_TOKENS, group_by_length
 from engine.tasks.one_pass.text_embeddings import (
-    MAX_PADDED_TOKENS,
     Recipe,
     UnsupportedModel,
-    group_by_length,
     read_recipe,
 )
 
