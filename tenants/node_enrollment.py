@@ -60,7 +60,7 @@ async def create_token(
 
 
 async def check_token(database: Database, secret: str, now: datetime) -> None:
-    """Raise JoinTokenInvalid if a join token cannot be used. An unknown token does not occupy SQLite's single writer."""
+    """Raise JoinTokenInvalid if a join token cannot be used, without occupying SQLite's single writer."""
     async with database.connection() as connection:
         if (await connection.execute(select(node_join_tokens.c.pop).where(_is_usable(secret, now)))).first() is None:
             raise _invalid_token()

@@ -3,8 +3,9 @@
 A client with a few connections is served at once. Beyond FREE_PER_CLIENT unauthenticated connections of one client, or
 FREE_IN_TOTAL of all clients, the data that such connections send waits. On any connection, data waits that could not
 be parsed in PARSE_S, such as a flood of tiny chunks, headers or WebSocket frames. A turn serves some connections, for
-TURN_S at most: more while the event loop is on time, fewer when it is late. So a flood takes only the time that other
-requests leave.
+TURN_S at most: more while the event loop is on time, fewer when it is late. After each connection, everything else that
+is due runs first, also the request that the connection sent: so that request's time counts too. A flood takes only the
+time that other requests leave.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class ReadingTurns:
         self._go_on(self._num_per_turn, time.perf_counter() + TURN_S)
 
     def _go_on(self, num_left: int, ends_s: float) -> None:
-        """Serve one connection, then all else that is due, and then the next connection of this turn."""
+        """Serve one connection, then everything else that is due, then the next connection of this turn."""
         if num_left and self._waiting and time.perf_counter() < ends_s:
             self._serve_client(next(iter(self._waiting)))
             self._loop.call_soon(self._go_on, num_left - 1, ends_s)
