@@ -1,6 +1,6 @@
 """`engine.devices.virtual_memory.VirtualMemory` by the virtual memory management of CUDA's driver.
 
-Needs the package `cuda-bindings`, which CUDA builds of torch bring along. CUDA's documentation of the calls: "Virtual
+Needs the package `cuda-bindings`, which torch installs with CUDA. CUDA's documentation of the calls: "Virtual
 Memory Management" in the driver API.
 """
 
@@ -14,6 +14,8 @@ import torch
 from engine.devices.virtual_memory import NoDeviceMemory
 
 logger = logging.getLogger(__name__)
+
+_PORTABLE = 1  # CU_MEMHOSTREGISTER_PORTABLE: pinned for all contexts
 
 
 def find_cuda_memory(device: torch.device) -> CudaMemory | None:
@@ -70,8 +72,9 @@ class CudaMemory:
         return torch.as_tensor(_Bytes(address, size), device=self._device)
 
     def pin(self, host: torch.Tensor) -> bool:
-        runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        return int(runtime.cudaHostRegister(host.data_ptr(), host.nbytes, 0)) == 0
+        # Not `cudaHostRegister`: torch would report its error again at the next kernel launch.
+        (code,) = self._driver.cuMemHostRegister(host.data_ptr(), host.nbytes, _PORTABLE)
+        return bool(code == self._driver.CUresult.CUDA_SUCCESS)
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self._device)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import torch
 
-from engine.arrays import ceil_div
 from engine.devices.arena import ArenaError, PlacedAllocation, SleepSizes
 from engine.devices.snapshot import Snapshot
 from engine.devices.virtual_memory import NoDeviceMemory, Region, VirtualMemory
@@ -40,7 +39,7 @@ class VirtualArena:
         sizes = [group[0].untyped_storage().nbytes() for group in groups.values()]
         offsets = [0]
         for size in sizes:
-            offsets.append(offsets[-1] + ceil_div(size, _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
+            offsets.append(offsets[-1] + -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES)
         self._layout = repr((offsets, sizes)).encode()
         region = self._weights = Region(self._memory, max(offsets[-1], 1))
         num_mapped, num_trimmed = 0, 0

@@ -10,8 +10,6 @@ from typing import Protocol
 
 import torch
 
-from engine.arrays import ceil_div
-
 CHUNK_BYTES = 256 << 20  # physical memory is allocated in pieces of this size, because each piece takes several calls
 
 
@@ -54,7 +52,7 @@ class Region:
     """A reserved range of addresses, mapped from its start in chunks."""
 
     def __init__(self, memory: VirtualMemory, num_bytes: int) -> None:
-        self.size = ceil_div(num_bytes, memory.granule) * memory.granule
+        self.size = -(-num_bytes // memory.granule) * memory.granule
         self._memory = memory
         self._address = memory.reserve(self.size)
         self._chunks: list[tuple[int, int, int]] = []  # address, size, handle
