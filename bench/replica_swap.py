@@ -1,10 +1,11 @@
 """Measure how fast models replace each other in a node's memory, and how fast a node with cached weights starts.
 
-    python -m bench.replica_swap
+    python -m bench.replica_swap [--sleep]
 
 Two models alternate in a budget for one: Spark, and a random Llama model of `--mb` megabytes. "reload_s" is from the
 call that evicts the other model to the moment when this one is ready, with its files in the page cache; "copy_s" is a
-read of the same file into untouched memory with the same number of threads. "start_s" is from the start of a node
+read of the same file into untouched memory with the same number of threads. With `--sleep`, the other model sleeps
+instead of being evicted. "start_s" is from the start of a node
 process to the first token of a call, and "restart_s" the same with the weights in its disk cache. Prints JSON.
 """
 
@@ -31,7 +32,7 @@ from engine.processes.zygote import Zygote
 from engine.serving.disk_cache import DiskCache
 from engine.serving.loaders import Loaders
 from engine.serving.model_store import ModelStore
-from engine.serving.replicas import Replicas
+from engine.serving.replicas import ReplicaMemory, Replicas
 from storage.objects import Objects
 from tests.engine.node.node_process import NodeProcess
 from tests.engine.node.published import publish_folder
@@ -52,6 +53,7 @@ class Settings:
     num_threads: int = 0
     kv_memory_bytes: int = 64 << 20
     attention: str = "auto"
+    has_graphs: bool = True
     adapter_memory_bytes: int = 0
     max_sequences: int = 8
     max_waiting: int = 8
@@ -65,13 +67,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=1024, help="size of the random model")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--sleep", action="store_true", help="let models sleep instead of evicting them")
     arguments = parser.parse_args()
     logging.disable(logging.WARNING)  # the keys of tests expire soon
     with tempfile.TemporaryDirectory(prefix="hearth-swap-") as folder:
-        print(json.dumps(asyncio.run(measure(Path(folder), arguments.mb, arguments.rounds)), indent=2))
+        print(
+            json.dumps(
+                asyncio.run(measure(Path(folder), arguments.mb, arguments.rounds, sleeps=arguments.sleep)), indent=2
+            )
+        )
 
 
-async def measure(folder: Path, size_mb: int, num_rounds: int) -> dict[str, object]:
+async def measure(folder: Path, size_mb: int, num_rounds: int, *, sleeps: bool) -> dict[str, object]:
     url = f"file://{folder}/objects"
     objects = Objects.connect(url)
     spark = find_folder("@cf/hearth/spark")
@@ -82,12 +89,12 @@ async def measure(folder: Path, size_mb: int, num_rounds: int) -> dict[str, obje
         LARGE: (await publish_folder(objects, LARGE, folder / "large", context_window=512)).revision,
     }
     sizes = {SMALL: spark / "model.safetensors", LARGE: folder / "large" / "model.safetensors"}
-    seconds = await swap(folder, objects, revisions, num_rounds)
+    seconds = await swap(folder, objects, revisions, num_rounds, sleeps=sleeps)
     await objects.close()
     return {
         "load_average": os.getloadavg()[0],
         "models": {model: report(sizes[model], seconds[model], num_rounds) for model in revisions},
-        "nodes": {model: await start_node(folder, url, model) for model in revisions},
+        "nodes": {} if sleeps else {model: await start_node(folder, url, model) for model in revisions},
     }
 
 
@@ -115,14 +122,15 @@ def write_model(folder: Path, spark: Path, size_mb: int) -> None:
 
 
 async def swap(
-    folder: Path, objects: Objects, revisions: dict[str, str], num_rounds: int
+    folder: Path, objects: Objects, revisions: dict[str, str], num_rounds: int, *, sleeps: bool
 ) -> dict[str, list[tuple[float, float]]]:
     """Return (seconds from the call to ready, seconds of the load in the rank's own process) of each reload."""
     zygote = Zygote()
     await zygote.start()
     cache = DiskCache(folder / "cache", 64 << 30)
     store = ModelStore(cache, objects)
-    replicas = Replicas(store, Loaders(zygote, Settings(), store), 1)
+    memory = ReplicaMemory(sleep_bytes=64 << 30 if sleeps else 0)
+    replicas = Replicas(store, Loaders(zygote, Settings(), store, sleeps=sleeps), 1, memory=memory)
     seconds: dict[str, list[tuple[float, float]]] = {model: [] for model in revisions}
     for turn in range(num_rounds + 2):
         for model, revision in revisions.items():
@@ -130,7 +138,7 @@ async def swap(
             replica = await replicas.acquire(model, revision)
             replicas.release(replica)
             if turn >= 2:  # the first turn downloads, the second one hashes
-                seconds[model].append((time.perf_counter() - started_s, replica.reload_s))
+                seconds[model].append((time.perf_counter() - started_s, replica.return_s))
     await replicas.close()
     await zygote.close()
     cache.close()

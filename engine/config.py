@@ -50,6 +50,7 @@ class EngineConfig:
     is_prefix_cache_enabled: bool = True
     adapter_memory_bytes: int = 512 * 1024 * 1024  # LoRA matrices; least recently used idle adapters are evicted
     has_graphs: bool = True  # steps on a GPU are captured in CUDA graphs; False queues every kernel separately
+    sleeps: bool = False  # memory is allocated so that the model can give it back while it sleeps
     speculation: str = "off"  # off | prompt_lookup | draft:<folder of a smaller model with the same tokenizer>
     free_step_tokens: int = 16  # tokens a step computes at about the cost of its rows alone: room for draft tokens
     step_timeout_s: float = 15.0  # a rank that does not respond or compute for so long is killed; see child_link.py

@@ -20,15 +20,26 @@ import msgspec
 from engine.adapters.queue import AdapterQueue, AdapterStore
 from engine.admission import Admission
 from engine.arrays import Ints
-from engine.config import EngineConfig
+from engine.config import DRAFT, EngineConfig
 from engine.device_time import DeviceTime
+from engine.devices.arena import ArenaError, SleepSizes
 from engine.input_builder import build_inputs
 from engine.inputs import StepInputs
 from engine.launched_step import LaunchedStep, PendingOutput
 from engine.open_sequences import OpenSequences
 from engine.postprocess import Postprocessor
 from engine.prompt_logprobs import take_prompt_logprobs
-from engine.report import ABORTED, ERROR, OUT_OF_CAPACITY, RUNNING, EngineInfo, EngineStatus, StepReport
+from engine.report import (
+    ABORTED,
+    ERROR,
+    OUT_OF_CAPACITY,
+    RUNNING,
+    EngineInfo,
+    EngineStatus,
+    SleepFailed,
+    SleepReport,
+    StepReport,
+)
 from engine.scheduling.block_manager import BlockManager
 from engine.scheduling.prefix_hash import PrefixHasher
 from engine.scheduling.request_check import check_request
@@ -57,7 +68,12 @@ class StepRunner(Protocol):
     can_run_ahead: bool  # `launch` returns before the device has finished, and knows the tokens of the previous step
 
     def launch(self, inputs: StepInputs) -> PendingOutput: ...
+
+    can_sleep: bool  # `sleep` gives the memory of weights and KV back until `wake`; both raise ArenaError
+
     def wipe(self, block_ids: Ints) -> None: ...
+    def sleep(self, snapshot: str) -> SleepSizes: ...
+    def wake(self) -> int: ...
 
 
 class Engine:
@@ -72,7 +88,7 @@ class Engine:
         drafter: Drafter | None = None,
     ) -> None:
         """`drafter` enables speculative decoding."""
-        self.info = _info_of(runner, adapters)
+        self.info = _info_of(runner, adapters, config)
         self._memory_bytes = runner.weight_bytes, runner.kv_bytes
         self.table = SlotTable(config.max_sequences, self.info.max_model_len, runner.block_size)
         self.table.is_mirrored = runner.can_run_ahead
@@ -101,6 +117,7 @@ class Engine:
         self._launched: deque[LaunchedStep] = deque()
         self.num_synchronous: Counter[str] = Counter()  # steps that could not run ahead, by reason
         self._num_ranks = config.tensor_parallel
+        self._asleep: SleepSizes | None = None
 
     def _make_speculator(self, drafter: Drafter, runner: StepRunner, config: EngineConfig) -> Speculator:
         return Speculator(
@@ -119,6 +136,8 @@ class Engine:
     def add(self, request: SequenceRequest) -> None:
         """Queue a sequence. If it cannot be served, the next report ends it."""
         code = check_request(request, self.info, has_adapters=self._has_adapters)
+        if self._asleep is not None:
+            code = OUT_OF_CAPACITY
         if code == RUNNING and self.sequences.get(request.sequence_id) is not None:
             code = ERROR
         if code != RUNNING:
@@ -144,6 +163,28 @@ class Engine:
             token_ids=request.prompt,
             seed=draw_seed(sampling.seed),
         )
+
+    def sleep(self, snapshot: str) -> SleepReport:
+        """Give the memory of weights and KV back until `wake`; cached blocks are lost. To be called without work.
+
+        Raises SleepFailed.
+        """
+        assert not self.has_work, "a model sleeps between its calls"
+        try:
+            self._asleep = self._runner.sleep(snapshot)
+        except ArenaError as error:
+            raise SleepFailed(str(error)) from error
+        self.blocks.forget_cached()
+        return SleepReport(is_asleep=True, host_bytes=self._asleep.host_bytes, device_bytes=self._asleep.device_bytes)
+
+    def wake(self) -> SleepReport:
+        """Get the memory back. Raises SleepFailed; the model then stays asleep."""
+        try:
+            host_bytes = self._runner.wake()
+        except ArenaError as error:
+            raise SleepFailed(str(error)) from error
+        self._asleep = None
+        return SleepReport(is_asleep=False, host_bytes=host_bytes)
 
     def reject(self, sequence_id: int, code: int = ERROR) -> None:
         """End a sequence that was not added, in the next report."""
@@ -254,7 +295,7 @@ class Engine:
         )
 
 
-def _info_of(runner: StepRunner, adapters: AdapterStore | None) -> EngineInfo:
+def _info_of(runner: StepRunner, adapters: AdapterStore | None, config: EngineConfig) -> EngineInfo:
     return EngineInfo(
         max_model_len=min(runner.max_model_len, runner.num_blocks * runner.block_size),
         vocab_size=runner.vocab_size,
@@ -263,6 +304,7 @@ def _info_of(runner: StepRunner, adapters: AdapterStore | None) -> EngineInfo:
         block_size=runner.block_size,
         layout_tag=runner.layout_tag,
         adapter_sites=adapters.sites if adapters is not None else {},
+        can_sleep=runner.can_sleep and not config.speculation.startswith(DRAFT),  # a draft model has its own memory
     )
 
 

@@ -94,6 +94,19 @@ class EngineStatus(Struct, frozen=True, omit_defaults=True, kw_only=True):
     num_cached_tokens: int = 0
 
 
+class SleepReport(Struct, frozen=True, kw_only=True):
+    """A model that was put to sleep or woken. While `is_asleep`, its weights take `host_bytes` of host memory, and
+    `device_bytes` stay allocated on its device. `host_bytes` can also be kept while it is awake, for its next sleep."""
+
+    is_asleep: bool
+    host_bytes: int = 0
+    device_bytes: int = 0
+
+
+class SleepFailed(Exception):
+    """A model could not be put to sleep or woken and is in the same state as before. The message has the sizes."""
+
+
 class EngineInfo(Struct, frozen=True, kw_only=True):
     """Properties of a loaded model. `max_model_len` limits prompt and completion together."""
 
@@ -104,5 +117,6 @@ class EngineInfo(Struct, frozen=True, kw_only=True):
     block_size: int
     layout_tag: str
     adapter_sites: dict[str, tuple[int, int]] = {}  # modules that adapters can change -> (in, out)
+    can_sleep: bool = False  # see `engine.devices.arena`
     architecture: str = ""  # name in the checkpoint's config
     load_s: float = 0.0

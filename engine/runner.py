@@ -19,9 +19,14 @@ from engine.checkpoints.alignment import AlignedAllocation
 from engine.config import AUTO, FLOAT8_KV, KV_DTYPES, EngineConfig
 from engine.device_steps import DeviceStep, DeviceSteps, StepLimits
 from engine.devices import memory
+from engine.devices.arena import Arena, FixedArena, SleepSizes
 from engine.devices.assignment import CPU, device_of, free_memory_bytes, make_current
 from engine.devices.cuda import CudaDevice
+from engine.devices.cuda_memory import find_cuda_memory
 from engine.devices.device import Device
+from engine.devices.host_arena import HostArena
+from engine.devices.reachable import find_tensors
+from engine.devices.virtual_arena import VirtualArena
 from engine.inputs import StepInputs, StepOutput, warmup_step
 from engine.kernels.cpu import CpuKernels
 from engine.kernels.cpu_linear import fastest_dtype
@@ -68,9 +73,11 @@ class Runner:
         broadcast_step: Callable[[StepInputs], None] | None = None,
         broadcast_wipe: Callable[[Ints], None] | None = None,
         steps_device: Device | None = None,
+        arena: Arena | None = None,
     ) -> None:
         """`steps_device` receives the weights and runs steps that are launched ahead; by default a GPU does. Ranks that
-        share a model run their steps synchronously."""
+        share a model run their steps synchronously. `arena` gets the memory of weights and KV; by default it depends on
+        the device and on `config.sleeps`."""
         phases = Phases()
         device = device_of(config.device, shard.rank, shard.size)
         make_current(device)
@@ -91,6 +98,8 @@ class Runner:
         memory.check_weights(needed_bytes, free_bytes, str(self.dtype), device)
         free_bytes -= needed_bytes
         phases.end("headers")
+        self._arena = arena or _find_arena(config, device, shard, self.weight_bytes)
+        self.can_sleep = self._arena.can_sleep
         with AlignedAllocation(checkpoint.common_alignment):
             self._model = Decoder(self.model_config, self.dtype, device, shard)
         self.block_size = config.block_size
@@ -112,7 +121,10 @@ class Runner:
             phases.end("binding")
             self._model.make_position_tables(kernels, self.max_model_len)
             phases.end("rotary")
-            self._pool = self._allocate_pool(kernels, checkpoint)
+            self._arena.adopt(find_tensors(self._model, device))
+            with self._arena.kv_memory():
+                pool = self._allocate_pool(kernels)
+            self._pool = self._with_scales(pool, checkpoint)
             self._attention = self._model.attention(kernels, self._pool)
         _trim_heap()
         name = str(self.dtype).removeprefix("torch.")
@@ -197,6 +209,16 @@ class Runner:
         if self._broadcast_wipe is not None:
             self._broadcast_wipe(block_ids)
         self._pool.zero_blocks(block_ids)
+
+    @torch.inference_mode()
+    def sleep(self, snapshot: str) -> SleepSizes:
+        """Give the memory of weights and KV cache back until `wake`. No step may be queued. See `Arena.sleep`."""
+        return self._arena.sleep(snapshot)
+
+    @torch.inference_mode()
+    def wake(self) -> int:
+        """Get the weights back at the same addresses; the KV cache is empty. See `Arena.wake`."""
+        return self._arena.wake()
 
     @torch.inference_mode()
     def poison_kv(self, block_ids: Sequence[int] | None = None) -> None:
@@ -290,9 +312,12 @@ class Runner:
             raise ValueError(f"max_model_len must be at most {longest}, the model's context (got {wanted})")
         return min(wanted or longest, self.num_blocks * self.block_size)
 
-    def _allocate_pool(self, kernels: Kernels, checkpoint: weights.Checkpoint) -> KvPool:
+    def _allocate_pool(self, kernels: Kernels) -> KvPool:
         shape, num_layers = self._model.attention_shape, self.model_config.num_layers
-        pool = kernels.allocate_pool(shape, num_layers, self.num_blocks, self.block_size, self._kv_dtype, self._device)
+        return kernels.allocate_pool(shape, num_layers, self.num_blocks, self.block_size, self._kv_dtype, self._device)
+
+    def _with_scales(self, pool: KvPool, checkpoint: weights.Checkpoint) -> KvPool:
+        """Return the pool with the scales of 8-bit floats, if that is its format."""
         if self._kv_dtype != FLOAT8:
             return pool
         return replace(pool, scales=self._model.kv_scales(checkpoint).to(self._device))
@@ -313,6 +338,16 @@ def _trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def _find_arena(config: EngineConfig, device: torch.device, shard: Shard, weight_bytes: int) -> Arena:
+    """Return the memory of a model. Only a whole model can sleep: ranks would have to wake together or not at all."""
+    if not (config.sleeps and shard.is_whole):
+        return FixedArena()
+    if device == CPU:
+        return HostArena(weight_bytes)
+    memory = find_cuda_memory(device)
+    return FixedArena() if memory is None else VirtualArena(memory)
 
 
 def _kernels_for(device: torch.device, attention: str) -> Kernels:

@@ -83,6 +83,8 @@ WEIGHTS_FETCHED = _counter(
     "hearth_weights_fetched_bytes", "Bytes of weights downloaded, by source: peer or store.", ("source",)
 )
 REPLICA_EVICTIONS = _counter("hearth_replica_evictions", "Models evicted from memory for others, by model.", ("model",))
+MODEL_SLEEPS = _counter("hearth_model_sleeps", "Models put to sleep for others, by model.", ("model",))
+MODEL_WAKE_SECONDS = _histogram("hearth_model_wake_seconds", "Time to wake a sleeping model, by model.", ("model",))
 MODEL_FAILURES = _counter("hearth_model_failures", "Failed model loads, by reason.", ("reason",))
 MODEL_LOAD_SECONDS = _histogram("hearth_model_load_seconds", "Time to load a model, by model.", ("model",))
 

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 NOT_MEASURED = "not measured"
-NOT_BUILT = "not built"
 STATES = ("complete", "running", "failed", "timed out", "wrong", NOT_MEASURED)
 MAX_BYTES = 15 << 20
 _REQUIRED = {"part", "device", "state", "circumstances", "figures", "headline", "error", "wrong", "digest"}

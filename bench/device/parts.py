@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.device import isolated
-from bench.device.figures import NOT_BUILT, NOT_MEASURED, Sheet, WrongResult
+from bench.device.figures import NOT_MEASURED, Sheet, WrongResult
 
 
 class Part(NamedTuple):
@@ -46,10 +46,10 @@ class PartOptions(NamedTuple):
 
 
 def fill_unmeasured(name: str, path: Path) -> None:
-    """Write every row of a part as not measured, or as not built."""
+    """Write every row of a part as not measured."""
     sheet = Sheet(path, name, "fake")
     for row in _rows(name):
-        sheet.add(row, NOT_BUILT if row == "swap" else NOT_MEASURED)
+        sheet.add(row, NOT_MEASURED)
     sheet.headline(NOT_MEASURED)
     sheet.close(NOT_MEASURED)
 

@@ -1,4 +1,5 @@
-"""Time from starting the server's process to the first token, and to the first token of a long prompt. Part `start`.
+"""Time from starting the server's process to the first token, and to the first token of a long prompt. Part `start`,
+with the swaps of `swap.py`.
 
 The files of the model are in the page cache. The first start may compile kernels, later ones use the cache.
 
@@ -24,7 +25,8 @@ from pathlib import Path
 
 import torch
 
-from bench.device.figures import NOT_BUILT, Sheet
+from bench.device import swap
+from bench.device.figures import Sheet
 from bench.device.served import first_token_s, random_prompt, served, vocab_size_of
 
 _NUM_STARTS = 3
@@ -39,7 +41,6 @@ def rows() -> list[str]:
 def run(sheet: Sheet, device: torch.device, folder: Path, *, is_tiny: bool) -> None:
     """Fill a sheet."""
     vocab_size, long_prompt = vocab_size_of(folder), 200 if is_tiny else _LONG_PROMPT
-    sheet.add("swap", NOT_BUILT)
     for number in range(1 if is_tiny else _NUM_STARTS):
         if sheet.left_s < _LEAST_S:
             sheet.headline(f"start {number + 1}: not run, out of time")
@@ -60,3 +61,7 @@ def run(sheet: Sheet, device: torch.device, folder: Path, *, is_tiny: bool) -> N
                 sheet.add("long prompt", {"tokens": long_prompt, "first_token_s": round(new_s, 4),
                                           "first_token_cached_s": round(cached_s, 4)})  # fmt: skip
                 sheet.headline(f"cached prompt of {long_prompt} tokens: {1000 * cached_s:.0f} ms")
+    if sheet.left_s < swap.LEAST_S:
+        sheet.headline("swap: not run, out of time")
+    else:
+        swap.measure(sheet, device, folder, is_tiny=is_tiny)

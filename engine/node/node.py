@@ -23,7 +23,7 @@ from engine.node.management import ACTIONS, Management
 from engine.node.peer_files import Peers
 from engine.node.presence import Presence
 from engine.node.served_files import ServedFiles
-from engine.node.settings import NodeSettings, parse_models
+from engine.node.settings import NodeSettings, parse_models, parse_sleep_size
 from engine.processes.zygote import Zygote
 from engine.protocol.status import NodeStatus
 from engine.protocol.wire import VERSION
@@ -43,6 +43,7 @@ from telemetry.version import installed_version
 
 logger = logging.getLogger(__name__)
 
+SLEEP_RATIO = 0.5  # of the host memory that is available at startup
 USABLE_RATIO = 0.9  # of the device's memory; the rest is for activations and libraries
 
 
@@ -67,14 +68,15 @@ class Node:
         store = ModelStore(self._cache, self._objects, peers)
         wanted = parse_models(settings.models)
         self._budget_bytes = settings.memory_bytes or usable_bytes(settings, self._device.facts.memory_bytes)
+        sleep_bytes = sleep_bytes_of(settings)
         self._replicas = Replicas(
             store,
-            Loaders(zygote, settings, store),
+            Loaders(zygote, settings, store, sleeps=sleep_bytes > 0),
             settings.max_replicas,
             wanted,
             on_change=self._changed,
             pinned=parse_models(settings.pinned),
-            memory=ReplicaMemory(self._budget_bytes, settings.kv_memory_bytes, settings.kv_floor_bytes),
+            memory=ReplicaMemory(self._budget_bytes, settings.kv_memory_bytes, settings.kv_floor_bytes, sleep_bytes),
         )
         self._calls = Calls(self._replicas, settings.max_calls, adapters=NodeAdapters(store))
         self._tracing = open_tracing(settings.traces_url, settings.traces_ratio, "node", settings.pop, settings.name)
@@ -197,6 +199,15 @@ def usable_bytes(settings: NodeSettings, device_bytes: int) -> int:
     """Return the part of the device's memory that models may use. 0, no limit, if the memory is unknown."""
     free_bytes = device_bytes if settings.device == "cuda" else available_bytes()
     return 0 if free_bytes == UNKNOWN else int(free_bytes * USABLE_RATIO * settings.memory_share)
+
+
+def sleep_bytes_of(settings: NodeSettings) -> int:
+    """Return the host memory for sleeping models. On a CPU, they would take it from the models that are awake."""
+    configured = parse_sleep_size(settings.sleep_size)
+    if configured is not None:
+        return configured
+    free_bytes = available_bytes() if settings.device == "cuda" else UNKNOWN
+    return 0 if free_bytes == UNKNOWN else int(free_bytes * SLEEP_RATIO * settings.memory_share)
 
 
 @contextlib.contextmanager

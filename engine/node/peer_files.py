@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_PEERS = 3  # asked for one model
 TIMEOUT_S = 5.0
-_HELD_STATES = ("ready", "idle", "evicted", "draining")
+_HELD_STATES = ("ready", "idle", "sleeping", "evicted", "draining")
 _RANGE = re.compile(r"bytes [0-9]+-[0-9]+/([0-9]+)")
 
 

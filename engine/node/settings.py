@@ -52,6 +52,15 @@ def parse_kv_size(text: str) -> int:
     return size_bytes
 
 
+def parse_sleep_size(text: str) -> int | None:
+    """Return the bytes for sleeping models; None for "auto". Raises ValueError."""
+    if text == AUTO:
+        return None
+    if not text.isdecimal() or int(text) > MAX_NUMBER[int]:
+        raise ValueError("must be auto or a number of bytes")
+    return int(text)
+
+
 @dataclass(frozen=True, kw_only=True)
 class NodeSettings(ProcessSettings):
     """Settings of one node process."""
@@ -122,6 +131,14 @@ class NodeSettings(ProcessSettings):
         "the device among its nodes.",
         default=1.0,
         check=_is_share,
+    )
+    sleep_size: str = setting(
+        "HEARTH_NODE_SLEEP_BYTES",
+        "Bytes of host memory for the weights of sleeping text models. A model that is evicted for another one sleeps "
+        "while they fit; otherwise its process ends. auto: half of the host memory available at startup on a GPU, 0 "
+        "elsewhere. 0 disables sleeping.",
+        default=AUTO,
+        check=parsed_by(parse_sleep_size),
     )
     pinned: str = setting(
         "HEARTH_NODE_PINNED",

@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-ReplicaState = Literal["cold", "loading", "ready", "idle", "evicted", "draining", "failed"]
+ReplicaState = Literal["cold", "loading", "ready", "idle", "sleeping", "evicted", "draining", "failed"]
 READY_STATES: tuple[ReplicaState, ...] = ("ready", "idle")  # can take calls at once
 
 
@@ -19,7 +19,8 @@ class ReplicaStatus(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fa
     devices were busy for `busy_us` microseconds in total, and for `busy_ratio` of the time since the last report.
     `weight_bytes` and `kv_bytes` are the memory of the model's weights and of its KV cache over all ranks.
     `num_cached_tokens` of `num_prompt_tokens` were served from the prefix cache. An `is_pinned` model is never evicted.
-    `demand` is the decayed number of calls per minute, and `reload_s` the duration of the last load from local disk.
+    `demand` is the decayed number of calls per minute, and `reload_s` the duration of the last load from local disk, or
+    of the last wake of a sleeping model. The weights of a sleeping model take `host_bytes` of host memory.
     """
 
     model: str
@@ -45,6 +46,7 @@ class ReplicaStatus(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=Fa
     is_pinned: bool = False
     demand: float = 0.0
     reload_s: float = 0.0
+    host_bytes: int = 0
 
 
 class NodeStatus(Struct, frozen=True, omit_defaults=True, kw_only=True, gc=False):

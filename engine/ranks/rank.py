@@ -24,6 +24,7 @@ from engine.loop import Engine
 from engine.processes.frames import FrameReader
 from engine.ranks import wire
 from engine.ranks.group import load
+from engine.report import SleepFailed
 from engine.speculation.factory import make_drafter
 
 logger = logging.getLogger(__name__)
@@ -72,10 +73,12 @@ def serve(connection: socket.socket, engine: Engine, device: str = "cpu") -> Non
     inbox = _Inbox(connection)
     try:
         while True:
-            if not engine.has_work:
+            if not (engine.has_work or inbox.change is not None):
                 _use_idle_time(connection, engine)
             if not inbox.drain(engine):
                 return
+            if inbox.change is not None and not engine.has_work:
+                connection.sendall(wire.encode_frame(_sleep_or_wake(inbox.take_change(), engine)))
             if engine.has_work:
                 with log_faults(device, lambda: engine.scheduler.num_steps):
                     report = engine.step()
@@ -86,6 +89,15 @@ def serve(connection: socket.socket, engine: Engine, device: str = "cpu") -> Non
         gc.enable()
 
 
+def _sleep_or_wake(change: wire.Sleep | wire.Wake, engine: Engine) -> wire.SleepDone:
+    try:
+        report = engine.sleep(change.snapshot) if isinstance(change, wire.Sleep) else engine.wake()
+    except SleepFailed as error:
+        return wire.SleepDone(failure=str(error))
+    logger.info("asleep" if report.is_asleep else "awake", extra=msgspec.structs.asdict(report))
+    return wire.SleepDone(report)
+
+
 def _use_idle_time(connection: socket.socket, engine: Engine) -> None:
     """Collect garbage, and prepare for constraints if there is no work for a while."""
     gc.collect()
@@ -94,23 +106,34 @@ def _use_idle_time(connection: socket.socket, engine: Engine) -> None:
 
 
 class _Inbox:
-    """Passes received work to the engine."""
+    """Passes received work to the engine. `change` is a request that waits until the engine has no work."""
 
     def __init__(self, connection: socket.socket) -> None:
+        self.change: wire.Sleep | wire.Wake | None = None
         self._connection = connection
         self._reader = FrameReader()
+
+    def take_change(self) -> wire.Sleep | wire.Wake:
+        change, self.change = self.change, None
+        assert change is not None
+        return change
 
     def drain(self, engine: Engine) -> bool:
         """Receive all pending work; wait for some if the engine has none. Return False if the replica closed."""
         while True:
             try:
-                data = self._connection.recv(_RECEIVE_BYTES, socket.MSG_DONTWAIT if engine.has_work else 0)
+                must_wait = not engine.has_work and self.change is None
+                data = self._connection.recv(_RECEIVE_BYTES, 0 if must_wait else socket.MSG_DONTWAIT)
             except BlockingIOError:
                 return True
             if not data:
                 return False
             for payload in self._reader.feed(data):
-                _apply(wire.decode_work(payload), engine)
+                message = wire.decode_to_rank(payload)
+                if isinstance(message, wire.Work):
+                    _apply(message, engine)
+                else:
+                    self.change = message
             if len(data) < _RECEIVE_BYTES and engine.has_work:
                 return True
 

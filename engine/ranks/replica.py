@@ -17,13 +17,15 @@ from engine.processes.child_link import ChildLink
 from engine.processes.zygote import Zygote
 from engine.ranks import wire
 from engine.ranks.output import SequenceOutput, outputs_of
-from engine.report import EngineInfo, EngineStatus, Finish, StepReport
+from engine.report import EngineInfo, EngineStatus, Finish, SleepFailed, SleepReport, StepReport
 from engine.scheduling.sequence import SequenceRequest
 from telemetry.child_process import Child
 
 logger = logging.getLogger(__name__)
 
 Sink = Callable[[SequenceOutput], None]
+
+_ENDED = "the rank process has ended"
 
 
 class ReplicaLoadError(Exception):
@@ -51,7 +53,7 @@ class Replica:
             on_frame=self._on_frame,
             on_lost=self._on_lost,
             on_exit=on_exit,
-            has_pending=lambda: bool(self._sinks),
+            has_pending=lambda: bool(self._sinks or self._change is not None),
             hang_timeout_s=hang_timeout_s,
         )
         self._status = EngineStatus()
@@ -62,6 +64,7 @@ class Replica:
         self._is_draining = False
         self._loaded: asyncio.Future[EngineInfo] = loop.create_future()
         self._drained: list[asyncio.Future[None]] = []
+        self._change: asyncio.Future[SleepReport] | None = None  # the sleep or the wake in progress
 
     @classmethod
     async def start(
@@ -137,6 +140,27 @@ class Replica:
             self._drained.append(future)
             await future
 
+    async def sleep(self, snapshot: str) -> SleepReport:
+        """Let the rank give its memory back; `snapshot` is the memory file for its weights. Open sequences end first.
+
+        Raises SleepFailed, or ReplicaLoadError if the rank ends.
+        """
+        return await self._request(wire.Sleep(snapshot))
+
+    async def wake(self) -> SleepReport:
+        """Let the rank get its memory back. Raises as `sleep` does."""
+        return await self._request(wire.Wake())
+
+    async def _request(self, change: wire.Sleep | wire.Wake) -> SleepReport:
+        if not self.is_alive:
+            raise ReplicaLoadError(_ENDED)
+        assert self._change is None, "one change at a time"
+        future = self._change = self._loop.create_future()
+        future.add_done_callback(_retrieve_exception)
+        self._flush()  # aborts first
+        self._link.send(wire.encode_frame(change))
+        return await asyncio.shield(future)
+
     async def close(self, *, at_once: bool = False) -> None:
         """End the rank process; open sequences get "aborted". `at_once` kills it."""
         await self._link.close(at_once=at_once)
@@ -165,6 +189,8 @@ class Replica:
             self._status = message.status
             if message.report is not None:
                 self._deliver(message.report)
+        elif isinstance(message, wire.SleepDone):
+            self._on_changed(message)
         elif isinstance(message, wire.Loaded):
             self._status = message.status
             self._link.watch_with(message.follower_pids)
@@ -173,6 +199,14 @@ class Replica:
         elif not self._loaded.done():
             kind = ReplicaDeviceLost if message.is_device_lost else ReplicaLoadError
             self._loaded.set_exception(kind(message.message))
+
+    def _on_changed(self, done: wire.SleepDone) -> None:
+        change, self._change = self._change, None
+        assert change is not None, "the rank responds to a request"
+        if done.report is None:
+            change.set_exception(SleepFailed(done.failure))
+        else:
+            change.set_result(done.report)
 
     def _deliver(self, report: StepReport) -> None:
         for sequence_id, output in outputs_of(report):
@@ -198,6 +232,9 @@ class Replica:
     def _on_lost(self) -> None:
         if not self._loaded.done():
             self._loaded.set_exception(ReplicaLoadError("the rank process ended while loading; see its log"))
+        change, self._change = self._change, None
+        if change is not None:
+            change.set_exception(ReplicaLoadError(_ENDED))
         sinks, self._sinks = self._sinks, {}
         for sequence_id, sink in sinks.items():
             self._call(sequence_id, sink, SequenceOutput((), self._lost_finish))
@@ -209,3 +246,9 @@ class Replica:
                 if not future.done():
                     future.set_result(None)
             self._drained.clear()
+
+
+def _retrieve_exception(future: asyncio.Future[SleepReport]) -> None:
+    """Keep asyncio from logging an exception that nobody waits for any more."""
+    if not future.cancelled():
+        future.exception()

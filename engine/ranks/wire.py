@@ -7,6 +7,8 @@ Each frame (`processes/frames.py`) is one MessagePack message:
 | rank | `Loaded` or `LoadFailed`, once |
 | replica | `Work`: sequences to add and ids to abort |
 | rank | `Stepped`: entries of a step and the engine's status |
+| replica | `Sleep` or `Wake`, while no sequence is open |
+| rank | `SleepDone` |
 
 Both ends run the same version. Closing the socket ends the connection. Imports no torch.
 """
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 
 from engine.config import EngineConfig
 from engine.processes.frames import framed
-from engine.report import EngineInfo, EngineStatus, StepReport
+from engine.report import EngineInfo, EngineStatus, SleepReport, StepReport
 from engine.scheduling.sequence import SequenceRequest
 
 
@@ -49,6 +51,23 @@ class Work(Struct, frozen=True, tag="work"):
 
     adds: list[Raw] = []
     aborts: list[int] = []
+
+
+class Sleep(Struct, frozen=True, tag="sleep"):
+    """Give the memory of weights and KV back. `snapshot` is the memory file for the weights."""
+
+    snapshot: str
+
+
+class Wake(Struct, frozen=True, tag="wake"):
+    """Get the memory back."""
+
+
+class SleepDone(Struct, frozen=True, tag="sleep_done"):
+    """The response to `Sleep` or `Wake`: a report, or why nothing has changed."""
+
+    report: SleepReport | None = None
+    failure: str = ""
 
 
 class Stepped(Struct, frozen=True, tag="stepped"):
@@ -79,10 +98,10 @@ def dtype_of(array_type: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=encode_array)
 _request_decoder = msgspec.msgpack.Decoder(SequenceRequest, dec_hook=_decode_array)
-_to_rank: msgspec.msgpack.Decoder[Work] = msgspec.msgpack.Decoder(Work)
-_to_replica: msgspec.msgpack.Decoder[Loaded | LoadFailed | Stepped] = msgspec.msgpack.Decoder(
-    Loaded | LoadFailed | Stepped, dec_hook=_decode_array
-)
+ToRank = Work | Sleep | Wake
+ToReplica = Loaded | LoadFailed | Stepped | SleepDone
+_to_rank: msgspec.msgpack.Decoder[ToRank] = msgspec.msgpack.Decoder(ToRank)
+_to_replica: msgspec.msgpack.Decoder[ToReplica] = msgspec.msgpack.Decoder(ToReplica, dec_hook=_decode_array)
 
 
 def encode_arguments(config: EngineConfig, revision: str) -> bytes:
@@ -97,17 +116,17 @@ def decode_arguments(data: bytes) -> tuple[EngineConfig, str]:
     return EngineConfig(**settings), revision
 
 
-def encode_frame(message: Loaded | LoadFailed | Work) -> bytes:
+def encode_frame(message: Loaded | LoadFailed | SleepDone | ToRank) -> bytes:
     """Return the message as a frame, length included."""
     return framed(_encoder.encode(message))
 
 
-def decode_work(payload: bytes) -> Work:
+def decode_to_rank(payload: bytes) -> ToRank:
     """Decode a message to a rank. Raises msgspec.DecodeError."""
     return _to_rank.decode(payload)
 
 
-def decode_rank_message(payload: bytes) -> Loaded | LoadFailed | Stepped:
+def decode_rank_message(payload: bytes) -> ToReplica:
     """Decode a message to a replica. Raises msgspec.DecodeError."""
     return _to_replica.decode(payload)
 

@@ -108,6 +108,10 @@ class BlockManager:
         freed: Ints = blocks[is_free]
         return freed
 
+    def forget_cached(self) -> None:
+        """Make all cached blocks free: their content is lost."""
+        self.release(self.allocate(self.num_available))
+
     def register(self, block: int, block_hash: bytes) -> None:
         """Make a full block in use findable by its hash. If another block has this hash already, do nothing."""
         assert self._references[block] > 0

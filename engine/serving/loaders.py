@@ -21,9 +21,11 @@ logger = logging.getLogger(__name__)
 
 
 class Loaders:
-    """Loads models in processes forked from `zygote`. `store` provides further models that a model needs."""
+    """Loads models in processes forked from `zygote`. `store` provides further models that a model needs. With
+    `sleeps`, models are loaded so that they can sleep."""
 
-    def __init__(self, zygote: Zygote, settings: LoadSettings, store: FindsModels) -> None:
+    def __init__(self, zygote: Zygote, settings: LoadSettings, store: FindsModels, *, sleeps: bool = False) -> None:
+        self._sleeps = sleeps
         self._zygote = zygote
         self._settings = settings
         self._store = store
@@ -47,6 +49,7 @@ class Loaders:
             zygote=self._zygote,
             on_exit=on_exit,
             kv_bytes=kv_bytes,
+            sleeps=self._sleeps,
             open_model=self._open_model,
         )
         return await load(request)

@@ -63,6 +63,11 @@ class ModelReplica:
     weight_bytes: int = 0
     kv_bytes: int = 0
     reload_s: float = 0.0  # duration of the last load from local disk, 0 if there was none
+    wake_s: float = 0.0  # duration of the last wake, 0 if it has not slept since it was loaded
+    host_bytes: int = 0  # host memory that holds its weights while it sleeps, and sometimes for its next sleep
+    device_bytes: int = 0  # device memory that it keeps while it sleeps
+    falling_asleep: asyncio.Task[None] | None = None
+    is_waking: bool = False
     demand: Demand = field(default_factory=Demand)
     busy_meter: BusyMeter = field(default_factory=BusyMeter)
     has_crashed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -72,6 +77,11 @@ class ModelReplica:
     def is_alive(self) -> bool:
         """False if a process has exited, even if `on_exit` was not called yet."""
         return self.loaded is None or self.loaded.is_alive
+
+    @property
+    def return_s(self) -> float:
+        """Expected seconds until it is ready again once its memory has gone to another model."""
+        return self.wake_s or self.reload_s
 
     @property
     def task_model(self) -> TaskModel:
@@ -85,7 +95,7 @@ class ModelReplica:
             self,
             self.weight_bytes + self.kv_bytes,
             demand=self.demand.per_minute(now_s),
-            reload_s=self.reload_s,
+            reload_s=self.return_s,
             last_used_s=self.last_used_s,
             is_pinned=is_pinned,
             is_busy=self.state != "ready" or self.num_calls > 0,
@@ -95,6 +105,7 @@ class ModelReplica:
 def status_of(replica: ModelReplica, now_s: float, *, is_pinned: bool) -> ReplicaStatus:
     """Return the status that the node publishes. A ready model without calls for IDLE_AFTER_S is idle."""
     engine = replica.loaded.status() if replica.loaded is not None else EngineStatus()
+    holds_memory = replica.loaded is not None and replica.state != "sleeping"
     is_idle = replica.state == "ready" and not replica.num_calls and now_s - replica.last_used_s >= IDLE_AFTER_S
     return ReplicaStatus(
         model=replica.model,
@@ -112,12 +123,13 @@ def status_of(replica: ModelReplica, now_s: float, *, is_pinned: bool) -> Replic
         num_ranks=engine.num_ranks,
         busy_us=engine.busy_us,
         busy_ratio=replica.busy_meter.ratio(engine.busy_us, engine.num_ranks, now_s),
-        weight_bytes=replica.weight_bytes if replica.loaded is not None else 0,
-        kv_bytes=replica.kv_bytes if replica.loaded is not None else 0,
+        weight_bytes=replica.weight_bytes if holds_memory else 0,
+        kv_bytes=replica.kv_bytes if holds_memory else 0,
         num_prompt_tokens=engine.num_prompt_tokens,
         num_cached_tokens=engine.num_cached_tokens,
         detail=replica.progress.describe() if replica.state == "loading" and not replica.detail else replica.detail,
         is_pinned=is_pinned,
         demand=round(replica.demand.per_minute(now_s), 3),
-        reload_s=round(replica.reload_s, 3),
+        reload_s=round(replica.return_s, 3),
+        host_bytes=replica.host_bytes,
     )

@@ -2,7 +2,8 @@
 
 Weights and KV caches share one budget in bytes. A model needs its weights and at least its KV floor, and gets up to its
 KV share of what is free. Models in use, loading or pinned are never evicted; of the others, the one with the least
-value per byte goes first: its demand times the seconds that a reload would take.
+value per byte goes first: its demand times the seconds that a reload would take. An evicted model can sleep in host
+memory, which has a budget of its own.
 
 Pure functions and one counter. The caller supplies the models and the clock, which may be virtual.
 """
@@ -104,6 +105,23 @@ def plan_load(need: Need, held: Iterable[Holding], budget: Budget) -> Plan | NoR
         wanted_bytes = left_bytes // need.num_sharing if need.kv_share_bytes is None else need.kv_share_bytes
         kv_bytes = max(need.kv_floor_bytes, min(wanted_bytes, left_bytes))
     return Plan(tuple(each.key for each in evicted), kv_bytes)
+
+
+def plan_sleep(num_bytes: int, asleep: Iterable[Holding], budget_bytes: int) -> tuple[Hashable, ...] | None:
+    """Decide which sleeping models to evict so that the weights of another one fit into `budget_bytes` of host memory.
+
+    Return them, least recently used first, or None if the weights do not fit. Busy models are never evicted.
+    """
+    holdings = list(asleep)
+    free_bytes = budget_bytes - sum(each.num_bytes for each in holdings)
+    evicted: list[Hashable] = []
+    for each in sorted(holdings, key=lambda holding: holding.last_used_s):
+        if num_bytes <= free_bytes:
+            break
+        if not (each.is_busy or each.is_pinned):
+            evicted.append(each.key)
+            free_bytes += each.num_bytes
+    return tuple(evicted) if num_bytes <= free_bytes else None
 
 
 def eviction_order(held: Iterable[Holding]) -> list[Holding]:

@@ -1,13 +1,15 @@
 """Replicas: the models this process has loaded, is loading, or could not load.
 
-    cold ──► loading ──► ready ⇄ idle ──► evicted      another model needs its memory; the next call loads it again
-                ▲          │ crash   └──► draining ──► removed     an operator unloads it
+    cold ──► loading ──► ready ⇄ idle ──► sleeping     another model needs its memory; the next call wakes it
+                ▲          │ crash   ├──► evicted      or its process ends, and the next call loads it again
+                │          │         └──► draining ──► removed     an operator unloads it
                 └──────────┘    after a growing delay; `failed` after MAX_CRASHES crashes in CRASH_WINDOW_S, and if the
                                 device is lost: then it is not loaded again by this process
 
 There is one replica per model revision. It is loaded once, however many calls wait for it. `engine/tasks/` knows how
 the model of a task is loaded, `model_store.py` where its files come from, and `replica_policy.py` decides which models
-share the memory.
+share the memory. `sleepers.py` puts models to sleep. A wake is a load that keeps the processes: calls wait for both in
+the same way.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from engine.serving.disk_cache import CacheFull
 from engine.serving.model_store import FindsModels, LocalModel, ModelUnavailable
 from engine.serving.replica import MAX_CRASHES, LoadProgress, ModelReplica, status_of
 from engine.serving.replica_policy import Budget, Need, NoRoom, Plan, plan_load
+from engine.serving.sleepers import Sleepers, is_sound_asleep, no_memory
 from engine.tasks.loading import ModelDeviceLost, ModelLoadError
 from engine.tasks.registry import KV_CACHE_TASKS
 from engine.tasks.work import Refused, TaskModel
@@ -60,11 +63,13 @@ class LoadsModels(Protocol):
 class ReplicaMemory:
     """Memory for the models of this process. `budget_bytes` limits weights and KV caches together, 0 means no limit.
     A model with a KV cache gets `kv_share_bytes` for it, or less, but at least `kv_floor_bytes`, if less is free. A
-    `kv_share_bytes` of 0 means an equal part of the free memory."""
+    `kv_share_bytes` of 0 means an equal part of the free memory. `sleep_bytes` of host memory hold the weights of
+    sleeping models; 0 disables sleeping."""
 
     budget_bytes: int = 0
     kv_share_bytes: int = 256 << 20
     kv_floor_bytes: int = 64 << 20
+    sleep_bytes: int = 0
 
     def need_of(self, task: str, weight_bytes: int, num_sharing: int = 1) -> Need:
         """Return what a model of a task needs. `num_sharing` models are to share what is free, this one included."""
@@ -101,6 +106,7 @@ class Replicas:
         self._budget = Budget(memory.budget_bytes, max_replicas)
         self._on_change = on_change
         self._clock = clock
+        self._sleepers = Sleepers(memory.sleep_bytes, clock)
         self._replicas: dict[tuple[str, str], ModelReplica] = {}
         self._wanted = list(wanted)
         self._pinned = dict.fromkeys(pinned)  # ordered
@@ -237,7 +243,8 @@ class Replicas:
 
     def cancel_idle_loading(self) -> None:
         """Cancel the loading of models that no call waits for, because the process is about to exit."""
-        for replica in [each for each in self._replicas.values() if each.state == "loading" and not each.num_calls]:
+        loading = [each for each in self._replicas.values() if each.state == "loading" and not each.is_waking]
+        for replica in [each for each in loading if not each.num_calls]:
             del self._replicas[replica.model, replica.revision]  # a later call loads the model again
             if replica.loading is not None:
                 self._keep_task(replica.loading)
@@ -285,7 +292,7 @@ class Replicas:
             self._forget("failed")
             replica = self._replicas[model, revision] = ModelReplica(model, revision)
             self._start_loading(replica, delay_s=0.0)
-        elif replica.state == "evicted" or (replica.state == "failed" and self._may_retry(replica)):
+        elif replica.state == "evicted" or (replica.state in ("failed", "sleeping") and self._may_retry(replica)):
             self._check_queue(model)
             self._start_loading(replica, delay_s=0.0)
         return replica
@@ -304,8 +311,8 @@ class Replicas:
         before_s = 0.0
         for each in self._replicas.values():
             if each.state == "loading" and each is not replica and each.progress.started_s < replica.progress.started_s:
-                before_s += each.reload_s
-        return replica.progress.download_left_s(now_s) + before_s / PARALLEL_LOADS + replica.reload_s
+                before_s += each.return_s
+        return replica.progress.download_left_s(now_s) + before_s / PARALLEL_LOADS + replica.return_s
 
     def _forget(self, state: ReplicaState) -> None:
         """Forget the replicas in this state, oldest first, that are more than are remembered."""
@@ -316,6 +323,8 @@ class Replicas:
 
     def _may_retry(self, replica: ModelReplica) -> bool:
         now = self._clock.monotonic_s()
+        if replica.failure is None:
+            return True
         if replica.is_device_lost or _is_crash_looping(replica, now):
             return False
         return now - replica.failed_s >= RETRY_FAILED_S
@@ -323,6 +332,7 @@ class Replicas:
     def _start_loading(self, replica: ModelReplica, delay_s: float) -> None:
         replica.state = "loading"
         replica.failure = None
+        replica.is_waking = replica.loaded is not None
         replica.progress = LoadProgress(self._clock.monotonic_s())
         replica.has_crashed.clear()
         replica.loading = asyncio.create_task(self._load(replica, delay_s))
@@ -340,7 +350,12 @@ class Replicas:
 
         try:
             with _refusals(replica.model):
-                await self._load_files(replica, on_exit)
+                if replica.is_waking:
+                    await self._wake(replica)
+                if replica.loaded is None:
+                    replica.has_crashed.clear()
+                    await self._load_files(replica, on_exit)
+                    metrics.MODEL_LOAD_SECONDS.labels(replica.model).observe(self._clock.monotonic_s() - started_s)
         except Refused as refused:
             self._fail(replica, refused)
             return
@@ -352,7 +367,6 @@ class Replicas:
             self._on_crash(replica, exits[0])
             return
         load_s = self._clock.monotonic_s() - started_s
-        metrics.MODEL_LOAD_SECONDS.labels(replica.model).observe(load_s)
         logger.info(
             "replica ready",
             extra={"model": replica.model, "revision": replica.revision, "load_s": round(load_s, 3)},
@@ -360,6 +374,24 @@ class Replicas:
         replica.state, replica.detail = "ready", ""
         replica.num_loads += 1
         self._on_change()
+
+    async def _wake(self, replica: ModelReplica) -> None:
+        """Wake a sleeping replica. If its process ends or has ended, `loaded` is None afterwards. Raises Refused."""
+        loaded = replica.loaded
+        try:
+            if replica.falling_asleep is not None:
+                await asyncio.wait({replica.falling_asleep})
+            if replica.loaded is None:  # it could not sleep
+                return
+            with _refusals_asleep(replica.model):
+                await self._take_memory(replica, replica.weight_bytes, replica.kv_bytes)
+            if replica.loaded is not None:
+                await self._sleepers.wake(replica, MEMORY_WAIT_S)
+        except ModelLoadError:
+            if replica.loaded is loaded:
+                await replica.has_crashed.wait()
+        finally:
+            replica.is_waking = False
 
     async def _load_files(self, replica: ModelReplica, on_exit: Callable[[str], None]) -> None:
         started_s = self._clock.monotonic_s()
@@ -390,17 +422,24 @@ class Replicas:
         replica.kv_bytes = engine.kv_bytes or replica.kv_bytes
         self._evict_excess()
 
-    async def _take_memory(self, newcomer: ModelReplica, weight_bytes: int) -> None:
-        """Evict other models until weights and KV cache of this one fit; waits for models in use. Raises Refused."""
+    async def _take_memory(self, newcomer: ModelReplica, weight_bytes: int, kv_bytes: int | None = None) -> None:
+        """Evict other models until weights and KV cache of this one fit; waits for models in use. Raises Refused.
+
+        `kv_bytes` is the size of a KV cache that cannot be smaller.
+        """
         if newcomer.holds_memory:  # loaded again after a crash
             return
         holders = {each.model for each in self._replicas.values() if each.holds_memory}
         num_sharing = len({newcomer.model, *self._kept} - holders)
         need = self._memory.need_of(newcomer.task, weight_bytes, max(1, num_sharing))
+        if kv_bytes is not None:
+            need = Need(weight_bytes, kv_bytes, kv_bytes)
         reason = ""
         try:
             async with asyncio.timeout(MEMORY_WAIT_S):
-                while isinstance(plan := self._plan(need, self._budget), NoRoom):
+                while isinstance(plan := self._plan(need, self._free_budget), NoRoom):
+                    if await self._evict_sleeper(newcomer):
+                        continue
                     if not plan.is_temporary:
                         raise Refused("out_of_capacity", plan.reason, is_retryable=True)
                     reason = newcomer.progress.waits_for = plan.reason
@@ -411,6 +450,26 @@ class Replicas:
         newcomer.progress.waits_for = ""
         newcomer.weight_bytes, newcomer.kv_bytes, newcomer.holds_memory = weight_bytes, plan.kv_bytes, True
         await self._evict(plan)
+
+    @property
+    def _free_budget(self) -> Budget:
+        """The budget without the device memory that sleeping models keep."""
+        kept_bytes = sum(each.device_bytes for each in self._replicas.values() if each.state == "sleeping")
+        memory_bytes = self._budget.memory_bytes
+        return Budget(max(1, memory_bytes - kept_bytes) if memory_bytes else 0, self._budget.max_models)
+
+    async def _evict_sleeper(self, newcomer: ModelReplica) -> bool:
+        """Evict the sleeping model that was used least recently, if its device memory counts. Return False if there is
+        none."""
+        found = [
+            each
+            for each in self._replicas.values()
+            if is_sound_asleep(each) and each.device_bytes and each is not newcomer and not each.num_calls
+        ]
+        if not (found and self._budget.memory_bytes):
+            return False
+        await self._end_evicted(min(found, key=lambda each: each.last_used_s))
+        return True
 
     def _plan(self, need: Need, budget: Budget) -> Plan | NoRoom:
         now_s = self._clock.monotonic_s()
@@ -428,22 +487,46 @@ class Replicas:
             self._in_background(self._evict(plan))
 
     async def _evict(self, plan: Plan) -> None:
-        """Evict the models of a plan and wait until their processes have ended."""
+        """Take the memory of the models of a plan: they sleep if that is possible, otherwise their processes end."""
         ending = []
         for replica in plan.evicted:
             assert isinstance(replica, ModelReplica)
             self._wanted = [model for model in self._wanted if model != replica.model]
             self._not_found.pop(replica.model, None)
-            metrics.REPLICA_EVICTIONS.labels(replica.model).inc()
-            loaded, replica.loaded = replica.loaded, None
-            replica.state, replica.detail, replica.holds_memory = "evicted", "", False
-            logger.info("replica evicted", extra={"model": replica.model, "revision": replica.revision})
-            assert loaded is not None, "only ready models are evicted"
-            ending.append(self._in_background(self._end(loaded, replica.revision)))
+            others = self._sleepers.plan(replica, self._replicas.values())
+            if others is None:
+                ending.append(self._end_evicted(replica))
+                continue
+            ending += [self._end_evicted(other) for other in others]
+            replica.state, replica.detail, replica.holds_memory = "sleeping", "", False
+            replica.falling_asleep = self._in_background(self._put_to_sleep(replica))
+            ending.append(replica.falling_asleep)
         self._forget("evicted")
         if ending:
             self._on_change()
             await asyncio.wait(ending)
+
+    async def _put_to_sleep(self, replica: ModelReplica) -> None:
+        """Let a replica sleep, or evict it if that turns out to be impossible."""
+        try:
+            is_asleep = await self._sleepers.put_to_sleep(replica)
+        except ModelLoadError:  # its process has ended, see `_on_crash`
+            return
+        if not is_asleep and replica.loaded is not None:
+            await asyncio.wait({self._end_evicted(replica)})
+        self._on_change()
+
+    def _end_evicted(self, replica: ModelReplica) -> asyncio.Task[None]:
+        """Evict a replica: end its processes in the background."""
+        metrics.REPLICA_EVICTIONS.labels(replica.model).inc()
+        loaded, replica.loaded = replica.loaded, None
+        assert loaded is not None, "only loaded models are evicted"
+        replica.detail, replica.holds_memory = "", False
+        if not replica.is_waking:  # otherwise it is loaded again at once, because calls wait for it
+            replica.state = "evicted"
+        self._sleepers.forget(replica)
+        logger.info("replica evicted", extra={"model": replica.model, "revision": replica.revision})
+        return self._in_background(self._end(loaded, replica.revision))
 
     async def _end(self, loaded: TaskModel, revision: str) -> None:
         """End the processes of an evicted model."""
@@ -453,7 +536,8 @@ class Replicas:
             self._store.release(revision)
 
     def _fail(self, replica: ModelReplica, refused: Refused) -> None:
-        replica.state, replica.detail = "failed", refused.failure.message
+        replica.state = "failed" if replica.loaded is None else "sleeping"
+        replica.detail = refused.failure.message
         replica.failure = refused.failure
         replica.holds_memory = False
         self._memory_freed.set()
@@ -491,6 +575,7 @@ class Replicas:
         loaded, replica.loaded = replica.loaded, None
         if loaded is not None:
             replica.state = "draining"
+            self._sleepers.forget(replica)
             logger.info("replica unloaded", extra={"model": replica.model, "revision": replica.revision})
             await loaded.close()
             self._store.release(replica.revision)
@@ -509,6 +594,14 @@ class Replicas:
         crashed, replica.loaded = replica.loaded, None
         self._in_background(crashed.close())
         self._store.release(replica.revision)
+        self._sleepers.forget(replica)
+        if replica.is_waking:  # `_load` goes on and loads the files
+            return
+        if replica.state == "sleeping":
+            replica.state, replica.detail = "evicted", reason
+            logger.error("sleeping replica ended", extra={"model": replica.model, "reason": reason})
+            self._on_change()
+            return
         if _is_crash_looping(replica, now):
             message = f"the model crashed {MAX_CRASHES} times in {CRASH_WINDOW_S / 60:g} minutes; last: {reason}"
             self._fail(replica, Refused("model_unavailable", message, is_retryable=True))
@@ -542,6 +635,15 @@ def _copy_of(failure: Failed) -> Refused:
     return Refused(
         failure.reason, failure.message, is_retryable=failure.is_retryable, retry_after_s=failure.retry_after_s
     )
+
+
+@contextlib.contextmanager
+def _refusals_asleep(model: str) -> Iterator[None]:
+    """Say in refusals for lack of memory that the model is asleep, and when to call again."""
+    try:
+        yield
+    except Refused as refused:
+        raise no_memory(model, refused.failure.message, MEMORY_WAIT_S) from refused
 
 
 @contextlib.contextmanager

@@ -64,7 +64,8 @@ class LoadRequest:
     `context_window`, `tool_parser` and `speculation` are those of the model's manifest; `num_threads` is at least 1.
     `on_exit` is called with a message if a process of the model ends unexpectedly. `open_model` provides the folder of
     another model, such as a draft model, within a context; None if that model is unavailable. `kv_bytes` is the memory
-    for the KV cache, 0 for that of `settings`.
+    for the KV cache, 0 for that of `settings`. With `sleeps`, the model is loaded so that it can sleep, if its device
+    supports that.
     """
 
     folder: Path
@@ -78,3 +79,4 @@ class LoadRequest:
     on_exit: Callable[[str], None]
     open_model: Callable[[str], AbstractAsyncContextManager[Path | None]]
     kv_bytes: int = 0
+    sleeps: bool = False

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -22,7 +22,7 @@ from engine.protocol.events import Event, Failed, Finished, Started, Usage
 from engine.protocol.output_format import Constraint
 from engine.protocol.tasks.text_generation import TextGeneration
 from engine.ranks.replica import Replica, ReplicaDeviceLost, ReplicaLoadError
-from engine.report import EngineInfo, EngineStatus
+from engine.report import EngineInfo, EngineStatus, SleepReport
 from engine.scheduling.sequence import PromptImage, SequenceRequest
 from engine.structured.checker import ConstraintChecker
 from engine.structured.refusal import ConstraintRefused
@@ -108,6 +108,7 @@ def _engine_config(request: LoadRequest, speculation: str) -> EngineConfig:
         num_threads=request.num_threads,
         tensor_parallel=settings.tensor_parallel,
         speculation=speculation,
+        sleeps=request.sleeps,
     )
 
 
@@ -195,6 +196,23 @@ class TextGenerator:
         layout = info.layout_tag.partition("-")[0]
         details = f"{layout}, context {info.max_model_len}, {info.num_blocks} KV blocks"
         return ModelDescription(info.max_model_len, path, body, details)
+
+    @property
+    def can_sleep(self) -> bool:
+        return self.info.can_sleep and self._vision is None  # a vision encoder keeps its memory
+
+    async def sleep(self, snapshot: str) -> SleepReport:
+        return await self._change(self._replica.sleep(snapshot))
+
+    async def wake(self) -> SleepReport:
+        return await self._change(self._replica.wake())
+
+    @staticmethod
+    async def _change(change: Awaitable[SleepReport]) -> SleepReport:
+        try:
+            return await change
+        except ReplicaLoadError as error:
+            raise ModelLoadError(str(error)) from error
 
     async def close(self) -> None:
         await self._replica.close()

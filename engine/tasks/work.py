@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from engine.adapters.local_adapter import LocalAdapter
 from engine.protocol.events import Event, Failed, FailureReason, Usage
 from engine.protocol.tasks.task import Task
-from engine.report import EngineStatus
+from engine.report import EngineStatus, SleepReport
 
 Emit = Callable[[Event], None]
 Input = TypeVar("Input", bound=Task)
@@ -82,4 +82,22 @@ class TaskModel(Protocol):
 
     async def close(self) -> None:
         """End the model's processes. Open runs fail as retryable."""
+        ...
+
+
+@runtime_checkable
+class Sleeper(Protocol):
+    """A TaskModel that may be able to give its memory back and keep its processes. Both methods raise SleepFailed, and
+    ModelLoadError if a process has ended."""
+
+    @property
+    def can_sleep(self) -> bool: ...
+
+    async def sleep(self, snapshot: str) -> SleepReport:
+        """Give the memory of weights and KV cache back; `snapshot` is the memory file for the weights. Only for models
+        without calls."""
+        ...
+
+    async def wake(self) -> SleepReport:
+        """Get the memory back, with an empty KV cache."""
         ...

@@ -72,7 +72,7 @@ class LocalRank(Child):
             self._end(0)
             return
         for payload in self._reader.feed(data):
-            rank._apply(wire.decode_work(payload), self.engine)
+            rank._apply(wire.decode_to_rank(payload), self.engine)
         if self._timer is None and self.engine.has_work:
             self._timer = self._loop.call_later(self._step_s, self._step)
 

@@ -11,8 +11,13 @@ import torch
 from engine.config import EngineConfig
 from engine.devices.assignment import make_current
 from engine.devices.fake import NO_CONTEXT, OUT_OF_MEMORY, FakeDevice
+from engine.devices.fake_memory import FakeMemory
+from engine.devices.recorded import RecordedDevice, as_kernel
+from engine.devices.virtual_arena import VirtualArena
 from engine.inputs import StepInputs, StepOutput
+from engine.kernels import torch_attention
 from engine.kernels.device import DeviceKernels
+from engine.kernels.launch import Backend
 from engine.loop import Engine
 from engine.ranks import rank, wire
 from engine.runner import Runner
@@ -56,6 +61,21 @@ def on_fake_device(connection: socket.socket, arguments: bytes) -> None:
             device.fault = OUT_OF_MEMORY
             device.event().record()
         return Runner(replace(config, device="cpu"), DeviceKernels(), steps_device=device), ()
+
+    rank.load = load  # type: ignore[attr-defined, assignment]
+    rank.main(connection, arguments)
+
+
+def in_fake_memory(connection: socket.socket, arguments: bytes) -> None:
+    """Run a rank whose model is in virtual memory of a fake device. `device` of the config is "fake" with its size."""
+
+    def load(config: EngineConfig, _: socket.socket) -> tuple[Runner, tuple[int, ...]]:
+        backend = torch_attention.BACKEND
+        launches = {name: as_kernel(getattr(backend, name)) for name in ("store", "chunks", "split", "decode")}
+        torch_attention.BACKEND = Backend(**launches)
+        arena = VirtualArena(FakeMemory(int(config.device.removeprefix("fake "))))
+        config = replace(config, device="cpu")
+        return Runner(config, DeviceKernels(), steps_device=RecordedDevice(), arena=arena), ()
 
     rank.load = load  # type: ignore[attr-defined, assignment]
     rank.main(connection, arguments)

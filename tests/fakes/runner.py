@@ -12,6 +12,7 @@ from collections.abc import Sequence as Items
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.devices.arena import SleepSizes
 from engine.inputs import StepInputs, StepOutput
 from engine.launched_step import FinishedOutput, PendingOutput
 
@@ -55,6 +56,8 @@ class FakeRunner:
         self.layout_tag = "fake"
         self.has_cheap_multi_token_rows = True
         self.can_run_ahead = False
+        self.can_sleep = True
+        self.is_asleep = False
         self.namespaces: dict[int, bytes] = {}
         self.num_forward_tokens = 0
         self.forward_tokens_of: dict[int, int] = {}
@@ -66,10 +69,24 @@ class FakeRunner:
         self._positions = np.full(slots, -1, dtype=np.int64)
         self._writers = np.full(slots, -1, dtype=np.int64)
 
+    def sleep(self, snapshot: str) -> SleepSizes:
+        """Forget the KV cache."""
+        assert not self.is_asleep
+        self.is_asleep = True
+        for column in (self._tokens, self._positions, self._writers):
+            column.fill(-1)
+        return SleepSizes(self.weight_bytes, 0)
+
+    def wake(self) -> int:
+        assert self.is_asleep
+        self.is_asleep = False
+        return 0
+
     def launch(self, inputs: StepInputs) -> PendingOutput:
         return FinishedOutput(self.run(inputs))
 
     def run(self, inputs: StepInputs) -> StepOutput:
+        assert not self.is_asleep, "a step of a sleeping model"
         token_ids, slot_mapping = inputs.token_ids.numpy(), inputs.slot_mapping.numpy()
         query_lens = np.diff(inputs.query_starts)
         self._check_rows(inputs, query_lens)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 from catalog.manifest import FileEntry, Manifest
 from engine.protocol.events import Event, Usage
-from engine.report import EngineStatus
+from engine.report import EngineStatus, SleepReport
 from engine.serving.model_store import LocalModel, ModelUnavailable
 from engine.tasks.work import Emit, Work
 
@@ -31,7 +32,8 @@ class FakeRun:
 
 
 class FakeModel:
-    """A loaded model. Every start waits for `start_gate` and raises `error` if it is set."""
+    """A loaded model. Every start waits for `start_gate` and raises `error` if it is set. Sleeps and wakes wait for
+    `sleep_gate` and raise `sleep_error` if it is set; asleep, `device_bytes` stay on the device."""
 
     def __init__(self, on_exit: Callable[[str], None] = lambda _: None) -> None:
         self.runs: list[FakeRun] = []
@@ -41,8 +43,33 @@ class FakeModel:
         self.start_gate = asyncio.Event()
         self.start_gate.set()
         self.error: Exception | None = None
+        self.can_sleep = True
+        self.is_asleep = False
+        self.changes: list[str] = []
+        self.sleep_gate = asyncio.Event()
+        self.sleep_gate.set()
+        self.sleep_error: Exception | None = None
+        self.device_bytes = 0
+
+    async def sleep(self, snapshot: str) -> SleepReport:
+        assert os.stat(snapshot).st_size == 0
+        await self._change("sleep")
+        return SleepReport(is_asleep=True, host_bytes=20, device_bytes=self.device_bytes)
+
+    async def wake(self) -> SleepReport:
+        await self._change("wake")
+        return SleepReport(is_asleep=False)
+
+    async def _change(self, change: str) -> None:
+        self.changes.append(change)
+        await self.sleep_gate.wait()
+        if self.sleep_error is not None:
+            raise self.sleep_error
+        assert self.is_asleep == (change == "wake")
+        self.is_asleep = change == "sleep"
 
     async def start(self, work: Work, emit: Emit) -> FakeRun:
+        assert not self.is_asleep
         await self.start_gate.wait()
         if self.error is not None:
             raise self.error

@@ -125,6 +125,7 @@ const STATE_COLORS: Record<string, string> = {
   cancelling: "yellow",
   expired: "yellow",
   cold: "gray",
+  sleeping: "gray",
   disabled: "gray",
   cancelled: "gray",
   gone: "red",

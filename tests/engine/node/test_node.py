@@ -410,6 +410,47 @@ async def test_invalid_settings_end_the_node_with_one_line(
 
 
 @pytest.mark.full
+async def test_models_that_put_each_other_to_sleep_lose_no_call(world: World, short_tmp_path: Path) -> None:
+    """Two models share a budget for one, and take turns in two processes. A sleeping one is killed; then the node
+    drains while one sleeps."""
+    node = await NodeProcess(
+        short_tmp_path,
+        world.objects_url,
+        HEARTH_NODE_MAX_REPLICAS="1",
+        HEARTH_NODE_KV_BYTES=str(24 << 20),
+        HEARTH_NODE_SLEEP_BYTES=str(1 << 30),
+    ).start().ready()  # fmt: skip
+    client = await node.connect()
+    spark = builtin_models()["@cf/hearth/spark"].card
+    try:
+        texts: dict[bool, set[str]] = {False: set(), True: set()}
+        for number in range(20):
+            other = replace(world.call(number), model=spark.name, revision=spark.revision)
+            is_spark = number % 2 == 0
+            client.send(other if is_spark else world.call(number))
+            events = await client.all_events(number)
+            assert isinstance(events[-1], Finished), number
+            texts[is_spark].add("".join(event.text for event in events if isinstance(event, Token)))
+            if number in (1, 11):
+                pids = set(node.rank_pids())
+            if number == 10:
+                assert set(node.rank_pids()) == pids, "the same processes take turns"
+                states = {replica.model: replica.state for replica in (await node.status()).replicas}
+                assert states == {STORIES: "sleeping", spark.name: "ready"}
+                metrics = (await node.get("/metrics")).text
+                assert f'hearth_model_sleeps_total{{model="{STORIES}"}} 5.0' in metrics
+                assert "hearth_replica_evictions_total{" not in metrics
+            if number == 12:  # the model of stories sleeps, and its process is the older one
+                os.kill(min(node.rank_pids()), signal.SIGKILL)
+        assert [len(each) for each in texts.values()] == [1, 1], "tokens do not depend on sleeps"
+        assert len(node.rank_pids()) == 2
+    finally:
+        await client.close()
+        node.stop()
+    assert await node.exit_code() == 0
+
+
+@pytest.mark.full
 async def test_models_that_evict_each_other_under_load_lose_no_call(world: World, short_tmp_path: Path) -> None:
     """Two models share a budget for one. Every call ends well, and each eviction ends the evicted model's process."""
     node = await NodeProcess(

@@ -51,7 +51,7 @@ def test_request_survives_the_encoding():
 
 def test_undecodable_request_keeps_its_id_and_does_not_affect_others():
     raws = [wire.encode_request(request(sampling="warm")), wire.encode_request(request(sequence_id=8))]
-    work = wire.decode_work(wire.encode_frame(wire.Work(raws, [3]))[4:])
+    work = wire.decode_to_rank(wire.encode_frame(wire.Work(raws, [3]))[4:])
     with pytest.raises(msgspec.DecodeError):
         wire.decode_request(work.adds[0])
     assert wire.sequence_id_of(work.adds[0]) == 7

@@ -1,7 +1,7 @@
 /** Nodes, replicas and PoPs as `GET /nodes` and `GET /pops` return them, and sums over them. Pure. */
 
 export type NodeState = "ready" | "draining" | "gone";
-export type ReplicaState = "cold" | "loading" | "ready" | "idle" | "evicted" | "draining" | "failed";
+export type ReplicaState = "cold" | "loading" | "ready" | "idle" | "sleeping" | "evicted" | "draining" | "failed";
 
 export interface Replica {
   model: string;
