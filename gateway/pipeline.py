@@ -30,7 +30,7 @@ from gateway.jobs.response_store import StoredResponseEvents
 from gateway.jobs.synchronous_batch import CallEnds, Group, ItemResponse
 from gateway.jobs.webhook import check_deliverable
 from gateway.model_names import find_model, model_in
-from gateway.parsing_turns import decode_in_turn, takes_long
+from gateway.parsing_turns import takes_long
 from gateway.preparation import PreparedRequest, check_may_queue, prepare
 from gateway.request_context import RequestContext
 from gateway.request_headers import model_headers, read_idempotency_key, read_session
@@ -60,7 +60,7 @@ async def serve(
         model = await find_model(services.registry, path_model) if path_model is not None else None
         raw = await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s)
         decode = functools.partial(endpoint.decode_body, exchange, raw)
-        body = await decode_in_turn(services, principal.party, raw, decode)
+        body = await services.parsing_turns.decode(principal.party, raw, decode)
         if model is None:
             default = "" if endpoint.api_format is ApiFormat.NATIVE else settings.default_model
             model = await find_model(services.registry, model_in(body, default))

@@ -16,7 +16,6 @@ from engine.protocol.messages import ChatMessage
 from gateway import placement
 from gateway.call import Call, ParsedRequest
 from gateway.errors import Reason, Refusal
-from gateway.parsing_turns import parse_in_turn
 from gateway.request_context import RequestContext
 from tenants.cache_namespace import fresh_namespace
 
@@ -51,7 +50,7 @@ async def prepare(context: RequestContext, body: dict[str, Any]) -> PreparedRequ
             check_may_queue(context, "background")
         body = body | {"store": False}
     parse = functools.partial(context.endpoint.parse, card, body)
-    parsed = await parse_in_turn(services, context.principal.party, parse) if context.takes_long else parse()
+    parsed = await services.parsing_turns.parse(context.principal.party, parse) if context.takes_long else parse()
     parsed = await _decode_media(context, parsed)
     messages: tuple[ChatMessage, ...] = ()
     if parsed.response_request is not None:

@@ -50,6 +50,7 @@ from gateway.nodes.health import HealthPolicy
 from gateway.nodes.residency import Locations
 from gateway.nodes.round_trips import RoundTrips
 from gateway.nodes.snapshot import DeviceLimits, Nodes
+from gateway.parsing_turns import ParsingTurns
 from gateway.retry_tracker import RetryTracker
 from gateway.scaling.autoscaler import Autoscaler
 from gateway.scaling.demand import DemandMeter
@@ -137,7 +138,7 @@ class Services:
 
     # Turns of accounts in work that occupies the event loop.
     management_turns: FairQueue
-    parsing_turns: FairQueue
+    parsing_turns: ParsingTurns
 
     # People who sign in with a browser.
     browser_sessions: BrowserSessions
@@ -254,7 +255,7 @@ def _build(settings: GatewaySettings) -> Services:
         browser_sessions=browser_sessions,
         user_sign_in=UserSignIn(browser_sessions, database, ephemeral, clock, settings.token_pepper),
         management_turns=FairQueue(MANAGEMENT_TURNS),
-        parsing_turns=FairQueue(PARSING_TURNS),
+        parsing_turns=ParsingTurns(PARSING_TURNS),
         tracing=open_tracing(settings.traces_url, settings.traces_ratio, "gateway", settings.pop),
         trusted_proxies=AddressCondition(within=proxies) if proxies else None,
         operators=_operators(settings, browser_sessions, database, clock),

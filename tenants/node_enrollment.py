@@ -10,7 +10,7 @@ import secrets
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import ColumnElement, and_, delete, insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from storage.database import Database
@@ -59,19 +59,20 @@ async def create_token(
     return secret, now + life
 
 
+async def check_token(database: Database, secret: str, now: datetime) -> None:
+    """Raise JoinTokenInvalid if a join token cannot be used, without occupying SQLite's single writer."""
+    async with database.connection() as connection:
+        if (await connection.execute(select(node_join_tokens.c.pop).where(_is_usable(secret, now)))).first() is None:
+            raise _invalid_token()
+
+
 async def use_token(connection: AsyncConnection, secret: str, now: datetime) -> JoinToken:
     """Use up a join token within the caller's transaction. Raises JoinTokenInvalid."""
-    table = node_join_tokens.c
-    used = (
-        update(node_join_tokens)
-        .where(table.digest == _digest(secret), table.used_at.is_(None), table.expires_at > now)
-        .values(used_at=now)
-    )
+    used = update(node_join_tokens).where(_is_usable(secret, now)).values(used_at=now)
     if not (await connection.execute(used)).rowcount:
-        raise JoinTokenInvalid(
-            "the join token is unknown, was used already, or has expired; create one with `hearth node token`"
-        )
-    row = (await connection.execute(select(node_join_tokens).where(table.digest == _digest(secret)))).one()
+        raise _invalid_token()
+    found = select(node_join_tokens).where(node_join_tokens.c.digest == _digest(secret))
+    row = (await connection.execute(found)).one()
     return JoinToken(row.pop, row.node_id)
 
 
@@ -85,6 +86,17 @@ async def find_keys(database: Database, now_s: float) -> list[NodeKey]:
     async with database.connection() as connection:
         rows = await connection.execute(select(node_keys).where(node_keys.c.not_after > int(now_s)))
         return [NodeKey(row.kid, row.subject, row.public, row.not_before, row.not_after, row.pop) for row in rows]
+
+
+def _is_usable(secret: str, now: datetime) -> ColumnElement[bool]:
+    table = node_join_tokens.c
+    return and_(table.digest == _digest(secret), table.used_at.is_(None), table.expires_at > now)
+
+
+def _invalid_token() -> JoinTokenInvalid:
+    return JoinTokenInvalid(
+        "the join token is unknown, was used already, or has expired; create one with `hearth node token`"
+    )
 
 
 def _digest(secret: str) -> bytes:

@@ -137,7 +137,11 @@ async def create_link(
 
 async def use_link(database: Database, pepper: bytes, token: str, *, clock: Clock = SYSTEM_CLOCK) -> Operator | None:
     """Return the user of a sign-in link and delete the link; None if it is unknown, used or expired."""
-    used = delete(sign_in_links).where(sign_in_links.c.digest == keyed_hash(pepper, token))
+    has_digest = sign_in_links.c.digest == keyed_hash(pepper, token)
+    async with database.connection() as connection:  # an unknown token must not occupy SQLite's single writer
+        if (await connection.execute(select(sign_in_links.c.user_id).where(has_digest))).first() is None:
+            return None
+    used = delete(sign_in_links).where(has_digest)
     async with database.transaction() as connection:
         row = (await connection.execute(used.returning(*sign_in_links.c))).mappings().one_or_none()
         if row is None or row["expires_at"] <= clock.now():

@@ -3,8 +3,9 @@
 A client with a few connections is served at once. Beyond FREE_PER_CLIENT unauthenticated connections of one client, or
 FREE_IN_TOTAL of all clients, the data that such connections send waits. On any connection, data waits that could not
 be parsed in PARSE_S, such as a flood of tiny chunks, headers or WebSocket frames. A turn serves some connections, for
-TURN_S at most: more while the event loop is on time, fewer when it is late. So a flood takes only the time that other
-requests leave.
+TURN_S at most: more while the event loop is on time, fewer when it is late. After each connection, everything else that
+is due runs first, also the request that the connection sent: so that request's time counts too. A flood takes only the
+time that other requests leave.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Protocol
 FREE_PER_CLIENT = 10
 FREE_IN_TOTAL = 200
 PARSE_S = 0.0005  # longest parsing of one connection's data at once
-TURN_INTERVAL_S, TURN_S = 0.005, 0.002
+TURN_INTERVAL_S, TURN_S = 0.002, 0.001
 MAX_WAITING_BYTES = 8 << 20  # limit for all unauthenticated connections of one client
 MAX_DELAY_S = 0.002  # of the event loop, above which turns get smaller
 MIN_PER_TURN, MAX_PER_TURN = 1, 64
@@ -55,21 +56,23 @@ class ReadingTurns:
 
     def _schedule(self) -> None:
         self._next_turn_s = self._loop.time() + TURN_INTERVAL_S
-        self._timer = self._loop.call_at(self._next_turn_s, self._serve)
+        self._timer = self._loop.call_at(self._next_turn_s, self._begin_turn)
 
-    def _serve(self) -> None:
+    def _begin_turn(self) -> None:
         is_late = self._loop.time() - self._next_turn_s > MAX_DELAY_S
         self._num_per_turn = max(MIN_PER_TURN, self._num_per_turn // 2) if is_late else self._num_per_turn + 1
         self._num_per_turn = min(self._num_per_turn, MAX_PER_TURN)
-        began_s = time.perf_counter()
-        for _ in range(self._num_per_turn):
-            client = next(iter(self._waiting), None)
-            if client is None or time.perf_counter() - began_s > TURN_S:
-                break
-            self._serve_client(client)
-        self._timer = None
-        if self._waiting:
+        self._go_on(self._num_per_turn, time.perf_counter() + TURN_S)
+
+    def _go_on(self, num_left: int, ends_s: float) -> None:
+        """Serve one connection, then everything else that is due, then the next connection of this turn."""
+        if num_left and self._waiting and time.perf_counter() < ends_s:
+            self._serve_client(next(iter(self._waiting)))
+            self._loop.call_soon(self._go_on, num_left - 1, ends_s)
+        elif self._waiting:
             self._schedule()
+        else:
+            self._timer = None
 
     def _serve_client(self, client: str) -> None:
         connections = self._waiting.pop(client)

@@ -19,7 +19,6 @@ from gateway.inference.image_reader import ImageReader
 from gateway.inference.markdown_conversion import MAX_NAME, Conversion, Document, supported_types
 from gateway.management.endpoint import ManagementRequest, invalid_ai_input, waits_itself
 from gateway.openapi.operation import describe
-from gateway.parsing_turns import parse_in_turn
 from gateway.services import Services
 from tenants.credentials.principal import Principal
 from tenants.usage.usage_entries import UsageEntry
@@ -80,7 +79,7 @@ async def transform(services: Services, request: ManagementRequest) -> Response:
         max_bytes = services.documents.max_bytes * 4 // 3 + _FORM_OVERHEAD_BYTES
         exchange.check_content_length(max_bytes)
         body = await exchange.read_body(max_bytes, services.settings.body_timeout_s)
-        return await parse_in_turn(services, request.principal.party, lambda: read_json(json_body.parse(body)))
+        return await services.parsing_turns.parse(request.principal.party, lambda: read_json(json_body.parse(body)))
 
     return await _convert(services, request, read)
 

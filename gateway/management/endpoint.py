@@ -23,7 +23,7 @@ from gateway.errors import Reason, Refusal
 from gateway.http import json_body, struct_fields
 from gateway.http.exchange import Exchange, Receive, Scope
 from gateway.openapi.operation import describe
-from gateway.parsing_turns import parse_in_turn, takes_long
+from gateway.parsing_turns import takes_long
 from gateway.services import Services
 from storage.errors import Missing
 from telemetry.fair_share import current_account
@@ -181,7 +181,7 @@ async def read_object(services: Services, request: ManagementRequest, *, is_ai: 
     try:
         if not takes_long(body):
             return json_body.parse(body)
-        return await parse_in_turn(services, current_account.get(), functools.partial(json_body.parse, body))
+        return await services.parsing_turns.parse(current_account.get(), functools.partial(json_body.parse, body))
     except Refusal as refusal:
         # By default these reasons are reported as errors of an AI run, which a management call is not.
         if not is_ai and refusal.reason in (Reason.BODY_INVALID, Reason.INPUT_INVALID):

@@ -20,7 +20,7 @@ from gateway.services import Services
 from service_identity import key_ring
 from service_identity.service_tokens import Ring
 from tenants.change_context import ChangeContext
-from tenants.node_enrollment import JoinToken, JoinTokenInvalid, NodeKey, add_key, use_token
+from tenants.node_enrollment import JoinToken, JoinTokenInvalid, NodeKey, add_key, check_token, use_token
 
 KEY_DAYS = 365
 
@@ -53,10 +53,11 @@ class RingReport(Struct, frozen=True):
 @takes_body(EnrollBody)
 async def enroll(services: Services, _request: ManagementRequest, body: EnrollBody) -> Response:
     """Enroll a node. Uses up the join token, and adds the node's public key to the key ring of every gateway."""
-    ring = await _read_ring(services)
     now = services.clock.now()
     key = _key_of(body, now.timestamp())
     try:
+        await check_token(services.database, body.token, now)
+        ring = await _read_ring(services)
         async with services.database.transaction() as connection:
             _check(body, await use_token(connection, body.token, now), ring, now.timestamp())
             await add_key(connection, key)

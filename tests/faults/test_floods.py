@@ -88,7 +88,11 @@ FLOODS: dict[str, tuple[str, str, tuple[str, str]]] = {
     "slow files": ("POST", "ai/tomarkdown", form(b"<table><tr><td>" * 30_000)),
     "foreign adapters": ("POST", f"ai/run/{HANDY}", (_JSON, json.dumps({"prompt": "x", "lora": "nobody"}))),
     "created tokens": ("POST", "tokens", (_JSON, json.dumps({"name": "x", "policies": POLICIES}))),
-    "large bodies": ("POST", f"ai/run/{PARROT}", (_JSON, json.dumps({"prompt": "x", "tags": [[]] * 40_000}))),
+    "bodies with many elements": (
+        "POST",
+        f"ai/run/{PARROT}",
+        (_JSON, json.dumps({"prompt": "x", "tags": [[]] * 40_000})),
+    ),
     "usage": ("GET", "ai/usage/export", ("", "")),
 }
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import select
 import socket
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +22,7 @@ from tests.documents import samples
 from tests.gateway.inference.test_text_generation import script
 from tests.gateway.process import HANDY, PARROT, PEPPER
 from tests.gateway.site import ACCOUNT_READ, READ, WRITE, Running, Site
-from tests.waiting import wait_until, wait_until_blocking
+from tests.waiting import PATIENCE_S, wait_until, wait_until_blocking
 
 PAGE = ("files", ("a.html", b"<h1>One</h1>", "text/html"))
 SLOW_PAGE = ("files", ("a.html", b"<table><tr><td>" * 400_000, "text/html"))  # needs more than a file's CPU time
@@ -237,3 +239,17 @@ def test_native_abort_of_a_reader_leaves_the_log_readable(running: Running):
 
     (report,) = wait_until_blocking(reports)
     assert 0 < report["bytes"] <= 2048
+
+
+def test_unknown_sign_in_links_and_join_tokens_do_not_wait_for_the_database_writer(running: Running):
+    """SQLite has one writer: anonymous clients must not occupy it."""
+    enrollment = {"token": "x" * 40, "node_id": "n", "pop": "local", "public_key": "0" * 64}
+    path = running.site.database_url.removeprefix("sqlite://")
+    with contextlib.closing(sqlite3.connect(path, timeout=PATIENCE_S, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        same_page = {"sec-fetch-site": "same-origin"}
+        link = httpx.post(f"{running.gateway.url}/admin/sign-in/link", json={"token": "unknown"}, headers=same_page)
+        enrolled = httpx.post(f"{running.gateway.base_url}/nodes/enroll", json=enrollment)
+        writer.execute("ROLLBACK")
+    assert "used already or has expired" in link.text
+    assert "the join token is unknown" in enrolled.text
