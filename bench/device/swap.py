@@ -46,18 +46,11 @@ def measure(sheet: Sheet, device: torch.device, folder: Path, *, is_tiny: bool) 
         wake_s = time.perf_counter() - started_s
         token, token_s = _first_token(engine, number + 1)
         if token != expected:
-            raise WrongResult([{"kernel": "swap", "shape": "", "error": f"token {token} instead of {expected}"}])
+            raise WrongResult([{"kernel": "swap", "shape": "", "error": f"token {token} is not {expected}"}])
         rows.append({"sleep_s": round(sleep_s, 4), "wake_s": round(wake_s, 4), "first_token_s": round(token_s, 4)})
-    sheet.add(
-        "swap",
-        {
-            "weight_bytes": runner.weight_bytes,
-            "kv_bytes": runner.kv_bytes,
-            "host_bytes": asleep.host_bytes,
-            "device_bytes": asleep.device_bytes,
-            "swaps": rows,
-        },
-    )
+    sizes = {"weight_bytes": runner.weight_bytes, "kv_bytes": runner.kv_bytes}
+    sizes |= {"host_bytes": asleep.host_bytes, "device_bytes": asleep.device_bytes}
+    sheet.add("swap", sizes | {"swaps": rows})
     best = min(row["wake_s"] + row["first_token_s"] for row in rows)
     sheet.headline(f"swap in of {runner.weight_bytes / 1e9:.1f} GB to the first token: {best:.2f} s")
 
