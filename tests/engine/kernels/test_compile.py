@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -70,11 +69,6 @@ def test_fresh_compilation_agrees_with_the_record_and_fills_a_kernel_cache(tmp_p
     # A module that is not linked with the driver's library fails to load on a machine that has the driver.
     assert all(b"\0libcuda.so.1\0" in dynamic_strings(path) for path in tmp_path.rglob("*.so"))
     assert stale_reason(tmp_path).count("Triton 3.6.0") == 1  # this process has another Triton, or none
-    start = [sys.executable, "-m", "tests.engine.kernels.start_kernels"]
-    text = subprocess.check_output(start, env=environ | {"TRITON_CACHE_DIR": str(tmp_path)}, text=True)
-    started = json.loads(text.splitlines()[-1])
-    assert started["num_kernels"] > 10
-    assert started["missing"] == []
 
 
 def dynamic_strings(path: Path) -> bytes:
