@@ -220,7 +220,7 @@ def attend_parts(
         plan.block_tables.stride(0),
         num_heads=shape.num_heads,
         num_m=16,
-        **tile_of(shape, queries.dtype, is_decode=True),
+        **tile_of(shape, queries.dtype, is_decode=True, is_float8=layer.scales is not None),
         is_bounded=layer.window != FULL_ATTENTION,
         **_constants(layer),
     )
@@ -259,17 +259,19 @@ def _constants(layer: AttentionLayer) -> dict[str, Any]:
     }
 
 
-def tile_of(shape: AttentionShape, dtype: torch.dtype, *, is_decode: bool) -> dict[str, int]:
+def tile_of(shape: AttentionShape, dtype: torch.dtype, *, is_decode: bool, is_float8: bool = False) -> dict[str, int]:
     """Return the keys per tile, warps and stages of a program.
 
     Tiles are the largest of which two, of keys and values, fit into a multiprocessor's shared memory beside those of
     other programs. Float32 products are unrolled by the compiler, which takes a minute for large ones. A third stage
-    makes loads of block tables asynchronous, but takes registers that programs of decode rows need.
+    makes loads of block tables asynchronous, but takes registers that programs of decode rows need. So does the
+    conversion of wide keys from 8-bit floats.
     """
     width = _padded(_divided(shape)[0])
     if width > 256:
         return {"num_n": 16 if dtype == torch.float32 else 32, "num_warps": 8, "num_stages": 2}
-    num_keys = 16 if dtype == torch.float32 else 64 if width <= 128 else 32
+    is_narrow = dtype == torch.float32 or (is_decode and is_float8 and width > 128)
+    num_keys = 16 if is_narrow else 64 if width <= 128 else 32
     return {"num_n": num_keys, "num_warps": 4, "num_stages": 2 if is_decode else 3}
 
 
