@@ -29,7 +29,7 @@ from gateway.errors import Reason, Refusal
 from gateway.http.client_address import Proxies, client_address, limited_network
 from gateway.http.connection_limiter import ConnectionLimiter
 from gateway.http.exchange import Headers
-from gateway.http.head_validation import ALLOWED_METHODS, MAX_HEADER_BYTES, MAX_TARGET_BYTES
+from gateway.http.head_validation import ALLOWED_METHODS, MAX_HEADER_BYTES, MAX_HEADERS, MAX_TARGET_BYTES
 from gateway.http.lingering_close import BODY_LINGER_S, REJECTION_LINGER_S, LingeringClose
 from gateway.http.reading_turns import MAX_WAITING_BYTES, PARSE_S, ReadingTurns
 from gateway.http.request_cycle import RequestCycle
@@ -215,7 +215,9 @@ class Connection(HttpToolsProtocol):
             if not isinstance(error.__context__, _StopParsing):
                 self._reject_unparsable(error, data)
             return
-        if self._is_in_message and not self._is_in_head and self._num_framing_bytes > MAX_FRAMING_BYTES:
+        is_framing_too_large = not self._is_in_head and self._num_framing_bytes > MAX_FRAMING_BYTES
+        # Checked while a head or trailers arrive: a header of 4 bytes takes 40 times as much memory.
+        if self._is_in_message and (is_framing_too_large or len(self.headers) > MAX_HEADERS):
             self._send_error(self._too_large())
         elif self._is_in_head or not (self._is_in_message or was_in_message or self.has_pending_response):
             self._continue_head(len(data))
