@@ -27,7 +27,9 @@ def find_cuda_memory(device: torch.device) -> CudaMemory | None:
         return None
     attribute = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
     if not _checked(driver, driver.cuDeviceGetAttribute(attribute, device.index)):
-        logger.warning("models cannot sleep: the device has no virtual memory management", extra={"device": device})
+        logger.warning(
+            "models cannot sleep: the device has no virtual memory management", extra={"device": str(device)}
+        )
         return None
     return CudaMemory(driver, device)
 

@@ -114,7 +114,7 @@ class NodeSettings(ProcessSettings):
     )
     max_replicas: int = setting(
         "HEARTH_NODE_MAX_REPLICAS",
-        "Largest number of models loaded at once, besides the limit of HEARTH_NODE_MEMORY_BYTES.",
+        "Largest number of models loaded at once, besides sleeping ones and the limit of HEARTH_NODE_MEMORY_BYTES.",
         default=16,
         check=at_least(1),
     )
