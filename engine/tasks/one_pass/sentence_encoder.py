@@ -39,8 +39,8 @@ class _Layer(nn.Module):
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         """Return [B, T, 512] for `x` [B, T, width] and `mask` [B, 1, 1, T], True for tokens."""
         qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, _NUM_HEADS, -1)).permute(2, 0, 3, 1, 4)
-        query, key, value = qkv.unbind()
-        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)  # [B, H, T, D]
+        query, key, value = qkv.unbind()  # [B, H, T, D] each
+        attended = functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         x = self.widen(x) + self.output(attended.transpose(1, 2).flatten(2))
         widened: Tensor = x + self.down(self.up(self.feed_forward_norm(x)).relu())
         return widened
