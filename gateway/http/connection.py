@@ -25,7 +25,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway import envelope
-from gateway.errors import Reason, Refusal
+from gateway.errors import ClientLeft, Reason, Refusal
 from gateway.http.client_address import Proxies, client_address, limited_network
 from gateway.http.connection_limiter import ConnectionLimiter
 from gateway.http.exchange import Headers
@@ -117,6 +117,11 @@ class Connection(HttpToolsProtocol):
         self._disconnect_cycles()
         if self._web_socket is not None:
             self._web_socket.connection_lost()
+        # Parser and requests refer to this connection: without this, a flood of closed connections would stay in memory
+        # until the next full garbage collection.
+        self.cycle = self._running_cycle = None  # type: ignore[assignment]
+        self.scope = None  # type: ignore[assignment]
+        del self.parser
 
     def _disconnect_cycles(self) -> None:
         """Tell every request without a complete response that the client is gone."""
@@ -337,9 +342,13 @@ class Connection(HttpToolsProtocol):
         return self.transport.is_closing()
 
     def upgrade(self, accept_key: bytes, headers: Headers) -> WebSocket:
-        """Respond to the running request with 101 and return the WebSocket that the connection becomes."""
+        """Respond to the running request with 101 and return the WebSocket that the connection becomes.
+
+        Raises ClientLeft if the connection is closed.
+        """
         cycle = self._running_cycle
-        assert cycle is not None
+        if cycle is None:
+            raise ClientLeft
         cycle.response_started = True
         cycle.scope["hearth.status"] = 101  # type: ignore[typeddict-unknown-key]
         own = [(b"upgrade", b"websocket"), (b"connection", b"Upgrade"), (b"sec-websocket-accept", accept_key)]
@@ -358,8 +367,8 @@ class Connection(HttpToolsProtocol):
 
     def end_upgrade(self) -> None:
         """Close the connection after what was written."""
-        assert self._running_cycle is not None
-        self._running_cycle.response_complete = True
+        if self._running_cycle is not None:
+            self._running_cycle.response_complete = True
         self.transport.close()
 
     def mark_authenticated(self, party: str) -> None:

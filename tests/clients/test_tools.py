@@ -128,7 +128,7 @@ def test_stream_has_the_same_tool_call_in_deltas(platform: Platform, openai: Ope
     chunks = list(openai.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
     deltas = [delta for chunk in chunks if chunk.choices for delta in chunk.choices[0].delta.tool_calls or ()]
     assert (deltas[0].function.name, deltas[0].type, deltas[0].index) == ("get_weather", "function", 0)
-    assert len(deltas) > 2
+    assert len(deltas) >= 2
     assert not any(delta.id or delta.function.name for delta in deltas[1:])
     assert "".join(delta.function.arguments for delta in deltas) == whole[0].function.arguments
     assert chunks[-2].choices[0].finish_reason == "tool_calls"
