@@ -38,6 +38,7 @@ class NullRunner:
         self.vocab_size = 32_000
         self.eos_token_ids: tuple[int, ...] = (2,)
         self.layout_tag = "null"
+        self.can_sleep = False
         self.weight_bytes = self.kv_bytes = 1
         self.has_cheap_multi_token_rows = True
         self.can_run_ahead = False

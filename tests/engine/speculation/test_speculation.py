@@ -141,6 +141,7 @@ class ChainRunner:
     num_blocks, block_size, max_model_len, vocab_size = 64, 16, 128, len(CHAIN)
     eos_token_ids: tuple[int, ...] = ()
     layout_tag = "chain"
+    can_sleep = False
     weight_bytes = kv_bytes = 0
     has_cheap_multi_token_rows = True
     can_run_ahead = False
