@@ -227,7 +227,7 @@ def test_items_that_do_not_start_in_time_are_reported() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_every_part_runs_on_a_cpu(tmp_path: Path) -> None:
     flags = ("--device", "cpu", "--seconds", "1", "--budgets", "64", "--repeats", "1", "--out", str(tmp_path))
     command = [sys.executable, "-m", "bench.device", "run", *flags]

@@ -37,7 +37,7 @@ def check(device: torch.device) -> dict[str, float]:
     for name, dtype in product_types(device).items():
         for form in TIMED_FORMS if is_device else FORMS:
             for num_out, num_in in shapes:
-                matrix = _levels(form, num_out, num_in).to(device)
+                matrix = _levels(form, num_out, num_in, device)
                 weight, bias = matrix.dequantize(dtype), torch.randn(num_out, device=device).to(dtype)
                 linear = linear_of(device_matrix(matrix), bias)
                 for num_tokens in (1, 20, 90):
@@ -96,7 +96,7 @@ def _linear(form: str, num_out: int, num_in: int, device: torch.device) -> Opera
     return linear_of(device_matrix(_levels(form, num_out, num_in, device)), None)
 
 
-def _levels(form: str, num_out: int, num_in: int, device: torch.device | None = None) -> QuantizedTensor:
+def _levels(form: str, num_out: int, num_in: int, device: torch.device) -> QuantizedTensor:
     bits, group_size, has_zeros = FORMS[form]
     group_size = group_size or num_in
     if form.startswith("fp8"):
@@ -108,6 +108,6 @@ def _levels(form: str, num_out: int, num_in: int, device: torch.device | None = 
     return quantized(levels, bits, scales, zeros, group_size, None)
 
 
-def _floats(num_out: int, num_in: int, device: torch.device | None) -> QuantizedTensor:
+def _floats(num_out: int, num_in: int, device: torch.device) -> QuantizedTensor:
     rows = float8_rows(torch.randn(num_out, num_in, device=device) * num_in**-0.5)
     return QuantizedTensor(8, rows.values.view(torch.uint8), rows.scales, None, num_in, is_float=True)
