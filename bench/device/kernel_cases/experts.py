@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from bench.device.kernel_cases.comparison import Case, bit_error, largest_error, product_types
+from bench.device.kernel_cases.comparison import Case, batch_error, largest_error, product_types
 from engine.kernels.device import DeviceKernels
 from engine.kernels.device_experts import mix, mix_slowly
 from engine.kernels.interface import Activation, ExpertMatrices
@@ -39,7 +39,7 @@ def check(device: torch.device) -> dict[str, float]:
                     case = f"experts {name}, {count} from {first}, bias {has_bias}, {num_tokens} tokens"
                     errors[case] = largest_error(found, expected)
                     alone = mix(matrices, activate, *(each[-1:] for each in operands))
-                    errors[f"{case}, last one alone"] = bit_error(alone, found[-1:])
+                    errors[f"{case}, last one alone"] = batch_error(alone, found[-1:])
     return errors
 
 

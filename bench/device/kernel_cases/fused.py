@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from bench.device.kernel_cases.comparison import Case, bit_error, largest_error, rotating
+from bench.device.kernel_cases.comparison import Case, batch_error, largest_error, rotating
 from engine.kernels.interface import FLOAT8, Activation, NormConstants
 from engine.kernels.reference import Kernels, float8_rows
 
@@ -57,7 +57,7 @@ def _check_norms(width: int, name: str, device: torch.device, kinds: tuple[str, 
         if dtype != FLOAT8:  # rows 3 and 4 of the changed stream, both at once and one alone
             both, alone = stream[3:5].clone(), stream[3:4].clone()
             together = add_norm(both, x[3:5], 0.4, norm, before)
-            errors[f"{case}, one alone"] = bit_error(add_norm(alone, x[3:4], 0.4, norm, before), together[:1])
+            errors[f"{case}, one alone"] = batch_error(add_norm(alone, x[3:4], 0.4, norm, before), together[:1])
     table = torch.randn(50, width, device=device).to(torch.bfloat16)
     token_ids = torch.randint(0, 50, (num_tokens,), device=device)
     norm = NormConstants("rms", dtype, table[0], None, 1e-5)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from bench.device.kernel_cases.comparison import Case, bit_error, largest_error, product_types
+from bench.device.kernel_cases.comparison import Case, batch_error, bit_error, largest_error, product_types
 from engine.kernels.device_low_rank import DeviceLowRank, column_blocks, tile_tokens
 from engine.kernels.interface import AddLowRank, LowRankShape, LowRankTokens
 
@@ -44,7 +44,7 @@ def check(device: torch.device) -> dict[str, float]:
                 errors[f"{case}, other tokens"] = bit_error(found.cpu()[others], y[others])
                 alone, last = y.clone().to(device), slice(len(rows) - 1, None)
                 _bound(kernel, memory.to(device), slots[last], rows[last], len(x))(x.to(device), alone)
-                errors[f"{case}, one alone"] = bit_error(alone[rows[last]], found[rows[last]])
+                errors[f"{case}, one alone"] = batch_error(alone[rows[last]], found[rows[last]])
     return errors
 
 

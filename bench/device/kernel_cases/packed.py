@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from bench.device.kernel_cases.comparison import Case, bit_error, largest_error, product_types, rotating
+from bench.device.kernel_cases.comparison import Case, batch_error, largest_error, product_types, rotating
 from engine.checkpoints.quantized import QuantizedTensor, quantized
 from engine.kernels.device_packed import bind_packed, bind_table, device_matrix, linear_of
 from engine.kernels.interface import Operator
@@ -46,7 +46,7 @@ def check(device: torch.device) -> dict[str, float]:
                     found = linear(x)
                     errors[case] = largest_error(found, functional.linear(x.float(), weight.float(), bias.float()))
                     if num_tokens == 20:
-                        errors[f"{case}, 17 of them"] = bit_error(linear(x[:17]), found[:17])
+                        errors[f"{case}, 17 of them"] = batch_error(linear(x[:17]), found[:17])
                 token_ids = torch.tensor([3, 0, num_out - 1, 3], device=device)
                 looked_up = bind_table(matrix)[0](token_ids)
                 errors[f"{form}, float32, rows of {num_out} × {num_in}"] = largest_error(
