@@ -56,7 +56,7 @@ from tests.gateway.site import Running, Site
 from tests.service_keys import service_keys
 
 SPARK = Path("catalog/builtin/spark")
-TOKENS = 192  # of each stream
+TOKENS = 192  # tokens per stream
 READY = b"ready\n"
 STEP_VARIABLE = "BENCH_STEP_MS"
 PROMPT = "Explain in two sentences why the sky is blue and the sunset red. " * 4

@@ -32,7 +32,7 @@ _INDEX = "model.safetensors.index.json"
 _IMAGE_ENCODER = "mmproj"  # file name prefix of a vision encoder beside a GGUF text model
 _PART = re.compile(r"(.+)-([0-9]{5})-of-([0-9]{5})\.gguf")
 _MAX_PARTS = 1000
-_PIPELINE_INDEX = "model_index.json"  # of a folder in the layout of diffusers, with a subfolder for each component
+_PIPELINE_INDEX = "model_index.json"  # file of a folder in the diffusers layout, which has a subfolder per component
 _VISION_CHAT = (
     "LlavaForConditionalGeneration",
     "Gemma3ForConditionalGeneration",

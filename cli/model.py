@@ -305,7 +305,7 @@ async def _add(data: Path | None, name: str, json: bool) -> dict[str, Any]:
         typer.echo(dumps({"step": step}) if json else f"hearth: {step}", err=True)
 
     def npm() -> tuple[list[str], dict[str, str]]:
-        if found := shutil.which("npm"):  # of any version: it only downloads
+        if found := shutil.which("npm"):  # any version of npm can download packages
             return [found], dict(os.environ)
         try:
             node = ensure_node(Path(folder) / "node", report)

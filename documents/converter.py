@@ -23,7 +23,7 @@ from documents.sandbox import clock_s
 
 log = logging.getLogger(__name__)
 
-_MAX_STDERR_BYTES = 2048  # in one log line
+_MAX_STDERR_BYTES = 2048  # largest part of standard error in one log line
 _STDERR_PAUSE_S = 1.0
 _GRACE_S = 5.0  # added to the time limit of a job, for process start and transfer
 _decode_outcome = msgspec.msgpack.Decoder(Outcome).decode

@@ -17,7 +17,7 @@ from documents.options import Options
 from documents.tables import format_table
 
 MAX_SHEETS = 500
-MAX_CELLS = 5_000_000  # of the rectangle around the used cells of a sheet
+MAX_CELLS = 5_000_000  # cells in the rectangle around the used cells of a sheet
 _CELL = re.compile(rb"""<(?:\w+:)?c\s[^<>]*?\br\s*=\s*["']([A-Z]{1,3})([0-9]{1,7})["']""")
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 _PIECES = re.compile(r"[A-Za-z]+|[0-9]{1,3}|[^\W\d_A-Za-z]+|[^\w\s]{1,4}|_+|\n+")
-_LETTERS_PER_TOKEN = 7  # of a word in Latin letters: most are one token
+_LETTERS_PER_TOKEN = 7  # longest word in Latin letters that counts as one token
 _BYTES_PER_TOKEN = 4  # for words in scripts other than Latin
 
 

@@ -61,7 +61,7 @@ class StepRunner(Protocol):
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     layout_tag: str
-    weight_bytes: int  # of all ranks, as is `kv_bytes`
+    weight_bytes: int  # sum over all ranks, like `kv_bytes`
     kv_bytes: int
     has_cheap_multi_token_rows: bool  # several tokens of a row cost little more than one, however many rows there are
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from telemetry.bounded_cache import BoundedCache
 
-_MEAN_SHARE = 0.02  # of the newest completion in the mean length
+_MEAN_SHARE = 0.02  # weight of the newest completion in the mean length
 _ANY_SIZE = -1
 _MAX_MEANS = 16384
 

@@ -34,7 +34,7 @@ class ParsingTurns:
 
     def __init__(self, num_threads: int) -> None:
         self._slots = FairQueue(num_threads, _MAX_PER_ACCOUNT)
-        self._pauses: dict[str, asyncio.TimerHandle] = {}  # by party; each removes itself at its end
+        self._pauses: dict[str, asyncio.TimerHandle] = {}  # party -> timer that ends its pause and removes the entry
 
     async def parse(self, party: str, parse: Callable[[], Value]) -> Value:
         """Call `parse` in a thread, when it is the party's turn. Raises what `parse` raises."""

@@ -18,7 +18,7 @@ from worker_runtime.node_js import Node, ToolsMissing, ensure_node, ensure_packa
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "dashboard"
 OUTPUT = ROOT / "gateway" / "static"
-STAMP = ".built"  # in OUTPUT: the hash of the sources that were built, or FAILED
+STAMP = ".built"  # file in OUTPUT with the hash of the built sources, or FAILED
 FAILED = "failed"
 BUILD_TIMEOUT_S = 300
 _MAX_OUTPUT_CHARACTERS = 2000

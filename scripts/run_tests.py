@@ -34,7 +34,7 @@ AVX2_ENVIRON = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SOME_FAILED, NONE_COLLECTED = 1, 5  # pytest's exit statuses
 PROCESS_NAMES = ("the first process", "the second")
 POLL_S = 0.1
-MAX_THREADS = 4  # of each process: test models are small, and a container may have fewer cores than its machine
+MAX_THREADS = 4  # threads of each process: test models are small, and a container may have fewer cores than its machine
 
 
 def split(second: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -191,7 +191,7 @@ def _build(rows: list[list[Encoded]], length: int, random: np.random.Generator) 
     ids = np.full((num_rows, length), END_OF_TEXT_ID, dtype=np.int64)
     positions = np.zeros((num_rows, length), dtype=np.int64)
     document = np.zeros((num_rows, length), dtype=np.int64)
-    weight = np.zeros((num_rows, length))  # of this position's next token
+    weight = np.zeros((num_rows, length))  # weight of each position's next token
     looks: list[tuple[int, ...]] = []
     for r, row in enumerate(rows):
         start = 0

@@ -31,7 +31,7 @@ T = TypeVar("T")
 _KEY = re.compile(r"[A-Za-z0-9_@][A-Za-z0-9._@-]*(/[A-Za-z0-9_@][A-Za-z0-9._@-]*)*")
 _MAX_ATTEMPTS = 4
 _FIRST_PAUSE_S = 0.2
-RANGE_BYTES = 8 << 20  # of one request for a large object
+RANGE_BYTES = 8 << 20  # bytes per request for a large object
 PARALLEL_RANGES = 4
 
 Progress = Callable[[int, int], None]

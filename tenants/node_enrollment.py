@@ -27,7 +27,7 @@ class JoinTokenInvalid(Exception):
 
 @dataclass(frozen=True)
 class JoinToken:
-    """What a join token allows: to enroll a node in a PoP, and only the node `node_id` unless it is ""."""
+    """Permission of a join token: enroll a node in a PoP, and only the node `node_id` unless it is ""."""
 
     pop: str
     node_id: str

@@ -49,12 +49,12 @@ _COLUMNS = [
 
 
 async def find(database: Database, user_id: str) -> Operator | None:
-    """Return a user, also one who cannot sign in."""
+    """Return a user, including users that cannot sign in."""
     return await _find(database, users.c.user_id == user_id)
 
 
 async def find_by_email(database: Database, email: str) -> Operator | None:
-    """Return a user, also one who cannot sign in."""
+    """Return a user, including users that cannot sign in."""
     return await _find(database, users.c.email == email.lower())
 
 

@@ -20,7 +20,7 @@ from tenants.tables import capacity_reservations, scaling_overrides
 EVERYWHERE = ""  # the PoP of a rule that counts replicas in all PoPs together
 MAX_REPLICAS = 10_000
 MAX_TOKENS_PER_S = 1e9
-MAX_RULES = 10_000  # of each kind
+MAX_RULES = 10_000  # rules of each kind
 _POP = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _PLATFORM = ""  # the account of audit entries about overrides
 

@@ -38,7 +38,9 @@ def run(sheet: Sheet, device: torch.device, folder: Path, *, is_tiny: bool) -> N
     sheet.add("loop", figures)
     recorded = profiler.profiler.kineto_results.events()
     if device.type == "cuda":
-        recorded = [event for event in recorded if event.device_type() == DeviceType.CUDA]  # without the host's calls
+        recorded = [
+            event for event in recorded if event.device_type() == DeviceType.CUDA
+        ]  # events of the host are ignored
     events = sorted((event.start_ns(), event.duration_ns(), event.name()) for event in recorded)
     by_name: dict[str, list[float]] = {}
     for _, duration, name in events:

@@ -28,7 +28,7 @@ MODEL = "random"
 _WEIGHT_BYTES = 16_100_000_000
 _RESERVED_BYTES = 9 << 30  # GPU memory for a step, libraries and graphs, beside the weights
 _READY = "is ready after"
-_PHASE_MESSAGES = ("warm", "loaded")  # of the zygote after its imports, and of the rank after the load
+_PHASE_MESSAGES = ("warm", "loaded")  # log messages: the zygote after its imports, and the rank after the load
 _STOP_S = 10.0
 
 

@@ -21,7 +21,7 @@ from bench.fabric.world import NODE_BYTES, NUM_MODELS, NUM_NODES, NUM_TICKS, TIC
 
 STRATEGIES = ("Hearth", "one region", "round robin", "least loaded", "consistent hashing", "oracle")
 USD_PER_DEVICE_HOUR = 3.0
-NODE_BLOCKS = 8000  # of 512 tokens, in the memory and the host tier of one node
+NODE_BLOCKS = 8000  # blocks of 512 tokens in the memory and the host tier of one node
 
 _state: tuple[World, Day] | None = None
 

@@ -25,11 +25,11 @@ from gateway.placement import affinity_key, place
 from tenants.residency import Residency, make_rule
 
 CALLS_PER_TICK = 400
-EU_SHARE = 0.15  # of the calls from the EU that must stay there
+EU_SHARE = 0.15  # share of calls from the EU that must stay in the EU
 CONTINUES = 0.6  # part of the calls that continue an earlier session of their PoP and model
-CACHED_PART = 0.7  # of a prompt that continues a session
+CACHED_PART = 0.7  # share of a prompt's tokens, if the prompt continues a session
 OUTPUT_S_PER_TOKEN = 0.02
-DETECTION_S = 5.0  # in which gateways still send calls to nodes of a lost PoP
+DETECTION_S = 5.0  # delay until gateways stop sending calls to nodes of a lost PoP
 NUM_COLD_POPS = 6  # nearest PoPs whose nodes are candidates although they must load the model
 REGION = "iad"  # the one region of the comparison
 _NAMESPACE = bytes(32)

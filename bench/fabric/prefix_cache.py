@@ -18,7 +18,7 @@ from gateway.nodes.health import NodeHealth
 from gateway.placement import PlacementPolicy, affinity_key, place
 
 NUM_NODES = 8
-TOKENS_PER_S = 20_000.0  # of one node, prompt tokens that are not cached and output tokens together
+TOKENS_PER_S = 20_000.0  # speed of one node: uncached prompt tokens and output tokens together
 _NAMESPACE = bytes(32)
 
 
@@ -73,7 +73,7 @@ class CachingNode:
 
 @dataclass(frozen=True)
 class CacheResult:
-    """What one strategy reached: part of all blocks found in a cache, the largest load of a node by the mean (calls'
+    """Results of one strategy: part of all blocks found in a cache, the largest load of a node by the mean (calls'
     computed tokens), and the median and 95th percentile of the seconds to the first token."""
 
     strategy: str

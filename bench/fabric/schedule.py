@@ -27,7 +27,7 @@ class Day:
     lost_pops: frozenset[str]
     num_changes: int
     num_unplaced: int
-    planned_bytes: np.ndarray  # by tick
+    planned_bytes: np.ndarray  # [ticks]
     oracle_bytes: np.ndarray
     static_bytes: float  # replicas of each model and PoP at their daily maximum, all day
     plan_s: list[float]  # duration of each plan

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-BLOCK_TOKENS = 512  # of Mooncake's block hashes
+BLOCK_TOKENS = 512  # tokens per block hash of the Mooncake traces
 
 
 class TracedCall(NamedTuple):

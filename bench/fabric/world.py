@@ -20,11 +20,11 @@ NODE_BYTES = 120 << 30  # for weights and KV caches
 DAY_S = 86_400.0
 TICK_S = 1200.0
 NUM_TICKS = int(DAY_S / TICK_S)
-MEAN_DEMAND_TOKENS_PER_S = 3e7  # of all PoPs and models, averaged over the day
+MEAN_DEMAND_TOKENS_PER_S = 3e7  # sum over PoPs and models, averaged over the day
 MEAN_CALL_TOKENS = 2000.0
 SPIKED_MODEL, SPIKE_FACTOR = 20, 10.0
 SPIKE_TICKS = range(54, 57)  # 18:00 to 19:00 UTC
-READ_BYTES_PER_S = 3e9  # from a node's disk cache
+READ_BYTES_PER_S = 3e9  # read speed of a node's disk cache
 START_S = 1.0
 
 

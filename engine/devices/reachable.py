@@ -17,7 +17,7 @@ def find_tensors(root: object, device: torch.device) -> list[torch.Tensor]:
     Modules, classes and the globals of functions are not searched.
     """
     found: list[torch.Tensor] = []
-    seen: dict[int, object] = {}  # by id; holds the objects, so that ids stay unique
+    seen: dict[int, object] = {}  # id -> object; the reference keeps ids unique
     pending: list[object] = [root]
     while pending:
         each = pending.pop()

@@ -15,7 +15,7 @@ from engine.devices.arena import ArenaError, PlacedAllocation, SleepSizes
 from engine.devices.snapshot import Snapshot
 from engine.devices.virtual_memory import NoDeviceMemory, Region, VirtualMemory
 
-_ALIGNMENT_BYTES = 512  # of tensors, as torch's allocator aligns them
+_ALIGNMENT_BYTES = 512  # alignment of tensors, as in torch's allocator
 _TRIM_BYTES = 1 << 30  # moved tensors after which their old memory is freed
 _SUM_WORDS = 32 << 20  # 8-byte words that one sum of a checksum covers
 

@@ -76,7 +76,7 @@ WITH_HEAD_NORMS = ("qwen3-8b, head norms",)
 
 @dataclass(frozen=True)
 class Resources:
-    """What a compiled kernel needs. `spills` counts loads and stores of spilled registers, `async_loads` the 16-byte
+    """Resources of a compiled kernel. `spills` counts loads and stores of spilled registers, `async_loads` the 16-byte
     asynchronous copies, `tensor_ops` the warp-group products of matrix units."""
 
     registers: int

@@ -43,8 +43,8 @@ from telemetry.version import installed_version
 
 logger = logging.getLogger(__name__)
 
-SLEEP_RATIO = 0.5  # of the host memory that is available at startup
-USABLE_RATIO = 0.9  # of the device's memory; the rest is for activations and libraries
+SLEEP_RATIO = 0.5  # share of the host memory that is available at startup
+USABLE_RATIO = 0.9  # share of the device's memory; activations and libraries use the rest
 
 
 class Node:

@@ -36,7 +36,7 @@ from telemetry.child_process import Child
 logger = logging.getLogger(__name__)
 
 RANK_MODULES = ("torch", "engine.ranks.rank")
-_GPU_MODULES = ("fused", "attention", "parts", "store", "sampler")  # of kernels that every model needs
+_GPU_MODULES = ("fused", "attention", "parts", "store", "sampler")  # modules with kernels that every model needs
 
 # Idle threads sleep instead of spinning. OpenMP reads these when torch is imported, so they must be set before.
 PASSIVE_THREADS = {

@@ -18,7 +18,7 @@ from engine.protocol.tools import MAX_ID_CHARACTERS, ToolCall, read_message_tool
 
 MAX_MESSAGES = 1000
 MAX_CONTENT_PARTS = 64
-MAX_IMAGES = 16  # in a conversation
+MAX_IMAGES = 16  # images per conversation
 
 _ASSISTANT_PARTS = ("text", "refusal")
 

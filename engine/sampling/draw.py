@@ -109,7 +109,9 @@ def _filter_candidates(candidates: Reals, weights: torch.Tensor, filters: _Filte
     remaining = np.where(candidates >= least[:, None], candidates, 0.0)  # [K, M]
     cumulative = remaining.cumsum(1)
     mass = np.where(is_limited, cumulative[:, -1], weights.sum(-1).numpy())  # [K], the whole that top_p refers to
-    index = (cumulative < (top_p * mass)[:, None]).sum(1)  # of the last token that top_p needs; M if beyond
+    index = (cumulative < (top_p * mass)[:, None]).sum(
+        1
+    )  # index of the last token that top_p needs; M if all M tokens are too few
     nucleus = candidates[rows, np.minimum(index, num_candidates - 1)]
     threshold = np.maximum(np.maximum(least, min_p), np.where((top_p < 1) & (index < num_candidates), nucleus, 0.0))
     # Tokens outside the candidates are at most as likely as the last candidate.

@@ -47,8 +47,8 @@ class Scheduler:
         self.preempted: dict[int, Sequence] = {}  # by sequence id
         self.num_preemptions = 0
         self.num_steps = 0
-        self.num_prompt_tokens = 0  # of sequences that have started
-        self.num_cached_tokens = 0  # of these, served from the prefix cache
+        self.num_prompt_tokens = 0  # prompt tokens of all sequences that have started
+        self.num_cached_tokens = 0  # prompt tokens that were served from the prefix cache
         self._budget = StepBudget(table, max_step_tokens, max_prompt_logprob_tokens)
         self._free_slots = list(range(table.num_slots - 1, -1, -1))
         self._running = np.zeros(table.num_slots, dtype=np.int32)  # slots in order of admission

@@ -18,7 +18,7 @@ MAX_CRASHES = 3
 
 @dataclass(eq=False)
 class LoadProgress:
-    """How far a load has come. `num_bytes` of `size_bytes` have been downloaded since `started_s`; a size of 0 means
+    """Progress of a load. `num_bytes` of `size_bytes` have been downloaded since `started_s`; a size of 0 means
     that nothing is downloaded. `waits_for` names what the load waits for, if anything."""
 
     started_s: float = 0.0

@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 DEMAND_HALF_LIFE_S = 300.0
-IDLE_AFTER_S = 60.0  # without a call, after which a ready model is reported as idle
+IDLE_AFTER_S = 60.0  # seconds without a call after which a ready model is reported as idle
 
 
 class Demand:

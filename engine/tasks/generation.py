@@ -110,7 +110,7 @@ class Generation:
             self._outputs.add(output)
         elif output.token_ids:
             self._process([*self._outputs.take(), output])
-        else:  # in an output with a token, "stop" would make that token an end token
+        else:  # "stop" in the same output as a token would make the token an end token
             self._outputs.flush()
             self._process([output])
 

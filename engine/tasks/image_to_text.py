@@ -14,7 +14,7 @@ from engine.tasks.one_pass.host import OnePassHost
 from engine.tasks.one_pass.task_model import OnePassModel
 from engine.tasks.work import ModelDescription
 
-_TOKENS_PER_IMAGE = 576  # of a LLaVA model; an estimate of the cost of reading an image
+_TOKENS_PER_IMAGE = 576  # tokens of an image in LLaVA, as an estimate for all vision models
 _MAX_BATCH_COST = 8 * 1024
 
 

@@ -41,7 +41,7 @@ class ImagePrompt(Struct, frozen=True, array_like=True):
 
 
 class ImageModelInfo(Struct, frozen=True):
-    """What a model accepts: its own size, the number that sides must be a multiple of, and the kinds of images. A
+    """Inputs that a model accepts: its own size, the number that sides must be a multiple of, the kinds of images. A
     prompt must contain one of `words`, if there are any."""
 
     width: int

@@ -105,7 +105,7 @@ def _event_of(output: list[Any]) -> Data:
 
 
 def _usage_of(outputs: list[Any]) -> Usage:
-    """Return what is charged for the sentences that were spoken."""
+    """Return the usage of the sentences that were spoken."""
     spoken = [SpokenSentence(*output) for output in outputs]
     return Usage(
         audio_ms=sum(each.audio_ms for each in spoken), num_characters=sum(each.num_characters for each in spoken)

@@ -27,7 +27,7 @@ class TokenCoalescer:
     def __init__(self, max_wait_s: float) -> None:
         """`max_wait_s` is the longest time for which a token is held; 0 sends every token at once."""
         self.max_wait_s = max_wait_s
-        self._due_s: dict[CoalescedStream[Any], float] = {}  # of the streams that hold something, in ascending order
+        self._due_s: dict[CoalescedStream[Any], float] = {}  # stream with held tokens -> due time, in ascending order
         self._timer: asyncio.TimerHandle | None = None
 
     def open(self, process: Callable[[list[Item]], None]) -> CoalescedStream[Item]:

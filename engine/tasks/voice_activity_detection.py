@@ -34,7 +34,7 @@ MODEL_STATE_BYTES = 2 * 128 * 4
 _MAX_LIVE_S = 5
 _MAX_FRAMES = 32 * 60 * 60  # about an hour
 _MAX_BATCH_COST = 2000
-_PART_FRAMES = 300  # of a whole recording, in one batch
+_PART_FRAMES = 300  # frames per batch of a whole recording
 _TAPS = 16  # input samples on each side of a resampled one, times the decimation
 
 
@@ -58,7 +58,7 @@ class FrameOutputs(Struct, frozen=True, array_like=True):
 
 
 class StreamState(Struct, frozen=True, array_like=True):
-    """What a stream's next chunk needs: input samples before it and their position in the stream, resampled samples
+    """State of a stream between chunks: the last input samples and their position in the stream, resampled samples
     that do not fill a frame, the samples before them, and the model's state."""
 
     tail: bytes = b""
@@ -188,7 +188,7 @@ class _Recording:
         self._host = host
         self._task = task
         self._emit = emit
-        self._position = 0  # of the next part, in samples
+        self._position = 0  # start of the next part, in samples
         self._context, self._state = StreamState().context, b""
         self._probabilities: list[float] = []
         self._usages = [Usage(audio_ms=task.audio_ms)]

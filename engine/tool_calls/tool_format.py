@@ -149,7 +149,7 @@ def _content(message: ChatMessage) -> str | list[dict[str, str]]:
     for offset in (*message.image_offsets, None):
         text = message.content[start:offset]
         if start:
-            text = text.removeprefix("\n")  # which joins the texts of parts
+            text = text.removeprefix("\n")  # the line break that joins the texts of parts
         if text:
             parts.append({"type": "text", "text": text})
         if offset is not None:

@@ -36,7 +36,7 @@ class ForeignEngines:
         self._registry = registry
         self._nodes = nodes
         self._sealer = Sealer(cache_secret, "foreign engines")
-        self._number: int | None = None  # of the catalog change that was read last
+        self._number: int | None = None  # number of the latest catalog change that was read
         self._links: dict[str, EngineLink] = {}
         self._stored: dict[str, StoredEngine] = {}
         self._jobs: dict[str, asyncio.Task[None]] = {}

@@ -54,7 +54,7 @@ class _StopParsing(Exception):
 
 @dataclass(frozen=True)
 class ConnectionServices:
-    """What the connections of one server share.
+    """Services that all connections of one server share.
 
     `error_headers` returns the headers that every response has, for a response that does not come from the app; its
     argument is the request's Origin header, if known.

@@ -20,7 +20,7 @@ from telemetry.fair_share import AccountShares
 
 SWEEP_INTERVAL_S = 0.5
 RECHECK_DELAY_S = 0.05
-GRACE_SHARE = 0.5  # of the head timeout: how long a new connection may stay unauthenticated beyond the limit
+GRACE_SHARE = 0.5  # share of the head timeout for which a connection beyond the limit may stay unauthenticated
 BURST_FACTOR = 10  # beyond this multiple of the limit, the grace period is BURST_GRACE_S
 BURST_GRACE_S = 1.0
 MAX_FACTOR = 50  # beyond this multiple of the limit, new connections are rejected at once
@@ -50,8 +50,10 @@ class ConnectionLimiter:
         self._loop = asyncio.get_running_loop()
         # The values are start times in seconds of the loop's clock; the oldest entries come first.
         self._waiting_for_head: dict[ClientConnection, float] = {}
-        self._unauthenticated: dict[str, dict[ClientConnection, float]] = {}  # by client
-        self._clients: dict[ClientConnection, str] = {}  # of the unauthenticated connections
+        self._unauthenticated: dict[
+            str, dict[ClientConnection, float]
+        ] = {}  # client -> connections and their start times
+        self._clients: dict[ClientConnection, str] = {}  # unauthenticated connection -> client
         self._shares = AccountShares(max_authenticated_connections)
         self._parties: dict[ClientConnection, str] = {}  # parties of the authenticated connections
         self._sweep_timer: asyncio.TimerHandle | None = None

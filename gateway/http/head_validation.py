@@ -15,7 +15,7 @@ from gateway.http.exchange import Scope
 MAX_TARGET_BYTES = 8 * 1024
 MAX_HEADERS = 100
 MAX_HEADER_BYTES = 32 * 1024
-METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")  # of all routes together
+METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")  # methods of all routes
 ALLOWED_METHODS = ", ".join(METHODS)
 
 _SINGLE = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade"})

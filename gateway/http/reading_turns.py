@@ -21,7 +21,7 @@ FREE_IN_TOTAL = 200
 PARSE_S = 0.0005  # longest parsing of one connection's data at once
 TURN_INTERVAL_S, TURN_S = 0.002, 0.001
 MAX_WAITING_BYTES = 8 << 20  # limit for all unauthenticated connections of one client
-MAX_DELAY_S = 0.002  # of the event loop, above which turns get smaller
+MAX_DELAY_S = 0.002  # delay of the event loop above which turns get smaller
 MIN_PER_TURN, MAX_PER_TURN = 1, 64
 
 

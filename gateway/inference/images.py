@@ -25,7 +25,7 @@ from gateway.call import Call, Endpoint, ParsedRequest
 from gateway.inference.audio import decode_form
 from gateway.model_names import require_task
 
-_EDIT_STRENGTH = 0.8  # without a mask, an edit that replaced the whole image would ignore it
+_EDIT_STRENGTH = 0.8  # an edit without a mask must not replace the whole image
 
 
 def _parse_generation(card: ModelCard, body: dict[str, Any]) -> ParsedRequest:

@@ -25,7 +25,7 @@ from storage.columns import uuid7
 from telemetry.fair_share import AccountShares, FairQueue
 
 MAX_NAME = 255
-MAX_TEXT_BYTES = 32 << 20  # of all files of one request, so that encoding the response does not delay other requests
+MAX_TEXT_BYTES = 32 << 20  # all files of a request: encoding a larger response would delay others
 MAX_BODIES = 64  # concurrent requests
 _NO_IMAGE_MODEL = "images are not supported: no image description model is published"
 

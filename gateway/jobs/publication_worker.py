@@ -185,7 +185,7 @@ class PublicationWorker:
 
 
 class _Progress:
-    """What the child has last reported."""
+    """The latest report of the child."""
 
     def __init__(self) -> None:
         self.detail = "starting"

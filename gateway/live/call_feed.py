@@ -34,7 +34,7 @@ class CallFeed:
 
     def __init__(self, ephemeral: Ephemeral) -> None:
         self._ephemeral = ephemeral
-        self._wanted: frozenset[str] = frozenset()  # by any gateway
+        self._wanted: frozenset[str] = frozenset()  # models that any gateway wants
         self._wanted_here: Counter[str] = Counter()
         self._finished: dict[str, list[UsageEntry]] = {}
 

@@ -72,7 +72,7 @@ class EventHub:
 
     def __init__(self) -> None:
         self._streams: set[EventStream] = set()
-        self._readers: dict[tuple[str, str], set[EventStream]] = {}  # by topic and account
+        self._readers: dict[tuple[str, str], set[EventStream]] = {}  # (topic, account) -> streams
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def open(self, caller: str, sources: Iterable[tuple[str, str, Source]]) -> EventStream:

@@ -42,7 +42,7 @@ class AuditAction(Struct, frozen=True):
 
 
 class AuditActor(Struct, frozen=True):
-    """Who made the change: `cli`, or the id of an API token, user or operator."""
+    """The author of a change: `cli`, or the id of an API token, user or operator."""
 
     id: str
     type: Literal["cli", "user"]

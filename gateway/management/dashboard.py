@@ -23,7 +23,7 @@ FOLDER = Path(__file__).parent.parent / "static"
 PAGE = "index.html"
 
 _NONCE_PLACEHOLDER = b"__CSP_NONCE__"
-_ENCODINGS = (("br", ".br"), ("gzip", ".gz"))  # in the order of preference
+_ENCODINGS = (("br", ".br"), ("gzip", ".gz"))  # encoding and file suffix, the preferred encoding first
 _FOREVER, _ALWAYS_CHECKED = "public, max-age=31536000, immutable", "no-cache"
 _COMMON = {"referrer-policy": "no-referrer"}
 _POLICY = (

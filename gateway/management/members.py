@@ -32,7 +32,7 @@ Status = Literal["accepted", "pending"]
 
 
 class RolePermission(Struct, frozen=True):
-    """What a role allows for one kind of objects."""
+    """Permissions of a role for one kind of objects."""
 
     read: bool
     write: bool

@@ -164,7 +164,7 @@ def _versions(card: ModelCard | None, rows: list[tuple[str, datetime]]) -> list[
         try:
             found.append((decode_card(text), published_at))
         except CardError:
-            continue  # of a newer release of this program
+            continue  # written by a newer release
     if card is not None and card.revision not in {each.revision for each, _ in found}:
         found.insert(0, (card, None))
     return [

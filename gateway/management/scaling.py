@@ -36,7 +36,7 @@ PopName = Annotated[str, Meta(pattern="^[A-Za-z0-9._-]{1,64}$")]
 
 
 class ScalingTarget(Struct, frozen=True):
-    """How many replicas a model shall have in a PoP, how many are ready or loading, its demand there, and why."""
+    """Replicas of a model in a PoP: the planned number, those that are ready or loading, the demand, and the reason."""
 
     model: str
     pop: str

@@ -31,8 +31,8 @@ HANDSHAKE_TIMEOUT_S = 5.0
 # Received bytes count as a sign of life if they complete a message or are at least this many: after a corrupted length
 # the decoder would wait forever for the rest of the message, while small messages keep arriving.
 _MIN_PART_BYTES = 1024
-SUSPECT_S = 2.5  # of silence; more than two keepalive intervals
-NUM_ROUND_TRIPS = 10  # of which the shortest counts, because a busy process only lengthens them
+SUSPECT_S = 2.5  # longest silence of a healthy node: more than two keepalive intervals
+NUM_ROUND_TRIPS = 10  # measurements; the shortest counts, because a busy process only lengthens them
 MIN_ROUND_TRIPS = 3  # before the shortest is used: the first is measured while many connections are opened
 MIN_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 2.0

@@ -26,7 +26,7 @@ NodeState = Literal["ready", "draining", "gone"]
 
 
 Version = tuple[NodeStatus, bool, bool]
-"""What a report is made from: the status, and True if the node is gone, and if it is reachable. Reports of equal
+"""The inputs of a report: the status, True if the node is gone, and True if it is reachable. Reports of equal
 versions are equal."""
 
 

@@ -11,10 +11,10 @@ import math
 
 from msgspec import Struct
 
-LATENESS_WEIGHT = 0.3  # of the newest call in the average
+LATENESS_WEIGHT = 0.3  # weight of the newest call in the average
 LATENESS_HALF_LIFE_S = 10.0
 MIN_LATENESS_S = 0.001
-MIN_SHARE = 0.02  # of its calls, for a node whose slow start begins
+MIN_SHARE = 0.02  # share of its usual calls that a node gets when its slow start begins
 MIN_CALLS = 20  # calls of which the share of failures is judged
 _WINDOW_S = 10.0
 

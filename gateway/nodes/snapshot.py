@@ -46,7 +46,7 @@ MAX_HOSTS = 200  # nodes with the model among which a call is placed: the neares
 MAX_LOADERS = 16  # nodes that could load the model, besides them
 SUSPENSION_S = 1.5
 SLOW_CONNECTION_S = 0.05  # round trip of a node, above that of its PoP, that counts as its own
-ENGINE_TOKENS_PER_S = 20_000.0  # of a foreign engine, which reports neither speed nor queue
+ENGINE_TOKENS_PER_S = 20_000.0  # assumed speed of a foreign engine, which reports none
 LOAD_S = 10.0  # to load a model whose loading time on the node is unknown
 
 
@@ -117,7 +117,7 @@ class Nodes:
         self._closed: set[str] = set()  # ids whose connection was lost since the last refresh
         self._reachable: set[str] = set()
         self._slow: set[str] = set()  # ids whose round trip is much longer than that of their PoP
-        self._ready_models: dict[str, tuple[str, ...]] = {}  # by reachable node
+        self._ready_models: dict[str, tuple[str, ...]] = {}  # reachable node -> models
         self._num_hot: Counter[str] = Counter()
         self._hosts: dict[str, set[str]] = {}  # ids of the nodes with a replica, by model
         self._order: list[str] = []  # ids, the nearest first; empty if unknown

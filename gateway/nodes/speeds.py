@@ -7,14 +7,14 @@ from gateway.nodes.candidate import DEFAULT_TOKENS_PER_S
 
 MIN_BUSY_US = 20_000  # shorter times of work are added to the next report
 MIN_TOKENS_PER_S = 1.0
-_WEIGHT = 0.2  # of the newest measurement in the average
+_WEIGHT = 0.2  # weight of the newest measurement in the average
 
 
 class Speeds:
     """Tokens per second of each model on each node, while its devices compute."""
 
     def __init__(self) -> None:
-        self._counters: dict[str, dict[str, tuple[int, int]]] = {}  # by node and model: tokens, busy microseconds
+        self._counters: dict[str, dict[str, tuple[int, int]]] = {}  # node -> model -> (tokens, busy microseconds)
         self._speeds: dict[str, dict[str, float]] = {}
 
     def of(self, node_id: str, model: str) -> float:

@@ -38,7 +38,7 @@ LEASE_KEY = "scaling:lease"
 RECORD_KEY = "scaling:record"
 RECORD_TTL_S = 3600.0
 LEASE_PERIODS = 3.0  # intervals after which another gateway takes over from a silent holder
-MAX_CHANGES = 100  # of one plan that are applied; the next plan has the rest
+MAX_CHANGES = 100  # changes applied per plan; the next plan has the rest
 MANAGE_TIMEOUT_S = 5.0
 MAX_RECORDED = 50
 

@@ -26,7 +26,7 @@ KIND = "demand"
 PERIOD_S = 2.0
 TTL_S = 15.0
 AVERAGE_S = 60.0  # time constant of the moving average
-MAX_MODELS = 1000  # of one gateway; the least recently called are forgotten
+MAX_MODELS = 1000  # models remembered per gateway; the least recently called are forgotten
 FORGET_S = 7200.0  # after the last call
 
 

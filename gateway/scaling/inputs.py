@@ -84,7 +84,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """How many replicas a model shall have in a PoP, how many it has, and why."""
+    """Replicas of a model in a PoP: the planned number, the present number, and the reason."""
 
     model: str
     pop: str

@@ -1,4 +1,4 @@
-"""What-if: the scaling plan with one PoP added or lost, compared with the plan of the present. Pure functions."""
+"""What-if analysis: compare the present scaling plan with the plan for one PoP more or less. Pure functions."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class NodeCalls:
 
 @dataclass
 class UtteranceUsage:
-    """What the calls of one utterance consumed; a `metering.Source` whose only event is the end.
+    """Usage of all calls of one utterance; a `metering.Source` whose only event is the end.
 
     An utterance that ends early, because the client disconnects, is charged for its audio until then.
     """

@@ -18,7 +18,7 @@ MAX_INSTRUCTIONS = 4000
 
 
 class SpeechOptions(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the client asks for.
+    """Options that the client chooses for a session.
 
     The client sends 16-bit little-endian mono samples at `sample_rate`. Speech ends after `silence_ms` of silence.
     With `chat_model`, the model responds to each utterance, following `instructions`; with `speech_model` as well, the

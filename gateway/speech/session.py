@@ -104,7 +104,7 @@ class SpeechSession:
         if models.chat is not None:
             self._responder = VoiceResponder(socket, calls, models.chat, models.speech, options)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._previous: asyncio.Task[None] | None = None  # of the utterance before
+        self._previous: asyncio.Task[None] | None = None  # task of the previous utterance
 
     async def run(self) -> None:
         """Serve the WebSocket until it is closed."""

@@ -56,7 +56,9 @@ class Speaker:
         self._loop = asyncio.get_running_loop()
         self._text = ""
         self._is_first = True
-        self._sentences: asyncio.Queue[str | None] = asyncio.Queue()  # of one response, whose length is limited
+        self._sentences: asyncio.Queue[str | None] = (
+            asyncio.Queue()
+        )  # sentences of one response; its limited length bounds the queue
         self._played_s = 0.0  # time at which the audio sent so far will have been played
 
     def add(self, text: str) -> None:

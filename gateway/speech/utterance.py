@@ -15,8 +15,8 @@ from engine.protocol.tasks.automatic_speech_recognition import BYTES_PER_SAMPLE,
 
 PARTIAL_INTERVAL_S = 0.35
 MAX_UTTERANCE_S = 60
-MIN_PART_S = 5.0  # of speech, after which a pause ends a part
-MAX_PART_S = 10.0  # of speech, after which a part ends without a pause
+MIN_PART_S = 5.0  # seconds of speech after which a pause ends a part
+MAX_PART_S = 10.0  # seconds of speech after which a part ends without a pause
 _MIN_PARTIAL_S = 0.3
 _BYTES_PER_S = SAMPLE_RATE * BYTES_PER_SAMPLE
 
@@ -80,10 +80,10 @@ class Transcription:
         self._transcribe = transcribe
         self._on_partial = on_partial
         self._loop = asyncio.get_running_loop()
-        self._done: list[Segment] = []  # of the parts that have ended
+        self._done: list[Segment] = []  # segments of completed parts
         self._part_start = 0  # bytes
         self._latest_end = 0
-        self._latest: list[Segment] = []  # of the audio from `_part_start` to `_latest_end`
+        self._latest: list[Segment] = []  # segments of the audio from `_part_start` to `_latest_end`
 
     async def run(self) -> list[Segment]:
         """Return the segments of the whole utterance, once it has ended. Raises what `transcribe` raises."""

@@ -47,7 +47,7 @@ class VoiceResponder:
         self._options = options
         self._history: list[dict[str, str]] = []
         self._running: asyncio.Task[None] | None = None
-        self._text = ""  # of the running response
+        self._text = ""  # text of the running response
 
     @property
     def is_responding(self) -> bool:

@@ -40,7 +40,7 @@ async def read_gateways(ephemeral: Ephemeral) -> list[GatewayInfo]:
     for gateway_id, payload in (await ephemeral.present(_KIND)).items():
         try:
             found.append(msgspec.json.decode(payload, type=GatewayInfo))
-        except msgspec.DecodeError:  # of an older version
+        except msgspec.DecodeError:  # written by an older version
             found.append(GatewayInfo(gateway_id))
     return sorted(found, key=lambda each: (each.pop, str(each.started_at), each.gateway_id))
 

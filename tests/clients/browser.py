@@ -57,7 +57,7 @@ def running_browser() -> Iterator[Browser]:
 
 @dataclass
 class Recorded:
-    """What a page has requested, and its uncaught errors, console errors and violations of the security policy."""
+    """Requests, uncaught errors, console errors and violations of the security policy of a page."""
 
     urls: set[str] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)

@@ -20,7 +20,7 @@ from tests.deploy.test_grafana import exported
 
 CHART = ROOT / "deploy" / "helm" / "hearth"
 VALUES: dict[str, Any] = yaml.safe_load((CHART / "values.yaml").read_text())
-SECRETS = {  # of the Secrets that exist before the chart
+SECRETS = {  # data of the Secrets that exist before the chart
     "hearth-stores": {"REDIS_URL": "redis://redis:6379/0", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "s"},
     "hearth-front": {
         "DATABASE_URL": "postgresql://hearth@postgres/hearth",

@@ -135,7 +135,7 @@ def test_impossible_scales_are_rejected_by_name(
     with_scales(folder, tmp_path, values=scale)
     with pytest.raises(WeightsError, match=message):
         runner_of(tmp_path, kv_dtype="fp8")
-    runner_of(tmp_path)  # without 8-bit floats, the scales are not used
+    runner_of(tmp_path)  # bfloat16 KV caches ignore the scales
 
 
 # ── memory and blocks ──

@@ -119,7 +119,7 @@ class FakeLoaders:
         self.gate = asyncio.Event()
         self.gate.set()
         self.error: Exception | None = None
-        self.load_s = 0.0  # by which each load moves `clock` forward
+        self.load_s = 0.0  # seconds by which each load moves `clock` forward
         self.clock: HandClock | None = None
         self.kv_bytes: dict[str, int] = {}
 

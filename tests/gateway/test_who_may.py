@@ -268,7 +268,7 @@ class Credential:
     def expected(self, what: str) -> tuple[int, int]:
         if what == ANYBODY or what in self.opens:
             return REACHED
-        if what == SIGN_IN:  # without a body, no error is about credentials
+        if what == SIGN_IN:  # a request without a body fails before its credentials are checked
             return REACHED
         if what == CATALOG:
             return REACHED if self.refusal == FORBIDDEN else self.refusal

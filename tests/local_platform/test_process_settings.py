@@ -1,4 +1,4 @@
-"""What an empty environment variable means, for the settings of every process."""
+"""Meaning of an empty environment variable, for the settings of every process."""
 
 import re
 

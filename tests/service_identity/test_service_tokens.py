@@ -24,7 +24,7 @@ from service_identity.service_tokens import Forged, KnownKeys, PublicKey, Ring, 
 from tests.tenants.hand_clock import HandClock
 
 NOW_S = 1_800_000_000
-ORDER = 2**252 + 27742317777372353535851937790883648493  # of Ed25519's group
+ORDER = 2**252 + 27742317777372353535851937790883648493  # order of Ed25519's group
 NONCES = (b"n" * 32, b"g" * 16)
 
 PRIVATE = Ed25519PrivateKey.generate()

@@ -39,7 +39,7 @@ class Task(Struct, frozen=True):
     binary_field: ClassVar[str] = "image"  # native field that a binary request body stands for
     media_fields: ClassVar[Mapping[str, MediaKind]] = {}  # fields with files that the gateway decodes
     max_image_pixels: ClassVar[int] = MAX_IMAGE_PIXELS
-    max_unread_bytes: ClassVar[int] = 256 * 1024  # of a stream whose client reads slowly; more ends the call
+    max_unread_bytes: ClassVar[int] = 256 * 1024  # unread events of a slow client's stream; more of them end the call
 
     def media_files(self) -> Iterator[MediaFile]:
         """Yield the files that the gateway decodes before a node receives the task: those of `media_fields`, which hold

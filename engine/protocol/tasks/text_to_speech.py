@@ -13,19 +13,19 @@ from engine.protocol.rendering import Renderer, encode
 from engine.protocol.tasks.task import CHARACTERS_PER_TOKEN, ModelLimits, Task
 
 MAX_CHARACTERS = 5000
-SAMPLE_RATES = (8000, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # those that MP3 has
+SAMPLE_RATES = (8000, 12_000, 16_000, 22_050, 24_000, 32_000, 44_100, 48_000)  # rates that MP3 supports
 DEFAULT_SAMPLE_RATE = 24_000
 BYTES_PER_SAMPLE = 2
 MIN_SPEED, MAX_SPEED = 0.25, 4.0
 _MAX_NAME_CHARACTERS = 64
 _ESTIMATED_MS_PER_CHARACTER = 75
-_UNKNOWN_SIZE = 0xFFFFFFFF  # in the header of a WAV file whose length is not known yet
+_UNKNOWN_SIZE = 0xFFFFFFFF  # size in the header of a WAV file of unknown length
 _WAV_HEADER_BYTES = 44
 _JSON_SCHEMA = "text_to_speech_base64"
 
 AudioFormat = Literal["mp3", "pcm", "wav"]
 MEDIA_TYPES: dict[AudioFormat, str] = {"mp3": "audio/mpeg", "pcm": "audio/pcm", "wav": "audio/wav"}
-_FORMATS: dict[str, AudioFormat] = {"mp3": "mp3", "linear16": "wav"}  # by Workers AI's names of encodings
+_FORMATS: dict[str, AudioFormat] = {"mp3": "mp3", "linear16": "wav"}  # Workers AI's name of an encoding -> format
 
 
 class TextToSpeech(Task, frozen=True, tag="text-to-speech", omit_defaults=True, kw_only=True):

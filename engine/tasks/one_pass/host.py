@@ -100,8 +100,8 @@ def encode_frame(message: FromWorker | CancelItems | list[Item]) -> bytes:
 
 @dataclass(frozen=True)
 class OutputStream:
-    """How a call sends each output as soon as it is computed: `event` turns an output into an event, `usage` returns
-    what the call is charged for the outputs so far. Requires batches of a single item, whose order is that of items."""
+    """Conversion of outputs that are sent as soon as they are computed: `event` turns an output into an event, and
+    `usage` returns the charge for the outputs so far. Requires batches of one item, in the order of items."""
 
     event: Callable[[Any], Event]
     usage: Callable[[list[Any]], Usage]

@@ -19,7 +19,7 @@ from engine.tasks.one_pass.image_item import ImageItem, blank_image, pixels_of
 
 Tensors = dict[str, torch.Tensor]
 
-_STRIDES = (1, 2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1)  # of the 17 blocks
+_STRIDES = (1, 2, 1, 2, 1, 1, 2, 1, 1, 1, 1, 1, 1, 2, 1, 1, 1)  # stride of each of the 17 blocks
 _MIDDLE_BLOCK = 13  # its expanded input is a feature map of the detector
 _EXTRA_LAYERS = (("2_1x1_256", "2_3x3_s2_512"), ("3_1x1_128", "3_3x3_s2_256"), ("4_1x1_128", "4_3x3_s2_256"),
                  ("5_1x1_64", "5_3x3_s2_128"))  # fmt: skip

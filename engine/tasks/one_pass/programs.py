@@ -16,7 +16,7 @@ from pathlib import Path
 TIMEOUT_S = 12  # below the time after which a worker that waits counts as hung
 _CPU_S = 10
 _MEMORY_KB = 1_000_000
-_FILE_BLOCKS = 200_000  # of 512 bytes
+_FILE_BLOCKS = 200_000  # largest file, in blocks of 512 bytes
 _MAX_OPEN_FILES = 64
 # Options of `ulimit`, one per call because not every shell accepts several. A shell sets the limits because a function
 # between fork and exec is not safe in a process with threads.

@@ -33,7 +33,7 @@ class UnsupportedModel(ValueError):
 
 
 class _Voice(Protocol):
-    """What speaks: a model or a program."""
+    """A speech synthesizer: a model or a program."""
 
     voices: dict[str, str]
     sample_rate: int

@@ -1,4 +1,4 @@
-"""What a newcomer does in a real browser: create an account and a token, call with it, chat, and revoke the token."""
+"""First steps in a real browser: create an account and a token, call with the token, chat, and revoke the token."""
 
 from __future__ import annotations
 

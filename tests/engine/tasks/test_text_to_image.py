@@ -31,7 +31,7 @@ from tests.waiting import wait_until
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.full,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of the library diffusers
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # from the library diffusers
 ]
 
 KINDS = ["sd", "sdxl", "flux"]

@@ -95,7 +95,7 @@ async def test_fasttext_averages_words_and_ngrams_and_multiplies_decisions(tmp_p
     )  # fmt: skip
     model = FastTextClassifier(folder, {"num_buckets": 1000, "min_ngram": 2, "max_ngram": 2})
     known, unknown = (np.frombuffer(row, "<f4") for row in model.run([WholeText("a\n"), WholeText("é")]))
-    first, second = (1 / (1 + np.exp(-each)) for each in (3 / 4, 9 / 4))  # of the hidden vector [3, 9] / 4
+    first, second = (1 / (1 + np.exp(-each)) for each in (3 / 4, 9 / 4))  # sigmoids of the hidden vector [3, 9] / 4
     assert known.tolist() == pytest.approx([1 - second, first * second, (1 - first) * second], rel=1e-5)
     first = second = 1 / (1 + np.exp(-9 / 2))
     assert unknown.tolist() == pytest.approx([1 - second, first * second, (1 - first) * second], rel=1e-5)

@@ -246,7 +246,7 @@ def test_accumulated_stream_equals_the_whole_message(client: httpx.Client, runni
     assert streamed.pop("id").startswith("msg_")
     whole.pop("id")
     if not whole["content"][0].get("text", "x"):
-        whole["content"] = []  # of an answer without a word a stream opens no block
+        whole["content"] = []  # a stream opens no block for an empty response
     assert streamed == whole
 
 

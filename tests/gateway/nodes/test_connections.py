@@ -167,7 +167,7 @@ async def test_suspended_gateway_does_not_drop_nodes_as_silent(node: FakeNode, m
         inbox = Inbox(**STREAM)
         link.execute(execute('!{"first_s": 60}'), inbox)
         await wait_until(lambda: node.executes)
-        node.is_deaf = True  # as one that stood still with it: nothing has come meanwhile
+        node.is_deaf = True  # nothing has arrived meanwhile, as if both machines had been suspended
         await asyncio.sleep(0.1)
         time.sleep(1.0)  # noqa: ASYNC251 - the event loop stands still: that is the point
         node.is_deaf = False
