@@ -208,8 +208,10 @@ async def finish(
     revision: str | None = None,
     total_bytes: int = 0,
 ) -> None:
-    """Store the end of a publication, unless the lease is lost; `total_bytes` of one that is done. Raises
-    StoreUnavailable."""
+    """Store the end of a publication, unless the lease is lost. `total_bytes` is the size of a completed publication.
+
+    Raises StoreUnavailable.
+    """
     values: dict[str, Any] = {
         "state": state, "detail": detail[:_MAX_DETAIL], "revision": revision, "finished_at": now
     }  # fmt: skip

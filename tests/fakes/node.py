@@ -489,7 +489,7 @@ def spoken(task: TextToSpeech) -> list[events.Event]:
 
 
 def painted(task: TextToImage) -> list[events.Event]:
-    """Return the events of images, each of which is the text of what it was made from."""
+    """Return the events of images. The bytes of each image are the text of its inputs."""
     sizes = [f"{each.width}x{each.height}" for each in (task.image, task.mask, *task.references) if each is not None]
     text = f"{task.prompt} {task.width}x{task.height} {task.steps} steps {' '.join(sizes)}".strip()
     images = tuple(f"{text} seed {task.seed + number}".encode() for number in range(task.num_images))

@@ -1,4 +1,4 @@
-"""The event stream: changed nodes and finished calls of all gateways, for those who may read them, while they may."""
+"""The event stream: readers with permission receive changed nodes and finished calls of all gateways."""
 
 from __future__ import annotations
 
