@@ -8,6 +8,7 @@ Small bodies are parsed at once, because a thread would cost more. What a body m
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
@@ -33,21 +34,23 @@ class ParsingTurns:
     """The threads of one gateway that parse large bodies."""
 
     def __init__(self, num_threads: int) -> None:
-        self._slots = FairQueue(num_threads, _MAX_PER_ACCOUNT)
+        self._turns = FairQueue(sys.maxsize, _MAX_PER_ACCOUNT)  # account -> its bodies, one after the other
+        self._threads = FairQueue(num_threads, _MAX_PER_ACCOUNT)
         self._pauses: dict[str, asyncio.TimerHandle] = {}  # party -> timer that ends its pause and removes the entry
 
     async def parse(self, party: str, parse: Callable[[], Value]) -> Value:
         """Call `parse` in a thread, when it is the party's turn. Raises what `parse` raises."""
         loop = asyncio.get_running_loop()
-        has_waited = self._slots.held_by(party) > 0
-        async with self._slots.slot(party):
+        has_waited = self._turns.held_by(party) > 0
+        async with self._turns.slot(party):
             if has_waited and (pause := self._pauses.get(party)) is not None:
-                await asyncio.sleep(pause.when() - loop.time())
-            began_s = loop.time()
-            try:
-                return await asyncio.to_thread(parse)
-            finally:
-                self._pause(loop, party, _PAUSE_FACTOR * (loop.time() - began_s))
+                await asyncio.sleep(pause.when() - loop.time())  # without a thread, which others may need
+            async with self._threads.slot(party):
+                began_s = loop.time()
+                try:
+                    return await asyncio.to_thread(parse)
+                finally:
+                    self._pause(loop, party, _PAUSE_FACTOR * (loop.time() - began_s))
 
     def _pause(self, loop: asyncio.AbstractEventLoop, party: str, pause_s: float) -> None:
         if (earlier := self._pauses.pop(party, None)) is not None:

@@ -75,7 +75,8 @@ async def _decode_media(context: RequestContext, parsed: ParsedRequest) -> Parse
         return parsed
     documents, account_id = context.services.documents, context.account_id
     fetch = context.services.image_urls.fetcher(account_id)
-    decoded = [await documents.decode(account_id, await fetch(file) if file.url else file) for file in files]
+    fetched = [await fetch(file) if file.url else file for file in files]  # all first: decoding may wait for its turn
+    decoded = [await documents.decode(account_id, file) for file in fetched]
     return structs.replace(parsed, task=parsed.task.with_media(iter(decoded)))
 
 

@@ -25,7 +25,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from gateway import envelope
-from gateway.errors import ClientLeft, Reason, Refusal
+from gateway.errors import Reason, Refusal
 from gateway.http.client_address import Proxies, client_address, limited_network
 from gateway.http.connection_limiter import ConnectionLimiter
 from gateway.http.exchange import Headers
@@ -117,11 +117,11 @@ class Connection(HttpToolsProtocol):
         self._disconnect_cycles()
         if self._web_socket is not None:
             self._web_socket.connection_lost()
-        # Parser and requests refer to this connection: without this, a flood of closed connections would stay in memory
-        # until the next full garbage collection.
+        # These refer to this connection: without this, a flood of closed connections would stay in memory until the
+        # next full garbage collection.
+        self._web_socket = None
         self.cycle = self._running_cycle = None  # type: ignore[assignment]
         self.scope = None  # type: ignore[assignment]
-        del self.parser
 
     def _disconnect_cycles(self) -> None:
         """Tell every request without a complete response that the client is gone."""
@@ -270,7 +270,6 @@ class Connection(HttpToolsProtocol):
             on_response=self.on_response_complete,
         )
         cycle.close_connection = self.close
-        scope["hearth.request_cycle"] = cycle  # type: ignore[typeddict-unknown-key]
         if previous is None or previous.response_complete:
             self._start_asgi_task(cycle, self.app)
         else:  # a pipelined request waits until the previous response is complete
@@ -296,6 +295,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._running_cycle = cycle
+        cycle.scope["hearth.request_cycle"] = cycle  # a reference cycle, until `Exchange` takes it
         super()._start_asgi_task(cycle, app)
 
     @property
@@ -342,13 +342,9 @@ class Connection(HttpToolsProtocol):
         return self.transport.is_closing()
 
     def upgrade(self, accept_key: bytes, headers: Headers) -> WebSocket:
-        """Respond to the running request with 101 and return the WebSocket that the connection becomes.
-
-        Raises ClientLeft if the connection is closed.
-        """
+        """Respond to the running request with 101 and return the WebSocket that the connection becomes."""
         cycle = self._running_cycle
-        if cycle is None:
-            raise ClientLeft
+        assert cycle is not None, "the connection is open"
         cycle.response_started = True
         cycle.scope["hearth.status"] = 101  # type: ignore[typeddict-unknown-key]
         own = [(b"upgrade", b"websocket"), (b"connection", b"Upgrade"), (b"sec-websocket-accept", accept_key)]

@@ -76,9 +76,10 @@ class ImageUrls:
         if len(url) > MAX_URL_CHARACTERS or not is_unambiguous(url):
             raise _NotFetched(f"it must be an https URL of a public host, with at most {MAX_URL_CHARACTERS} characters")
         parts = httpx.URL(url)
-        address = await self._guard.find(parts.host, parts.port or 443)
+        host = parts.raw_host.decode("ascii")  # `host` is decoded, and other libraries would encode it differently
+        address = await self._guard.find(host, parts.port or 443)
         headers = _HEADERS | {"host": parts.netloc.decode("ascii")}
-        target, extensions = parts.copy_with(host=str(address)), {"sni_hostname": parts.host}
+        target, extensions = parts.copy_with(host=str(address)), {"sni_hostname": host}
         async with client.stream("GET", target, headers=headers, extensions=extensions) as response:
             if response.has_redirect_location:
                 return str(parts.join(response.headers["location"]))

@@ -29,6 +29,21 @@ def test_waiting_bodies_of_one_account_are_parsed_one_at_a_time_with_pauses():
     assert overlaps == [False] * 3
 
 
+def test_pauses_of_accounts_take_no_threads():
+    async def run() -> float:
+        turns = ParsingTurns(2)
+        busy = [asyncio.create_task(turns.parse(account, lambda: time.sleep(0.2))) for account in ("one", "two") * 2]
+        await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(busy[:2])
+        began_s = time.perf_counter()
+        await turns.parse("three", lambda: None)
+        waited_s = time.perf_counter() - began_s
+        await asyncio.gather(*busy)
+        return waited_s
+
+    assert asyncio.run(run()) < 0.2, "the others pause for 0.4 s"
+
+
 def test_another_account_does_not_wait():
     release = threading.Event()
 
