@@ -16,7 +16,7 @@ from engine.adapters.cache import AdapterCache
 from engine.arrays import Ints, ceil_div
 from engine.checkpoints import weights
 from engine.checkpoints.alignment import AlignedAllocation
-from engine.config import AUTO, FLOAT8_KV, KV_DTYPES, EngineConfig
+from engine.config import AUTO, DRAFT, FLOAT8_KV, KV_DTYPES, EngineConfig
 from engine.device_steps import DeviceStep, DeviceSteps, StepLimits
 from engine.devices import memory
 from engine.devices.arena import Arena, FixedArena, SleepSizes
@@ -92,7 +92,7 @@ class Runner:
         kernels = kernels or _kernels_for(device, config.attention)
         empty = self._check(checkpoint)
         self.dtype = _choose_dtype(config.dtype, checkpoint, self.model_config, shard, kernels, device)
-        self._kv_dtype = _choose_kv_dtype(config.kv_dtype, self.dtype, kernels)
+        self._kv_dtype = _choose_kv_dtype(config.kv_dtype, self.dtype, kernels, device)
         self.weight_bytes = memory_bytes(empty, checkpoint, kernels, self.dtype)
         needed_bytes, free_bytes = self.weight_bytes // shard.size, free_memory_bytes(device)
         memory.check_weights(needed_bytes, free_bytes, str(self.dtype), device)
@@ -341,8 +341,9 @@ def _trim_heap() -> None:
 
 
 def _find_arena(config: EngineConfig, device: torch.device, shard: Shard, weight_bytes: int) -> Arena:
-    """Return the memory of a model. Only a whole model can sleep: ranks would have to wake together or not at all."""
-    if not (config.sleeps and shard.is_whole):
+    """Return the memory of a model. Only a whole model can sleep: ranks would have to wake together or not at all, and
+    a draft model has memory of its own."""
+    if not (config.sleeps and shard.is_whole) or config.speculation.startswith(DRAFT):
         return FixedArena()
     if device == CPU:
         return HostArena(weight_bytes)
@@ -356,11 +357,13 @@ def _kernels_for(device: torch.device, attention: str) -> Kernels:
     return find_native_kernels() or CpuKernels()
 
 
-def _choose_kv_dtype(wanted: str, dtype: torch.dtype, kernels: Kernels) -> torch.dtype:
+def _choose_kv_dtype(wanted: str, dtype: torch.dtype, kernels: Kernels, device: torch.device) -> torch.dtype:
     """Return the type of keys and values in a model of `dtype`."""
     if wanted not in KV_DTYPES:
         raise ValueError(f"kv_dtype must be {' or '.join(KV_DTYPES)} (got {wanted!r})")
     fault = kernels.float8_fault() if wanted == FLOAT8_KV else ""
+    if wanted == FLOAT8_KV and dtype == torch.float32 and device != CPU:
+        fault = "a GPU needs a model in bfloat16 (this one computes in float32)"
     if fault:
         raise ValueError(f"HEARTH_NODE_KV_DTYPE (--kv-dtype) {wanted}: {fault}; use {AUTO}")
     return FLOAT8 if wanted == FLOAT8_KV else dtype

@@ -153,8 +153,10 @@ def branch(control: socket.socket, arguments: bytes) -> None:
     """Entry point of a branch, which is forked like any child. A module that cannot be imported is left to the children
     that need it: they report the error."""
     options = msgspec.msgpack.decode(arguments, type=BranchArguments)
-    with contextlib.suppress(ImportError):
+    try:
         _import(options.module)
+    except Exception as error:  # packages raise other errors too if a part of them cannot be imported
+        logger.warning("a library cannot be imported", extra={"module_name": options.module, "error": repr(error)})
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         _serve(control, resolve(options.configure) if options.configure else None)
 

@@ -438,11 +438,13 @@ class Replicas:
         try:
             async with asyncio.timeout(MEMORY_WAIT_S):
                 while isinstance(plan := self._plan(need, self._free_budget), NoRoom):
-                    if await self._evict_sleeper(newcomer):
+                    reason = plan.reason
+                    is_sleepers_memory = isinstance(self._plan(need, self._budget), Plan)
+                    if is_sleepers_memory and await self._evict_sleeper(newcomer):
                         continue
                     if not plan.is_temporary:
-                        raise Refused("out_of_capacity", plan.reason, is_retryable=True)
-                    reason = newcomer.progress.waits_for = plan.reason
+                        raise Refused("out_of_capacity", reason, is_retryable=True)
+                    newcomer.progress.waits_for = reason
                     self._memory_freed.clear()
                     await self._memory_freed.wait()
         except TimeoutError:
@@ -468,7 +470,7 @@ class Replicas:
         ]
         if not (found and self._budget.memory_bytes):
             return False
-        await self._end_evicted(min(found, key=lambda each: each.last_used_s))
+        await asyncio.wait({self._end_evicted(min(found, key=lambda each: each.last_used_s))})  # survives a timeout
         return True
 
     def _plan(self, need: Need, budget: Budget) -> Plan | NoRoom:
@@ -497,17 +499,20 @@ class Replicas:
             if others is None:
                 ending.append(self._end_evicted(replica))
                 continue
-            ending += [self._end_evicted(other) for other in others]
+            room = {self._end_evicted(other) for other in others}
+            replica.host_bytes = replica.host_bytes or replica.weight_bytes  # counts from now on
             replica.state, replica.detail, replica.holds_memory = "sleeping", "", False
-            replica.falling_asleep = self._in_background(self._put_to_sleep(replica))
+            replica.falling_asleep = self._in_background(self._put_to_sleep(replica, room))
             ending.append(replica.falling_asleep)
         self._forget("evicted")
         if ending:
             self._on_change()
             await asyncio.wait(ending)
 
-    async def _put_to_sleep(self, replica: ModelReplica) -> None:
-        """Let a replica sleep, or evict it if that turns out to be impossible."""
+    async def _put_to_sleep(self, replica: ModelReplica, room: set[asyncio.Task[None]]) -> None:
+        """Let a replica sleep when the evictions in `room` have ended, or evict it if it cannot sleep."""
+        if room:
+            await asyncio.wait(room)
         try:
             is_asleep = await self._sleepers.put_to_sleep(replica)
         except ModelLoadError:  # its process has ended, see `_on_crash`

@@ -47,7 +47,6 @@ class Sleepers:
         process ends."""
         sleeper = replica.loaded
         assert isinstance(sleeper, Sleeper), "only models that can sleep are put to sleep"
-        replica.host_bytes = replica.host_bytes or replica.weight_bytes  # counts from now on
         try:
             report = await sleeper.sleep(self._snapshots.open(replica.revision, replica))
         except SleepFailed as error:

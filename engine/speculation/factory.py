@@ -35,6 +35,7 @@ def make_drafter(config: EngineConfig, max_model_len: int) -> Drafter | None:
         num_blocks=blocks_for(max_sequences, max_model_len, config.block_size),
         max_model_len=0,
         speculation="off",
+        sleeps=False,
         tensor_parallel=1,  # the leading rank runs the whole draft model with its own threads
         num_threads=max(config.num_threads // config.tensor_parallel, 1),
     )

@@ -274,3 +274,43 @@ def test_room_for_a_sleeping_model(num_bytes: int, budget_bytes: int, evicted: t
         Holding("d", 10, last_used_s=4),
     ]
     assert plan_sleep(num_bytes, asleep, budget_bytes) == evicted
+
+
+async def test_load_that_sleeping_models_cannot_help_leaves_them_asleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "MEMORY_WAIT_S", 0.05)
+    house = new_house(sleep_bytes=100, budget_bytes=1000)
+    for model in "abc":
+        await use(house, model)
+        house.loaders.models[model].device_bytes = 1
+    await house.replicas.acquire("d", "r")  # in use
+    assert (await refusal(house, "a")).failure.reason == "out_of_capacity"
+    assert [house.state(model) for model in "abc"] == ["sleeping"] * 3
+
+
+async def test_models_that_fall_asleep_together_stay_within_the_budget() -> None:
+    house = new_house(4, sleep_bytes=20, budget_bytes=60)
+    house.store.sizes["c"] = 50
+    await use(house, "abc")
+    assert sorted(house.state(model) for model in "ab") == ["evicted", "sleeping"]
+
+
+async def test_a_load_that_times_out_does_not_stop_the_end_of_a_sleeping_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MEMORY_WAIT_S", 0.05)
+    house = new_house(4, sleep_bytes=100, budget_bytes=40)
+    await use(house, "a")
+    sleeper = house.loaders.models["a"]
+    sleeper.device_bytes = 12
+    await use(house, "b")
+    close, may_end = sleeper.close, asyncio.Event()
+
+    async def close_slowly() -> None:
+        await may_end.wait()
+        await close()
+
+    monkeypatch.setattr(sleeper, "close", close_slowly)
+    house.store.sizes["c"] = 30
+    assert (await refusal(house, "c")).failure.message
+    may_end.set()
+    await wait_until(lambda: sleeper.is_closed)
