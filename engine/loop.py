@@ -20,7 +20,7 @@ import msgspec
 from engine.adapters.queue import AdapterQueue, AdapterStore
 from engine.admission import Admission
 from engine.arrays import Ints
-from engine.config import EngineConfig
+from engine.config import DRAFT, EngineConfig
 from engine.device_time import DeviceTime
 from engine.devices.arena import ArenaError, SleepSizes
 from engine.input_builder import build_inputs
@@ -88,7 +88,7 @@ class Engine:
         drafter: Drafter | None = None,
     ) -> None:
         """`drafter` enables speculative decoding."""
-        self.info = _info_of(runner, adapters)
+        self.info = _info_of(runner, adapters, config)
         self._memory_bytes = runner.weight_bytes, runner.kv_bytes
         self.table = SlotTable(config.max_sequences, self.info.max_model_len, runner.block_size)
         self.table.is_mirrored = runner.can_run_ahead
@@ -295,7 +295,7 @@ class Engine:
         )
 
 
-def _info_of(runner: StepRunner, adapters: AdapterStore | None) -> EngineInfo:
+def _info_of(runner: StepRunner, adapters: AdapterStore | None, config: EngineConfig) -> EngineInfo:
     return EngineInfo(
         max_model_len=min(runner.max_model_len, runner.num_blocks * runner.block_size),
         vocab_size=runner.vocab_size,
@@ -304,7 +304,7 @@ def _info_of(runner: StepRunner, adapters: AdapterStore | None) -> EngineInfo:
         block_size=runner.block_size,
         layout_tag=runner.layout_tag,
         adapter_sites=adapters.sites if adapters is not None else {},
-        can_sleep=runner.can_sleep,
+        can_sleep=runner.can_sleep and not config.speculation.startswith(DRAFT),  # a draft model has its own memory
     )
 
 

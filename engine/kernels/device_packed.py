@@ -15,12 +15,12 @@ import torch
 from torch.nn import functional
 
 from engine.checkpoints.quantized import PackedForm, QuantizedTensor
-from engine.config import FLOAT8_CAPABILITY
 from engine.kernels.interface import FLOAT8, Float8Rows, Operator
 
 INPUTS = 64  # inputs per iteration; 4-bit levels are read twice as many at a time
 MAX_DIRECT_TOKENS = 64
 _FLOAT8_UNIT = 16  # the scaled product needs multiples of this size
+_MIN_FLOAT8_CAPABILITY = (8, 9)  # also in engine.config, for checks before torch is imported
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,7 +57,7 @@ def float8_fault() -> str:
     if not torch.cuda.is_available():
         return ""
     capability = torch.cuda.get_device_capability()
-    if capability >= FLOAT8_CAPABILITY:
+    if capability >= _MIN_FLOAT8_CAPABILITY:
         return ""
     return f"8-bit floats need compute capability 8.9 or later (this device has {capability[0]}.{capability[1]})"
 
