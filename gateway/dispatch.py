@@ -82,7 +82,8 @@ class Dispatch:
     in any case. Each attempt selects nodes again, because a node may have recovered meanwhile.
 
     A short call that waits unusually long for its first event is hedged: it is also sent to a second node. The attempt
-    with the first event continues, and the other one is cancelled. A hedge counts as the retry.
+    with the first event continues, and the other one is cancelled. A hedge whose other attempt has failed counts as the
+    retry.
     """
 
     def __init__(self, call: Call, selector: NodeSelector, timeouts: Timeouts, failover: Failover) -> None:
@@ -101,6 +102,7 @@ class Dispatch:
         self._hedge_timer: asyncio.TimerHandle | None = None
         self._crash = Failed("internal")  # the latest crash of a process that worked on this call
         self._num_crashes_seen = 0
+        self._num_superseded = 0  # attempts that were cancelled because the other one of a hedge had the first event
         self.node_id = ""
         self.tried_node_ids: list[str] = []  # nodes that the call was sent to, in order
 
@@ -229,7 +231,7 @@ class Dispatch:
 
     def _has_another(self) -> bool:
         is_cleared = self._num_crashes_seen > self._crash.num_crashes
-        max_attempts = MAX_ATTEMPTS + 1 if is_cleared else MAX_ATTEMPTS
+        max_attempts = MAX_ATTEMPTS + self._num_superseded + (1 if is_cleared else 0)
         return len(self.tried_node_ids) < max_attempts and any(node.link.is_open for node in self._untried())
 
     def _untried(self) -> list[Candidate]:
@@ -267,6 +269,7 @@ class Dispatch:
     def _on_first_event(self, event: Event) -> None:
         if self._hedge is not None and not isinstance(event, Failed):
             metrics.HEDGES.labels("first").inc()
+            self._num_superseded += 1
             self._drop_hedge()
 
     def _on_first_event_of_hedge(self, event: Event) -> None:
@@ -275,6 +278,7 @@ class Dispatch:
             return
         assert self._attempt is not None
         metrics.HEDGES.labels("second").inc()
+        self._num_superseded += 1
         superseded = self._attempt.inbox
         self._promote_hedge()
         superseded.fail(Superseded())

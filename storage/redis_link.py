@@ -226,6 +226,7 @@ class RedisLink:
         self._timeout_s = timeout_s
         self._on_open = on_open
         self._connection: _Connection | None = None
+        self.lost_s: float | None = None  # loop time of the last loss of a connection
 
     @property
     def is_open(self) -> bool:
@@ -278,6 +279,7 @@ class RedisLink:
         if connection is None:
             return False
         await asyncio.shield(connection.is_closed)
+        self.lost_s = asyncio.get_running_loop().time()
         if self._connection is connection:
             self._connection = None
         return True

@@ -1,8 +1,9 @@
 """Limits while Redis is unavailable: each gateway enforces its own share, starting from the last state that Redis
 reported.
 
-Reported windows are remembered until they end, and are also used to restore a Redis that lost its data. Times are
-monotonic.
+The shares stay in force for a short time after Redis has recovered, because other gateways may not have reported their
+calls yet. Reported windows are remembered until they end, and are also used to restore a Redis that lost its data.
+Times are monotonic.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class LocalQuota:
         self.num_gateways = 1
         self.seen: dict[str, Seen] = {}
         self._shares: dict[str, _Share] = {}
+        self._shares_until_s: float | None = None  # set while Redis is available and the shares are still in force
         self._calls: dict[str, int] = {}
         self._prune_at = _PRUNE_ABOVE
 
@@ -101,9 +103,25 @@ class LocalQuota:
         share = self._share(item, now_s)
         return item.limit - (share.size - share.used), share.ends_s - now_s
 
-    def on_redis_recovered(self) -> None:
-        """Drop the shares: Redis is available again."""
+    def on_redis_unavailable(self) -> None:
+        """Keep the shares in force until `on_redis_recovered`."""
+        self._shares_until_s = None
+
+    def on_redis_recovered(self, shares_until_s: float) -> None:
+        """Keep the shares in force until `shares_until_s`."""
+        self._shares_until_s = shares_until_s
+
+    def shares_left_s(self, now_s: float) -> float:
+        """Return for how many seconds the shares of an outage that has ended stay in force, and drop them at their
+        end.
+        """
+        if self._shares_until_s is None:
+            return 0.0
+        if now_s < self._shares_until_s:
+            return self._shares_until_s - now_s
+        self._shares_until_s = None
         self._shares.clear()
+        return 0.0
 
     def _share(self, item: Item, now_s: float) -> _Share:
         share = self._shares.get(item.key)

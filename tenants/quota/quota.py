@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 FLUSH_S = 0.010
 LEASE_MARGIN_S = 10.0  # time that a call may exceed its deadline before its lease expires
+MAX_SHARES_S = 3.0  # time that shares stay in force after Redis has recovered; twice the longest reconnect interval
 MAX_REJECTION_CACHE_S = 1.0  # a call that was rejected is rejected again without asking Redis
 MAX_PLANS = 20_000
 _MAX_TRIES = 4
@@ -103,6 +104,7 @@ class Quota:
         if not plan.items:
             return reservation
         self._raise_cached_refusal(plan)
+        self._take_share_after_outage(reservation)
         unreported = self._settling
         try:
             numbers = await self._evaluate(reservation, script.NORMAL)
@@ -125,6 +127,7 @@ class Quota:
         if not plan.items:
             return reservation
         self._raise_cached_refusal(plan)
+        self._take_share_after_outage(reservation)
         try:
             numbers = await self._evaluate(reservation, script.COUNT_ONLY)
         except StoreUnavailable:
@@ -205,6 +208,20 @@ class Quota:
                 raise QuotaExceeded(known.item, known.retry_after_s, known.window_statuses)
             plan.refusal = None
 
+    def _take_share_after_outage(self, reservation: Reservation) -> None:
+        """Take quota from this gateway's share, if Redis has just recovered. Raises QuotaExceeded.
+
+        Redis may not know the calls of other gateways yet, because they reconnect later.
+        """
+        now_s = self._loop.time()
+        left_s = self._local.shares_left_s(now_s)
+        if left_s and self._link.is_open:
+            refused = self._local.take(reservation.plan.items, reservation.tokens, now_s)
+            if refused is not None:
+                item, wait_s = refused
+                statuses = self._local_statuses(reservation.plan.items, now_s)
+                raise QuotaExceeded(item, max(1, math.ceil(min(wait_s, left_s))), statuses)
+
     @staticmethod
     def _is_refused_for_unreported(plan: Plan, numbers: list[int], unreported: Sequence[Settlement]) -> bool:
         """Return True if Redis rejects a call because of quota that ended calls have released but Redis did not know
@@ -272,13 +289,9 @@ class Quota:
         items, now_s = reservation.plan.items, self._loop.time()
         if any(item.requires_redis for item in items):
             raise StoreUnavailable("redis: unavailable, and the call has a budget that only Redis can check")
+        self._local.on_redis_unavailable()
         refused = self._local.take(items, reservation.tokens, now_s)
-        window_statuses = []
-        for item in items:
-            if item.kind in "rt":
-                used, left_s = self._local.state_of(item, now_s)
-                window_statuses.append(WindowStatus(item, max(0, item.limit - used), max(1, math.ceil(left_s))))
-        reservation.window_statuses = window_statuses
+        reservation.window_statuses = self._local_statuses(items, now_s)
         if refused is not None:
             item, wait_s = refused
             if item.kind == "c":
@@ -287,6 +300,13 @@ class Quota:
         metrics.LOCAL_QUOTA_CALLS.inc()
         reservation.is_counted = False
         self._unreported.add_reservation(reservation, now_s)
+
+    def _local_statuses(self, items: Sequence[Item], now_s: float) -> list[WindowStatus]:
+        """Return the state of all windows by this gateway's shares."""
+        states = [(item, *self._local.state_of(item, now_s)) for item in items if item.kind in "rt"]
+        return [
+            WindowStatus(item, max(0, item.limit - used), max(1, math.ceil(left_s))) for item, used, left_s in states
+        ]
 
     def _release(self, reservation: Reservation, items: Sequence[Item]) -> None:
         """Release a call's concurrency slots, except those released at its first output."""
@@ -339,7 +359,10 @@ class Quota:
             raise_if_refused(reply)
         if self._unreported:
             self._send_unreported(link)  # calls that arrived meanwhile are reported before any later command
-        self._local.on_redis_recovered()
+        if self._link.lost_s is not None:
+            now_s = self._loop.time()
+            # The interval between two tries to reconnect grows with the outage, to at most 1.5 s.
+            self._local.on_redis_recovered(now_s + min(MAX_SHARES_S, 2 * (now_s - self._link.lost_s)))
 
     def _send_unreported(self, link: Sender) -> asyncio.Future[list[Reply]]:
         return self._unreported.send(

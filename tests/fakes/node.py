@@ -50,7 +50,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
 
     After `then_after` tokens, `then` happens and no further tokens are sent. `tokens` are sent `repeat` times, each
     extended by `pad` characters. Each tool call is sent in three events of one token. The call crashes the model's
-    process `deaths` times before it succeeds; a node rejects it after the second crash.
+    process `deaths` times, after `death_after` tokens, before it succeeds; a node rejects it after the second crash.
     """
 
     tokens: tuple[str, ...] = WORDS
@@ -64,6 +64,7 @@ class Script(msgspec.Struct, frozen=True, kw_only=True):
     repeat: int = 1
     pad: int = 0
     deaths: int = 0
+    death_after: int = 0
     one_death: bool = False  # True if the failure is reported as the input's first crash
     held_after: int = -1  # number of tokens after which the call waits for `go_on`; -1 never waits
     then_after: int = -1
@@ -307,14 +308,14 @@ class NodeSide(asyncio.Protocol):
                 )
                 return
             await asyncio.sleep(script.first_s)
-            if execute.num_crashes < script.deaths:
-                num_crashes = execute.num_crashes + 1
-                usage = events.Usage(prompt_tokens=prompt_tokens, completion_tokens=7)
-                failed = events.Failed("internal", "it died", num_crashes < 2, usage, num_crashes)
-                self.send(wire.Reply(call_id, failed))
-                return
             num_choices = execute.task.num_choices
             for i, text in enumerate(script.texts()[: execute.task.sampling.max_tokens]):
+                if i == script.death_after and execute.num_crashes < script.deaths:
+                    num_crashes = execute.num_crashes + 1
+                    usage = events.Usage(prompt_tokens=prompt_tokens, completion_tokens=7)
+                    failed = events.Failed("internal", "it died", num_crashes < 2, usage, num_crashes)
+                    self.send(wire.Reply(call_id, failed))
+                    return
                 if i == script.then_after:
                     await self._misbehave(script.then)
                 if i == script.held_after:

@@ -26,9 +26,7 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(300)]
 
 SEED = 20
 NUM_CLIENTS = 6
-NUM_NODE_KILLS = 6
-QUARANTINED = (400, 5004)
-LOST = (408, 3008)
+NUM_NODE_KILLS = 4
 
 
 @dataclass
@@ -119,22 +117,29 @@ def campaign(tmp_path_factory: pytest.TempPathFactory):
     assert running.stop() == 0
 
 
+def wait_for_two_more_calls(clients: list[Client]) -> None:
+    """Wait until every client has started two more calls: no call that is running now is in the next crash too."""
+    counts = [len(client.observed) + 2 for client in clients]
+    wait_for(
+        "every call that was there has ended",
+        lambda: all(len(client.observed) >= count for client, count in zip(clients, counts, strict=True)),
+    )
+
+
 def kill_nodes(platform: Platform, clients: list[Client]) -> None:
-    """Kill nodes, but never two with the same call: after each kill, every client must have started two more calls."""
+    """Kill nodes, but never two with the same call."""
     choose = random.Random(SEED)
     for _ in range(NUM_NODE_KILLS):
         time.sleep(choose.uniform(0.2, 1.5))
         os.kill(choose.choice(list(platform.dev["pids"]["nodes"].values())), signal.SIGKILL)
-        counts = [len(client.observed) + 2 for client in clients]
         wait_until_recovered(platform)
-        wait_for(
-            "every call that was there has ended",
-            lambda: all(len(client.observed) >= count for client, count in zip(clients, counts, strict=True)),  # noqa: B023
-        )
+        wait_for_two_more_calls(clients)
 
 
-def kill_ranks(platform: Platform, _clients: list[Client]) -> None:
-    """Kill or suspend two ranks of each node, too few to take the model out of service."""
+def kill_ranks(platform: Platform, clients: list[Client]) -> None:
+    """Kill or suspend two ranks of each node, too few to take the model out of service and never two with the same
+    call.
+    """
     choose = random.Random(SEED)
     nodes = list(platform.dev["pids"]["nodes"]) * 2
     for number, node_id in enumerate(nodes):
@@ -144,6 +149,7 @@ def kill_ranks(platform: Platform, _clients: list[Client]) -> None:
             os.kill(rank, signal.SIGSTOP if number % 2 else signal.SIGKILL)
         wait_for("another rank", lambda node_id=node_id, old=ranks: platform.rank_pids(node_id) not in ([], old))
         wait_for("both are hot", lambda: platform.num_hot == 2)
+        wait_for_two_more_calls(clients)
 
 
 def kill_gateway(platform: Platform, _clients: list[Client]) -> None:
@@ -177,7 +183,6 @@ def test_ledger_matches_clients_after_killing_processes(campaign: Platform, kill
     assert len(observed) > 3 * NUM_CLIENTS, "the load was too small"
     wait_for("nothing is held", lambda: num_running(campaign) == 0 and num_held_blocks(campaign) == 0)
     check_responses(observed, is_gateway_killed=kill is kill_gateway)
-    check_calls_in_two_crashes(campaign, observed, max_count=2 if kill is kill_ranks else 0)
     check_ledger(campaign, observed)
     record_figures(kill.__name__.replace("_", " "), observed)
 
@@ -204,16 +209,7 @@ def check_responses(observed: list[ObservedCall], *, is_gateway_killed: bool) ->
         elif is_stream and status == 200:
             assert error_code in (None, 3008), outcomes
         else:
-            assert (status, error_code) in ((200, None), QUARANTINED, LOST), outcomes
-
-
-def check_calls_in_two_crashes(platform: Platform, observed: list[ObservedCall], max_count: int) -> None:
-    """Check calls that were in two crashes: they are quarantined after the second attempt, or fail after the third."""
-    failed = [call for call in observed if (call.status, call.error_code) in (QUARANTINED, LOST)]
-    assert len(failed) <= max_count
-    for call in failed:
-        (row,) = wait_for("the usage row", lambda call=call: platform.usage_rows(call.request_id))
-        assert row["attempts"] == (2 if call.status == QUARANTINED[0] else 3)
+            assert (status, error_code) == (200, None), outcomes  # no call was in two crashes
 
 
 def check_ledger(platform: Platform, observed: list[ObservedCall]) -> None:

@@ -146,6 +146,14 @@ def test_hedge_answers_if_the_first_node_dies_meanwhile(client, hedging: Running
     wait_until_blocking(lambda: hedging.gateway.metric("hearth_nodes_alive") == 2)
 
 
+def test_hedged_call_is_retried_when_its_first_node_crashes_after_the_hedge_was_cancelled(client, hedging: Running):
+    num_executes = hedging.site.num_executes
+    prompt = script(first_s=1.5, deaths=1, death_after=1)
+    response = run(client, hedging, {"prompt": prompt}, headers={"x-session-affinity": "s"})
+    assert response.json()["result"]["response"] == TEXT
+    assert hedging.site.num_executes == num_executes + 3
+
+
 def test_client_that_leaves_cancels_both_attempts(client, hedging: Running):
     num_executes, sites = hedging.site.num_executes, hedging.site.nodes.values()
     body = {"prompt": script(first_s=30.0)}

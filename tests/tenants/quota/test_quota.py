@@ -287,6 +287,35 @@ async def test_each_gateway_enforces_its_share_of_the_rest_while_redis_is_unavai
     assert isinstance(await reserve(two, two.plan("b", plain), "late"), QuotaExceeded)
 
 
+async def test_gateway_enforces_its_share_until_the_other_gateway_has_reported(
+    gateways: list[Quota], redis: Redis, own_redis_server: EmbeddedRedis, monkeypatch: pytest.MonkeyPatch
+):
+    first, last = gateways
+    await both_are_counted(redis)
+    may_connect, connect = asyncio.Event(), last._link._connect
+
+    async def connect_late() -> Any:
+        await may_connect.wait()
+        return await connect()
+
+    monkeypatch.setattr(last._link, "_connect", connect_late)
+    text = items("chat=20/3600")
+    own_redis_server.stop()
+    assert len(await admitted(gateways, lambda quota: quota.plan("a", text), 60)) == 20
+    await asyncio.sleep(1.5)  # the shares then stay in force for 3 s, the maximum
+    own_redis_server.start()
+    own_redis_server.wait_ready()
+    await wait_until(lambda: first.is_available)
+    rejected = await reserve(first, first.plan("a", text), "early")
+    assert isinstance(rejected, QuotaExceeded), "the other gateway's calls are not in Redis yet"
+    assert 1 <= rejected.retry_after_s <= 3
+    may_connect.set()
+    await wait_until(lambda: redis.hget("quota:r:chat:a", "n") == b"20")
+    await asyncio.sleep(rejected.retry_after_s)
+    assert isinstance(await reserve(first, first.plan("b", items("chat=20/3600", "b")), "later"), Reservation)
+    assert first._local.shares_left_s(asyncio.get_running_loop().time()) == 0
+
+
 async def test_calls_with_a_budget_are_rejected_while_redis_is_unavailable(
     spender: tuple[Quota, Ledger], own_redis_server: EmbeddedRedis
 ):
