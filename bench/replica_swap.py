@@ -53,13 +53,13 @@ class Settings:
     num_threads: int = 0
     kv_memory_bytes: int = 64 << 20
     attention: str = "auto"
-    has_graphs: bool = True
     adapter_memory_bytes: int = 0
     max_sequences: int = 8
     max_waiting: int = 8
     max_step_tokens: int = 512
     tensor_parallel: int = 1
     step_timeout_s: float = 60.0
+    coalesce_ms: int = 0
     speculation: str = "off"
 
 
@@ -176,9 +176,11 @@ async def start_node(parent: Path, url: str, model: str) -> dict[str, float]:
         node = NodeProcess(folder, url, HEARTH_NODE_MODELS=model, HEARTH_NODE_DTYPE="auto", HEARTH_NODE_THREADS="0")
         started_s = time.perf_counter()
         node.start()
-        await first_token(folder, model)
-        found[name] = round(time.perf_counter() - started_s, 2)
-        node.stop()
+        try:
+            await first_token(folder, model)
+            found[name] = round(time.perf_counter() - started_s, 2)
+        finally:
+            node.stop()
         (folder / "http.sock").unlink(missing_ok=True)
         (folder / "node.sock").unlink(missing_ok=True)
     return found
@@ -201,7 +203,8 @@ async def first_token(folder: Path, model: str) -> None:
                 await asyncio.sleep(0.01)
                 continue
             assert response.status_code == 200, lines
-            assert any('"token"' in line for line in lines), lines
+            # The first token of a random model may be a part of a character, so its text may be empty.
+            assert any('"completion_tokens":1' in line for line in lines), lines
             return
 
 

@@ -176,6 +176,28 @@ void linear(const W* x, const W* packed, const W* bias, W* out, int64_t num_toke
     }
 }
 
+// Rows of `count` units of 32 bits, `stride` bytes apart -> [panel][count][WIDTH] units.
+void pack(const void* weight, int64_t stride, void* packed, int64_t num_out, int64_t count) {
+    constexpr int64_t AT_ONCE = 16;  // units of one row that are read together: a line of the cache
+    const int64_t num_panels = (num_out + WIDTH - 1) / WIDTH;
+#pragma omp parallel for if (num_out * count > ALONE)
+    for (int64_t p = 0; p < num_panels; ++p) {
+        uint32_t* to = (uint32_t*)packed + p * WIDTH * count;
+        for (int64_t k = 0; k < count; k += AT_ONCE, to += AT_ONCE * WIDTH) {
+            const int64_t now = std::min(AT_ONCE, count - k);
+            for (int64_t n = 0; n < WIDTH; ++n) {
+                uint32_t units[AT_ONCE] = {};
+                const char* from = (const char*)weight + (p * WIDTH + n) * stride + 4 * k;
+                if (p * WIDTH + n < num_out) {
+                    std::memcpy(units, from, 4 * now);
+                    __builtin_prefetch(from + 4 * 4 * AT_ONCE);
+                }
+                for (int64_t i = 0; i < now; ++i) to[i * WIDTH + n] = units[i];
+            }
+        }
+    }
+}
+
 }  // namespace
 
 extern "C" {
@@ -184,27 +206,10 @@ int64_t hearth_packed_size(int64_t num_out, int64_t num_in) { return (num_out + 
 
 // weight [N, K], rows `stride` apart, K even.
 void hearth_pack_bf16(const bf16* weight, int64_t stride, bf16* packed, int64_t num_out, int64_t num_in) {
-    const int64_t num_panels = (num_out + WIDTH - 1) / WIDTH;
-#pragma omp parallel for if (num_out * num_in > ALONE)
-    for (int64_t p = 0; p < num_panels; ++p) {
-        bf16* to = packed + p * WIDTH * num_in;
-        for (int64_t k = 0; k < num_in; k += 2)
-            for (int64_t n = 0; n < WIDTH; ++n, to += 2) {
-                const int64_t row = p * WIDTH + n;
-                to[0] = row < num_out ? weight[row * stride + k] : bf16(0);
-                to[1] = row < num_out ? weight[row * stride + k + 1] : bf16(0);
-            }
-    }
+    pack(weight, 2 * stride, packed, num_out, num_in / 2);
 }
 void hearth_pack_f32(const float* weight, int64_t stride, float* packed, int64_t num_out, int64_t num_in) {
-    const int64_t num_panels = (num_out + WIDTH - 1) / WIDTH;
-#pragma omp parallel for if (num_out * num_in > ALONE)
-    for (int64_t p = 0; p < num_panels; ++p)
-        for (int64_t n = 0; n < WIDTH; ++n) {
-            const int64_t row = p * WIDTH + n;
-            float* to = packed + p * WIDTH * num_in + n;
-            for (int64_t k = 0; k < num_in; ++k) to[k * WIDTH] = row < num_out ? weight[row * stride + k] : 0.0f;
-        }
+    pack(weight, 4 * stride, packed, num_out, num_in);
 }
 
 // out [T, N] = x [T, K] × packed + bias.
