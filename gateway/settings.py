@@ -334,10 +334,11 @@ class GatewaySettings(ProcessSettings):
         default=3600.0,
         check=at_least(0.1),
     )
-    document_image_model: str = setting(
-        "HEARTH_DOCUMENT_IMAGE_MODEL",
-        "Image-to-text model that converts images and scanned pages for `ai/tomarkdown`. Each image is a call.",
-        default="@cf/rapidai/pp-ocr",
+    document_image_models: str = setting(
+        "HEARTH_DOCUMENT_IMAGE_MODELS",
+        "Comma-separated models that convert images for `ai/tomarkdown`: image-to-text models, also for scanned pages, "
+        "and object detection models. Those that are published are used; each image is a call of each.",
+        default="@cf/rapidai/pp-ocr,@cf/tensorflow/coco-ssd",
     )
     image_url_max_bytes: int = setting(
         "HEARTH_IMAGE_URL_MAX_BYTES",

@@ -6,10 +6,10 @@ The content of files is parsed in a sandboxed process (`documents.worker`); here
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from msgspec import Meta, Struct
 
@@ -29,7 +29,11 @@ MAX_TEXT_BYTES = 32 << 20  # all files of a request: encoding a larger response 
 MAX_BODIES = 64  # concurrent requests
 _NO_IMAGE_MODEL = "images are not supported: no image description model is published"
 
-ReadImage = Callable[[bytes], Awaitable[str]]  # raises Refusal
+
+class ReadImage(Protocol):
+    """Returns the text of an image, which may be a scanned page. Raises Refusal."""
+
+    def __call__(self, file: bytes, *, is_page: bool) -> Awaitable[str]: ...
 
 
 class Document(Struct, frozen=True):
@@ -114,14 +118,14 @@ class Documents:
         if not document.data:
             return row | _error("the file is empty")
         if kind.reader == "image" and read_image is not None:
-            return row | await _read_images([document.data], read_image, options)
+            return row | await _read_images([document.data], read_image, options, is_page=False)
         async with self._processes.slot(account_id):
             outcome = await self._converter.convert(document.name, kind, document.data, options)
         if outcome.refusal == NO_TEXT and read_image is not None:
             async with self._processes.slot(account_id):
                 outcome = await self._converter.convert(document.name, PDF_SCANS, document.data, options)
             if outcome.pages:
-                return row | await _read_images(outcome.pages, read_image, options)
+                return row | await _read_images(outcome.pages, read_image, options, is_page=True)
         if outcome.refusal:
             return row | _error(outcome.refusal)
         return row | {"format": options.output_format, "tokens": outcome.num_tokens, "data": outcome.text}
@@ -130,10 +134,12 @@ class Documents:
         await self._converter.close()
 
 
-async def _read_images(files: Sequence[bytes], read_image: ReadImage, options: Options) -> dict[str, Any]:
+async def _read_images(
+    files: Sequence[bytes], read_image: ReadImage, options: Options, *, is_page: bool
+) -> dict[str, Any]:
     """Return the fields of a row for the text of images, one after the other."""
     try:
-        texts = [await read_image(file) for file in files]
+        texts = [await read_image(file, is_page=is_page) for file in files]
     except Refusal as refusal:
         return _error(refusal.message)
     if len(texts) > 1 and options.output_format == "markdown":

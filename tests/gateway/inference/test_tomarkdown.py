@@ -19,7 +19,7 @@ from gateway.errors import Reason, Refusal
 from gateway.inference import markdown_conversion, tomarkdown
 from gateway.inference.markdown_conversion import Documents
 from tests.fakes.pictures import picture
-from tests.gateway.process import DESCRIBER
+from tests.gateway.process import DESCRIBER, DETECTOR
 from tests.gateway.site import Running
 from tests.gateway.test_fair_share import set_limits
 from tests.waiting import wait_until_blocking
@@ -163,7 +163,7 @@ def test_image_model_converts_images_and_scanned_pages_and_each_image_is_a_charg
     pages[0].save(scan, "PDF", save_all=True, append_images=pages[1:])
     files = [("files", ("a.png", picture(64, 32), "image/png")), ("files", ("b.pdf", scan.getvalue(), "")),
              ("files", ("c.jpg", b"no image", "image/jpeg"))]  # fmt: skip
-    with running.beside(HEARTH_DOCUMENT_IMAGE_MODEL=DESCRIBER) as gateway:
+    with running.beside(HEARTH_DOCUMENT_IMAGE_MODELS=DESCRIBER) as gateway:
         url = f"{gateway.base_url}/accounts/{running.tenants.account_id}/ai/tomarkdown"
         response = httpx.post(url, files=files, headers=running.headers(), timeout=60)
     image, scanned, damaged = response.json()["result"]
@@ -180,3 +180,15 @@ def test_image_model_converts_images_and_scanned_pages_and_each_image_is_a_charg
     wait_until_blocking(lambda: len(rows()) == 3)
     assert sorted(row["num_image_tiles"] for row in rows()) == [1, 6, 6]
     assert all(row["micro_neurons"] > 0 for row in rows())
+
+
+def test_object_detection_model_names_the_objects_of_images_but_not_of_scanned_pages(running: Running):
+    scan = io.BytesIO()
+    Image.new("RGB", (600, 300), "white").save(scan, "PDF")
+    files = [("files", ("a.png", picture(64, 32), "image/png")), ("files", ("b.pdf", scan.getvalue(), ""))]
+    with running.beside(HEARTH_DOCUMENT_IMAGE_MODELS=f"{DESCRIBER}, @cf/test/absent, {DETECTOR}") as gateway:
+        url = f"{gateway.base_url}/accounts/{running.tenants.account_id}/ai/tomarkdown"
+        response = httpx.post(url, files=files, headers=running.headers(), timeout=60)
+    image, scanned = response.json()["result"]
+    assert image["data"] == "64 x 32:\n\nObjects: image"
+    assert scanned["data"] == "1250 x 625:"
