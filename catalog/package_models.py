@@ -48,7 +48,8 @@ class PackageModel:
 
     `card` is a file of `catalog/cards/`. `extra` is the extra of this project whose libraries run the model.
     `conversion` is a module of `catalog/conversions/` whose function `convert` makes the weights from the files,
-    which then do not become part of the model.
+    which then do not become part of the model. `debian_packages` install the program that runs the model; the program
+    has the name of the first package.
     """
 
     card: str
@@ -58,6 +59,7 @@ class PackageModel:
     config: Mapping[str, Any]
     extra: str
     conversion: str = ""
+    debian_packages: tuple[str, ...] = ()
 
     @property
     def facts(self) -> CardFacts:
@@ -239,6 +241,7 @@ _MODELS = (
             "debian_packages": ["apertium-eng-spa"],
         },
         extra="engine",
+        debian_packages=("apertium", "apertium-eng-spa"),
     ),
     PackageModel(
         card="coco-ssd.toml",
@@ -357,6 +360,7 @@ _MODELS = (
             "voices": {"slt": "en-us", "rms": "en-us", "awb": "en-gb", "kal16": "en-us"},
         },
         extra="speech",
+        debian_packages=("flite",),
     ),
     PackageModel(
         card="espeak-ng.toml",
@@ -377,6 +381,7 @@ _MODELS = (
             },
         },
         extra="speech",
+        debian_packages=("espeak-ng",),
     ),
     PackageModel(
         card="silero-vad.toml",

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from catalog.card import CardFacts, ModelCard, Prices
     from catalog.manifest import Recipe
     from catalog.model_folder import ModelFolder
+    from catalog.package_models import PackageModel
     from storage.database import Database
     from storage.objects import Objects
 
@@ -301,6 +302,8 @@ async def _add(data: Path | None, name: str, json: bool) -> dict[str, Any]:
             f"{name} is not in a package; models in packages: {names}. `hearth model pull` pulls others"
         )
 
+    _warn_if_program_is_missing(model, json)
+
     def report(step: str) -> None:
         typer.echo(dumps({"step": step}) if json else f"hearth: {step}", err=True)
 
@@ -318,6 +321,19 @@ async def _add(data: Path | None, name: str, json: bool) -> dict[str, Any]:
             fetched = await asyncio.to_thread(fetch, model, Path(folder), npm, report)
             published = await _publish_folder(json, database, objects, inspect_folder(fetched), model.facts)
     return _row(published)
+
+
+def _warn_if_program_is_missing(model: PackageModel, json: bool) -> None:
+    """Name the program that runs the model, and its packages. Not an error: the nodes may be other machines."""
+    import shutil
+
+    if not model.debian_packages or shutil.which(model.debian_packages[0]):
+        return
+    warning = (
+        f"{model.facts.name} needs the program {model.debian_packages[0]}, which is not installed on this machine; "
+        f"on each node: apt-get install {' '.join(model.debian_packages)}"
+    )
+    typer.echo(dumps({"warning": warning}) if json else f"hearth: warning: {warning}", err=True)
 
 
 async def _alias(data: Path | None, name: str, target: str | None) -> None:

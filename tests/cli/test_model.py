@@ -277,6 +277,31 @@ def test_available_model_is_pulled_by_its_name(
     assert (row["name"], row["repo_id"]) == ("@hf/qwen/qwen3-0.6b", "Qwen/Qwen3-0.6B-GGUF")
 
 
+@pytest.mark.parametrize(
+    ("name", "program", "packages"),
+    [("@cf/hearth/flite", "flite", "flite"), ("@cf/apertium/en-es", "apertium", "apertium apertium-eng-spa")],
+)
+def test_adding_a_model_names_the_program_that_is_missing_and_its_packages(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    program: str,
+    packages: str,
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert run(["model", "add", name, "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["name"] == name
+    warning = json.loads(captured.err.splitlines()[0])["warning"]
+    assert f"{name} needs the program {program}, which is not installed" in warning
+    assert warning.endswith(f"apt-get install {packages}")
+    (tmp_path / program).write_text("#!/bin/sh\n")
+    (tmp_path / program).chmod(0o755)
+    assert run(["model", "add", name]) == 0
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_removed_model_is_gone_and_audited(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "tiny.gguf")
     revision = printed(capsys, "publish", str(file), "--name", "@cf/acme/tiny")["revision"]
