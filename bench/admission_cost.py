@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import uvloop
 
@@ -75,12 +75,18 @@ class Source:
     """An event source that has already finished."""
 
     node_id = "n1"
-    tried_node_ids: ClassVar = ["n1"]
+
+    def __init__(self) -> None:
+        self.tried_node_ids = [self.node_id]
 
     async def take(self, not_before_s: float = 0.0) -> list[Event]:  # noqa: ARG002
         return EVENTS
 
     def cancel(self) -> None: ...
+
+    def abandon(self) -> None: ...
+
+    def stop(self) -> None: ...
 
     async def final_events(self, timeout_s: float) -> list[Event]:  # noqa: ARG002
         return []
@@ -121,7 +127,7 @@ class PlatformAddress:
 
     async def authenticate(self) -> None:
         self.make_call()
-        principal = await authentication.authenticate(self.services, self.headers, PEER)
+        principal = await authentication.authenticate(self.services, "POST", self.headers, PEER)
         authentication.authorize(principal, self.principal.account_id, authentication.RUN_MODELS_SCOPE)
 
     async def admit(self) -> None:
@@ -134,7 +140,7 @@ class PlatformAddress:
         await events.close()
 
     async def all(self) -> None:
-        principal = await authentication.authenticate(self.services, self.headers, PEER)
+        principal = await authentication.authenticate(self.services, "POST", self.headers, PEER)
         authentication.authorize(principal, self.principal.account_id, authentication.RUN_MODELS_SCOPE)
         call = self.make_call()
         headers: list[tuple[bytes, bytes]] = []
@@ -169,7 +175,7 @@ async def opened(folder: Path, redis: EmbeddedRedis) -> AsyncIterator[PlatformAd
     )
     jobs = [asyncio.create_task(job()) for job in (quota.run, ledger.run, verifier.watch)]
     headers = [(b"host", b"x"), (b"authorization", b"Bearer " + made.secret.encode())]
-    principal = await authentication.authenticate(cast(Services, parts), headers, PEER)
+    principal = await authentication.authenticate(cast(Services, parts), "POST", headers, PEER)
     try:
         yield PlatformAddress(cast(Services, parts), ledger, headers, principal, redis.pid)
     finally:

@@ -35,6 +35,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -180,8 +181,11 @@ def make_contenders(
     if find_native_kernels() is not None:
         made["hearth_torch"] = lambda: hearth(model, threads, temperature, is_native=False)
     if not is_gguf:
-        for kind in FORMATS:
-            made[f"hearth_{kind}"] = lambda kind=kind: hearth(variant(model, kind, stack), threads, temperature)
+
+        def in_format(kind: str) -> Contender:
+            return hearth(variant(model, kind, stack), threads, temperature)
+
+        made |= {f"hearth_{kind}": partial(in_format, kind) for kind in FORMATS}
         made["transformers_bf16"] = lambda: transformers(model, torch.bfloat16, temperature)
         made["transformers_f32"] = lambda: transformers(model, torch.float32, temperature)
     contenders = {key: make() for key, make in made.items() if only is None or key in only}
@@ -303,11 +307,12 @@ def open_peer(
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OMP_NUM_THREADS")}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     vocab_size = read_config(model_dir).vocab_size
-    assert process.stdin is not None
-    assert process.stdout is not None
+    requests, results = process.stdin, process.stdout
+    assert requests is not None
+    assert results is not None
 
     def read_result() -> dict[str, Any]:
-        line = process.stdout.readline()
+        line = results.readline()
         if not line:
             raise SystemExit(f"{' '.join(command)} ended with status {process.wait()}")
         return json.loads(line)
@@ -321,7 +326,7 @@ def open_peer(
     try:
         yield generate, read_result()["version"]
     finally:
-        process.stdin.close()
+        requests.close()
         process.wait()
 
 

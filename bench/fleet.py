@@ -20,8 +20,10 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from multiprocessing.synchronize import Event
 from pathlib import Path
+from typing import cast
 
 import httpx
 import msgspec
@@ -32,9 +34,10 @@ from engine.protocol.status import NodeStatus, ReplicaStatus
 from gateway.nodes.known_pops import KNOWN_POPS
 from service_identity import key_ring
 from service_identity.service_identity import ServiceIdentity
+from service_identity.service_tokens import Ring
 from storage.ephemeral import Ephemeral
 from storage.migrate import migrate
-from tests.fakes.node import NodeSide
+from tests.fakes.node import FakeNode, NodeSide
 from tests.gateway.browser_session import session_headers
 from tests.gateway.site import Running, Site
 from tests.service_keys import ServiceKeys, service_keys
@@ -87,7 +90,7 @@ def add_keys(keys: ServiceKeys, ids: list[str]) -> None:
         half = key_ring.public_half(private)
         rows.append(key_ring.public_key(half, subject, start_s=time.time(), life_days=1))
 
-    def with_all(ring: key_ring.Ring) -> key_ring.Ring:
+    def with_all(ring: Ring) -> Ring:
         for row in rows:
             ring = key_ring.with_key(ring, row)
         return ring
@@ -109,7 +112,7 @@ async def _simulate(
         path = folder / f"{node_id}.sock"
         identity = keys.identity(f"node/{node_id}")
         node = SimulatedNode(node_id, pops[index % len(pops)], f"unix://{path}", identity, num_replicas)
-        servers.append(await loop.create_unix_server(lambda node=node: NodeSide(node), str(path)))  # type: ignore[misc,arg-type]
+        servers.append(await loop.create_unix_server(partial(NodeSide, cast(FakeNode, node)), str(path)))
         nodes.append(node)
     store = Ephemeral.connect(redis_url, timeout_s=10)
     while not stop.is_set():

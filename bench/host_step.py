@@ -16,7 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
+from engine.arrays import Ints
 from engine.config import EngineConfig
+from engine.devices.arena import SleepSizes
 from engine.input_builder import build_inputs
 from engine.inputs import StepInputs, StepOutput
 from engine.launched_step import FinishedOutput, LaunchedStep
@@ -45,6 +47,14 @@ class NullRunner:
 
     def launch(self, inputs: StepInputs) -> FinishedOutput:
         return FinishedOutput(StepOutput(np.full(inputs.sampling.num_rows, 7, dtype=np.int32)))
+
+    def wipe(self, block_ids: Ints) -> None: ...
+
+    def sleep(self, snapshot: str) -> SleepSizes:
+        raise NotImplementedError
+
+    def wake(self) -> int:
+        raise NotImplementedError
 
 
 def engine_with_full_batch(num_rows: int, prompt_len: int, max_tokens: int) -> Engine:

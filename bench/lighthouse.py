@@ -38,12 +38,17 @@ def main() -> None:
         running_platform(Path(folder)) as platform,
         sync_playwright() as playwright,
     ):
-        options = {"executable_path": find_chromium(), "chromium_sandbox": False}
-        browser = playwright.chromium.launch(args=list(CHROMIUM_OPTIONS), **options)
+        chromium = find_chromium()
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=list(CHROMIUM_OPTIONS), chromium_sandbox=False
+        )
         state = json.loads(sign_in(browser, platform, Path(folder)).read_text())
         browser.close()
         context = playwright.chromium.launch_persistent_context(
-            f"{folder}/profile", args=[*CHROMIUM_OPTIONS, f"--remote-debugging-port={port}"], **options
+            f"{folder}/profile",
+            executable_path=chromium,
+            args=[*CHROMIUM_OPTIONS, f"--remote-debugging-port={port}"],
+            chromium_sandbox=False,
         )
         context.add_cookies(state["cookies"])
         for screen in arguments.screens.split(","):
@@ -55,7 +60,7 @@ def main() -> None:
 
 def scores(folder: Path, url: str, port: int) -> dict[str, float]:
     """Return the score of each category for the page at `url`, opened in the browser at `port`."""
-    command = [folder / "node_modules/.bin/lighthouse", url, f"--port={port}", "--preset=desktop", "--quiet"]
+    command = [str(folder / "node_modules/.bin/lighthouse"), url, f"--port={port}", "--preset=desktop", "--quiet"]
     command += ["--disable-storage-reset", "--output=json", f"--only-categories={','.join(CATEGORIES)}"]
     report = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     if report["finalDisplayedUrl"].partition("?")[0] != url:

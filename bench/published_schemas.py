@@ -17,7 +17,7 @@ _PYTHON_TYPES = {"dict": "object", "float": "number", "tuple": "array"}  # BFCL'
 
 def function_schemas(data: Path) -> list[dict[str, Any]]:
     """Return the distinct parameter schemas of all functions in `data/tools`, with JSON Schema's type names."""
-    found = {}
+    found: dict[str, dict[str, Any]] = {}
     for file in sorted((data / "tools").glob("bfcl_*.jsonl.gz")):
         for function in _functions(file):
             schema = _renamed(function["parameters"])

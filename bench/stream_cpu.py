@@ -75,7 +75,8 @@ def paced_rank(connection: socket.socket, _arguments: bytes) -> None:
     for step in itertools.count(1):
         with contextlib.suppress(BlockingIOError):
             while data := connection.recv(1 << 20):
-                for work in map(wire.decode_work, reader.feed(data)):
+                for work in map(wire.decode_to_rank, reader.feed(data)):
+                    assert isinstance(work, wire.Work)
                     tokens_left |= {request.sequence_id: TOKENS for request in map(wire.decode_request, work.adds)}
                     for sequence_id in work.aborts:
                         tokens_left.pop(sequence_id, None)

@@ -97,7 +97,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--calls", type=int, default=300)
     num_calls = parser.parse_args().calls
-    plain_s, worker_s = [], []
+    plain_s: list[float] = []
+    worker_s: list[float] = []
     with platform() as platform_address, worker(platform_address) as url:
         plain, through = (
             KeepAliveConnection(platform_address.run_url, platform_address.headers),

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -69,7 +70,7 @@ def run(rank: int, meeting: Meeting, options: argparse.Namespace) -> dict[str, A
     times_us = {}
     for rows in map(int, options.rows.split(",")):
         x = torch.zeros(rows, options.width, dtype=torch.bfloat16, device=device)
-        times_us[rows] = round(_median_us(lambda x=x: group.all_reduce(x), device, options.repeats), 1)
+        times_us[rows] = round(_median_us(partial(group.all_reduce, x), device, options.repeats), 1)
     return {
         "backend": backend_of(device),
         "is_right": _is_right(group, rank, options.ranks, device),

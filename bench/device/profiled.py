@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd import DeviceType
+from torch._C._autograd import DeviceType
 
 from bench.device import closed_loop, offline
 from bench.device.figures import Sheet

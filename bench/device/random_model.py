@@ -80,7 +80,8 @@ def write_random(folder: Path, shape_name: str, device: torch.device, *, is_floa
     shape = SHAPES[shape_name]
     folder.mkdir(parents=True, exist_ok=True)
     _write_tokenizer(folder, shape["vocab_size"])
-    shapes, header, end = tensor_shapes(shape), {}, 0
+    shapes, end = tensor_shapes(shape), 0
+    header: dict[str, dict[str, Any]] = {}
     types = dict.fromkeys(shapes, "BF16")
     if is_float8:
         matrices = [name for name, size in shapes.items() if len(size) > 1 and "embed" not in name]
@@ -110,7 +111,7 @@ def write_random(folder: Path, shape_name: str, device: torch.device, *, is_floa
         data = values.to(dtype).cpu().view(torch.uint8).numpy()
         with path.open("r+b") as file:
             file.seek(8 + len(head) + header[name]["data_offsets"][0])
-            file.write(memoryview(data).cast("B"))
+            file.write(data.data.cast("B"))
 
     with ThreadPoolExecutor(_WRITERS) as writers:
         list(writers.map(write, enumerate(shapes)))

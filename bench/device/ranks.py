@@ -100,7 +100,9 @@ def lead(settings: dict[str, Any]) -> dict[str, Any]:
     started = time.perf_counter()
     runner, _ = load(config, hearth_tokens_per_s)
     load_s = round(time.perf_counter() - started, 2)
-    engine, tok_s, tokens, next_id = Engine(runner, config), {}, {}, 1
+    engine, next_id = Engine(runner, config), 1
+    tok_s: dict[int, float] = {}
+    tokens: dict[int, list[int]] = {}
     for streams in settings["streams"]:
         for _ in range(3):
             seconds, tokens = run(engine, streams, settings["tokens"], runner.vocab_size, first_id=next_id)

@@ -227,7 +227,8 @@ def _launch(shape: AttentionShape, setup: Setup, part: str) -> tuple[Callable[[]
     if part in ("store", "layer"):
         num_bytes += 2 * setup.qkv.numel() * item
     operations = 4 * scores * shape.num_heads * shape.head_dim
-    parts, partial_sums = getattr(attention, "_parts", [None])[0], getattr(attention, "_partial", None)
+    parts: Any = getattr(attention, "_parts", [None])[0]
+    partial_sums: Any = getattr(attention, "_partial", None)
     launches: dict[str, Callable[[], object]] = {
         "decode": lambda: backend.decode(setup.qkv, out, plan, parts, partial_sums, layers[next(numbers)]),
         "chunks": lambda: backend.chunks(setup.qkv, out, plan, layers[next(numbers)]),

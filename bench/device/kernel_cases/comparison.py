@@ -56,5 +56,10 @@ def rotating(make: Callable[[], T], num_bytes: int) -> Iterator[T]:
     return itertools.cycle([make() for _ in range(max(2, _L2_BYTES // num_bytes + 1))])
 
 
+def on_next(launch: Callable[[T], object], operands: Iterator[T]) -> Callable[[], object]:
+    """Return a launch that takes the next operands each time."""
+    return lambda: launch(next(operands))
+
+
 def _exact(x: torch.Tensor | Float8Rows) -> torch.Tensor:
     return x.expand(torch.float32) if isinstance(x, Float8Rows) else x.float()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -26,9 +27,12 @@ def check(device: torch.device) -> dict[str, float]:
     for name, dtype in product_types(device).items():
         for first, count in ((0, num_experts), (1, 2)):
             for has_bias, is_input_weighted in ((False, False), (True, True)):
-                matrices = _matrices(width, inner, count, dtype, device, has_bias=has_bias)
                 matrices = ExpertMatrices(
-                    *matrices, Activation(), num_experts, first, is_input_weighted=is_input_weighted
+                    *_matrices(width, inner, count, dtype, device, has_bias=has_bias),
+                    Activation(),
+                    num_experts,
+                    first,
+                    is_input_weighted=is_input_weighted,
                 )
                 for num_tokens in (1, 7, 150 if is_device else 70):
                     x = torch.randn(num_tokens, width, device=device).to(dtype)
@@ -58,7 +62,7 @@ def cases(device: torch.device) -> Iterator[Case]:
             num_used = min(num_experts, num_tokens * num_chosen)
             yield (
                 f"experts, {name}, {num_tokens} tokens",
-                lambda matrices=matrices, operands=(x, weights, experts): mix(matrices, activate, *operands),
+                partial(mix, matrices, activate, x, weights, experts),
                 num_used * 3 * inner * width * 2,
                 num_tokens * num_chosen * 3 * inner * width * 2,
             )

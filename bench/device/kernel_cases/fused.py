@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import torch
 
-from bench.device.kernel_cases.comparison import Case, batch_error, largest_error, rotating
+from bench.device.kernel_cases.comparison import Case, batch_error, largest_error, on_next, rotating
 from engine.kernels.interface import FLOAT8, Activation, NormConstants
 from engine.kernels.reference import Kernels, float8_rows
 
@@ -24,7 +25,7 @@ def check(device: torch.device) -> dict[str, float]:
     """Return the largest relative error of each case."""
     torch.manual_seed(0)
     if device.type != "cuda":
-        errors = {}
+        errors: dict[str, float] = {}
         for width in (40, 64):
             for name in _DTYPES:
                 errors |= _check_norms(width, name, device, ("rms", "rms after rms", "layer", "none after layer"))
@@ -104,6 +105,10 @@ def cases(device: torch.device) -> Iterator[Case]:
     dtype = torch.bfloat16
     weight = torch.ones(CHANNELS, device=device, dtype=dtype)
     table = torch.empty(VOCABULARY, CHANNELS, device=device, dtype=dtype)
+
+    def add(norm: NormConstants, operands: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+        return add_norm(*operands, 1.0, norm)
+
     for num_tokens in NUM_TOKENS:
         size = num_tokens * CHANNELS
 
@@ -114,35 +119,32 @@ def cases(device: torch.device) -> Iterator[Case]:
             return torch.ones(size, device=device, dtype=dtype)
 
         operands, inner = rotating(streams, size * 6), rotating(gates, num_tokens * INNER * 4)
-        token_ids = rotating(
-            lambda n=num_tokens: torch.randint(0, VOCABULARY, (n,), device=device),  # type: ignore[misc]
-            size * 2,
-        )
+        token_ids = rotating(partial(torch.randint, 0, VOCABULARY, (num_tokens,), device=device), size * 2)
         for name, out_type in (("bfloat16", dtype), ("float8", FLOAT8)):
             norm = NormConstants("rms", out_type, weight, None, 1e-5)
             out_bytes = out_type.itemsize
             yield (
                 f"add and norm, {name}, {num_tokens} tokens",
-                lambda operands=operands, norm=norm: add_norm(*next(operands), 1.0, norm),
+                on_next(partial(add, norm), operands),
                 size * (10 + out_bytes),
                 0,
             )
             yield (
                 f"embedding and norm, {name}, {num_tokens} tokens",
-                lambda token_ids=token_ids, norm=norm: embed_norm(next(token_ids), table, 1.0, norm),
+                on_next(partial(embed_norm, table=table, multiplier=1.0, norm=norm), token_ids),
                 size * (6 + out_bytes),
                 0,
             )
         num_gates = num_tokens * INNER
         yield (
             f"gated silu, bfloat16, {num_tokens} tokens",
-            lambda inner=inner: activate(next(inner), Activation()),
+            on_next(partial(activate, activation=Activation()), inner),
             num_gates * 6,
             0,
         )
         yield (
             f"gated silu, float8, {num_tokens} tokens",
-            lambda inner=inner: round_rows(next(inner), Activation()),
+            on_next(partial(round_rows, activation=Activation()), inner),
             num_gates * 5,
             0,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -61,7 +62,7 @@ def cases(device: torch.device) -> Iterator[Case]:
         num_numbers = kernel.size * num_adapters + x.numel() + 2 * y.numel()
         yield (
             f"adapters of rank {rank}, {kind}, {num_tokens} tokens",
-            lambda add=add, x=x, y=y: add(x, y),
+            partial(add, x, y),
             num_numbers * 2,
             2 * num_tokens * kernel.size,
         )
@@ -84,5 +85,9 @@ def _bound(
     padded, tiles = (torch.from_numpy(each).to(device) for each in tile_tokens(slots, rows, num_tokens, num_tokens))
     tokens = LowRankTokens(torch.from_numpy(slots), padded, tiles)
     blocks = torch.from_numpy(column_blocks(kernel.shape)).to(device)
+
     # `memory` is named here because the kernel reads it by address only.
-    return lambda x, y, _memory=memory: add_low_rank(kernel.shape, kernel.dtype, addresses, blocks, tokens, x, y)
+    def add(x: torch.Tensor, y: torch.Tensor, _memory: torch.Tensor = memory) -> None:
+        add_low_rank(kernel.shape, kernel.dtype, addresses, blocks, tokens, x, y)
+
+    return add

@@ -9,7 +9,7 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from bench.device.kernel_cases.comparison import Case, batch_error, largest_error, product_types, rotating
+from bench.device.kernel_cases.comparison import Case, batch_error, largest_error, on_next, product_types, rotating
 from engine.checkpoints.quantized import QuantizedTensor, quantized
 from engine.kernels.device_packed import bind_packed, bind_table, device_matrix, linear_of
 from engine.kernels.interface import Operator
@@ -81,10 +81,14 @@ def cases(device: torch.device) -> Iterator[Case]:
                 x = torch.randn(num_tokens, num_in, device=device).to(dtype)
                 yield (
                     f"{form}, {kind}, {num_tokens} tokens",
-                    lambda linears=linears, x=x: next(linears)(x),
+                    on_next(functools.partial(_apply, x), linears),
                     weight_bytes + 2 * num_tokens * (num_in + num_out),
                     2 * num_tokens * num_in * num_out,
                 )
+
+
+def _apply(x: torch.Tensor, linear: Operator) -> torch.Tensor:
+    return linear(x)
 
 
 def _linear(form: str, num_out: int, num_in: int, device: torch.device) -> Operator:

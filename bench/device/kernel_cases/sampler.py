@@ -110,7 +110,7 @@ def _sampler(device: torch.device) -> Callable[..., torch.Tensor]:
     if os.environ.get("TRITON_INTERPRET") == "1":
         from engine.kernels.triton_sampler import sample_columns
 
-        return sample_columns  # type: ignore[no-any-return]
+        return sample_columns
     return find_sampler(device)
 
 
@@ -118,7 +118,7 @@ def _adjuster(device: torch.device) -> history.Adjust:
     if device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1":
         from engine.kernels.triton_penalties import adjust
 
-        return adjust  # type: ignore[no-any-return]
+        return adjust
     return history.adjust
 
 
