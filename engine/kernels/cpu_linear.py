@@ -9,7 +9,6 @@ millisecond each, so rows are padded.
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -19,8 +18,8 @@ from torch.nn import functional
 from engine.kernels.interface import Operator
 
 _SMALL_FLOAT32 = 1 << 16  # elements; smaller float32 matrices use the plain operator
-_PROBE_ROWS = (1, 16)
-_PROBE_TURNS = 4
+_PROBE_ROWS = 16
+_PROBE_TURNS = 8
 ROW_STEP = 16  # larger row counts are padded to a multiple
 _FLOAT32_MARGIN = 0.8  # float32 must be clearly faster, so that the choice does not depend on noise
 
@@ -75,20 +74,25 @@ def fastest_dtype(
 ) -> torch.dtype:
     """Return the faster of float32 and bfloat16 for products by `bind` with matrices of these (out, in) shapes.
 
-    The types take turns, so that a busy moment of the machine does not decide. One row and several rows count alike.
+    The types take turns in one thread, so that other load of the machine does not decide: with several threads, every
+    call would wait for a thread that is not running.
     """
     largest = max(shapes, key=lambda shape: shape[0] * shape[1])
     num_out, num_in = min(largest[0], 2048), min(largest[1], 2048)
     dtypes = (torch.bfloat16, torch.float32)
     operators = {dtype: bind(torch.ones(num_out, num_in, dtype=dtype), None) for dtype in dtypes}
-    inputs = {(rows, dtype): torch.ones(rows, num_in, dtype=dtype) for rows in _PROBE_ROWS for dtype in dtypes}
-    best = dict.fromkeys(inputs, float("inf"))
-    turn_s = budget_s / (_PROBE_TURNS * len(inputs))
-    for _ in range(_PROBE_TURNS):
-        for key, x in inputs.items():
-            best[key] = min(best[key], seconds_per_call(operators[key[1]], x, turn_s))
-    ratios = [best[rows, torch.float32] / best[rows, torch.bfloat16] for rows in _PROBE_ROWS]
-    is_float32_better = math.prod(ratios) < _FLOAT32_MARGIN ** len(ratios)
+    inputs = {dtype: torch.ones(_PROBE_ROWS, num_in, dtype=dtype) for dtype in dtypes}  # [16, C]
+    best = dict.fromkeys(dtypes, float("inf"))
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for _ in range(_PROBE_TURNS):
+            for dtype in dtypes:
+                seconds = seconds_per_call(operators[dtype], inputs[dtype], budget_s / (2 * _PROBE_TURNS))
+                best[dtype] = min(best[dtype], seconds)
+    finally:
+        torch.set_num_threads(num_threads)
+    is_float32_better = best[torch.float32] < _FLOAT32_MARGIN * best[torch.bfloat16]
     return torch.float32 if is_float32_better else torch.bfloat16
 
 

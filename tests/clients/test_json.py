@@ -52,8 +52,9 @@ async def test_async_client_uses_a_schema(platform: Platform):
     async with AsyncOpenAI(base_url=f"{platform.ai_url()}/v1", api_key=platform.api_token) as client:
         response = await client.chat.completions.create(
             model=platform.chat_model,
-            messages=[{"role": "user", "content": "Hello"}],
+            messages=MESSAGES,
             response_format={"type": "json_schema", "json_schema": PERSON},  # type: ignore[arg-type]
+            temperature=0,
         )
     assert is_person(response.choices[0].message.content or "")
 

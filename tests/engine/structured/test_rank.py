@@ -83,7 +83,7 @@ async def test_constraint_that_does_not_compile_ends_with_an_error_and_the_rank_
     invalid += [Constraint("grammar", "start: x"), Constraint("json_schema", '{"$ref": "#"}')]
     results = await asyncio.gather(
         *(spark.complete(constraint) for constraint in invalid),
-        spark.complete(PERSON),
+        spark.complete(PERSON, temperature=0.0),
         spark.complete(None, max_tokens=4),
     )
     assert [outputs[-1].finish for _, outputs in results[:4]] == ["error"] * 4
