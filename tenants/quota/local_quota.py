@@ -119,9 +119,13 @@ class LocalQuota:
             return 0.0
         if now_s < self._shares_until_s:
             return self._shares_until_s - now_s
+        self.drop_shares()
+        return 0.0
+
+    def drop_shares(self) -> None:
+        """Let Redis alone decide."""
         self._shares_until_s = None
         self._shares.clear()
-        return 0.0
 
     def _share(self, item: Item, now_s: float) -> _Share:
         share = self._shares.get(item.key)

@@ -359,10 +359,12 @@ class Quota:
             raise_if_refused(reply)
         if self._unreported:
             self._send_unreported(link)  # calls that arrived meanwhile are reported before any later command
-        now_s = self._loop.time()
-        outage_s = 0.0 if self._link.lost_s is None else now_s - self._link.lost_s
-        # The interval between two tries to reconnect grows with the outage, to at most 1.5 s.
-        self._local.on_redis_recovered(now_s + min(MAX_SHARES_S, 2 * outage_s))
+        if self._link.lost_s is None:
+            self._local.drop_shares()
+        else:
+            now_s = self._loop.time()
+            # The interval between two tries to reconnect grows with the outage, to at most 1.5 s.
+            self._local.on_redis_recovered(now_s + min(MAX_SHARES_S, 2 * (now_s - self._link.lost_s)))
 
     def _send_unreported(self, link: Sender) -> asyncio.Future[list[Reply]]:
         return self._unreported.send(
