@@ -104,7 +104,7 @@ class Quota:
         if not plan.items:
             return reservation
         self._raise_cached_refusal(plan)
-        self._take_share_after_outage(reservation)
+        has_share = self._take_share_after_outage(reservation)
         unreported = self._settling
         try:
             numbers = await self._evaluate(reservation, script.NORMAL)
@@ -112,7 +112,7 @@ class Quota:
                 self._flush()
                 numbers = await self._evaluate(reservation, script.NORMAL)
         except StoreUnavailable:
-            self._reserve_locally(reservation)
+            self._reserve_locally(reservation, has_share=has_share)
         else:
             self._record(reservation, numbers)
         self._running[op] = reservation
@@ -127,11 +127,11 @@ class Quota:
         if not plan.items:
             return reservation
         self._raise_cached_refusal(plan)
-        self._take_share_after_outage(reservation)
+        has_share = self._take_share_after_outage(reservation)
         try:
             numbers = await self._evaluate(reservation, script.COUNT_ONLY)
         except StoreUnavailable:
-            self._reserve_locally(reservation)
+            self._reserve_locally(reservation, has_share=has_share)
         else:
             self._record(reservation, numbers)
         return reservation
@@ -208,19 +208,21 @@ class Quota:
                 raise QuotaExceeded(known.item, known.retry_after_s, known.window_statuses)
             plan.refusal = None
 
-    def _take_share_after_outage(self, reservation: Reservation) -> None:
-        """Take quota from this gateway's share, if Redis has just recovered. Raises QuotaExceeded.
+    def _take_share_after_outage(self, reservation: Reservation) -> bool:
+        """Take quota from this gateway's share and return True, if Redis has just recovered. Raises QuotaExceeded.
 
         Redis may not know the calls of other gateways yet, because they reconnect later.
         """
         now_s = self._loop.time()
         left_s = self._local.shares_left_s(now_s)
-        if left_s and self._link.is_open:
-            refused = self._local.take(reservation.plan.items, reservation.tokens, now_s)
-            if refused is not None:
-                item, wait_s = refused
-                statuses = self._local_statuses(reservation.plan.items, now_s)
-                raise QuotaExceeded(item, max(1, math.ceil(min(wait_s, left_s))), statuses)
+        if not left_s or not self._link.is_open:
+            return False
+        refused = self._local.take(reservation.plan.items, reservation.tokens, now_s)
+        if refused is not None:
+            item, wait_s = refused
+            statuses = self._local_statuses(reservation.plan.items, now_s)
+            raise QuotaExceeded(item, max(1, math.ceil(min(wait_s, left_s))), statuses)
+        return True
 
     @staticmethod
     def _is_refused_for_unreported(plan: Plan, numbers: list[int], unreported: Sequence[Settlement]) -> bool:
@@ -284,13 +286,13 @@ class Quota:
                 reservation.plan.refused_until_s = now_s + min(wait_s, MAX_REJECTION_CACHE_S)
             raise refusal
 
-    def _reserve_locally(self, reservation: Reservation) -> None:
-        """Reserve from this gateway's own share. Raises QuotaExceeded, StoreUnavailable."""
+    def _reserve_locally(self, reservation: Reservation, *, has_share: bool) -> None:
+        """Reserve from this gateway's own share, unless `has_share`. Raises QuotaExceeded, StoreUnavailable."""
         items, now_s = reservation.plan.items, self._loop.time()
         if any(item.requires_redis for item in items):
             raise StoreUnavailable("redis: unavailable, and the call has a budget that only Redis can check")
         self._local.on_redis_unavailable()
-        refused = self._local.take(items, reservation.tokens, now_s)
+        refused = None if has_share else self._local.take(items, reservation.tokens, now_s)
         reservation.window_statuses = self._local_statuses(items, now_s)
         if refused is not None:
             item, wait_s = refused
