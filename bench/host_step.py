@@ -13,16 +13,15 @@ import json
 import statistics
 import time
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
-from engine.arrays import Ints
 from engine.config import EngineConfig
-from engine.devices.arena import SleepSizes
 from engine.input_builder import build_inputs
 from engine.inputs import StepInputs, StepOutput
 from engine.launched_step import FinishedOutput, LaunchedStep
-from engine.loop import Engine
+from engine.loop import Engine, StepRunner
 from engine.protocol.sampling import Sampling
 from engine.ranks import wire
 from engine.scheduling.sequence import SequenceRequest
@@ -48,14 +47,6 @@ class NullRunner:
     def launch(self, inputs: StepInputs) -> FinishedOutput:
         return FinishedOutput(StepOutput(np.full(inputs.sampling.num_rows, 7, dtype=np.int32)))
 
-    def wipe(self, block_ids: Ints) -> None: ...
-
-    def sleep(self, snapshot: str) -> SleepSizes:
-        raise NotImplementedError
-
-    def wake(self) -> int:
-        raise NotImplementedError
-
 
 def engine_with_full_batch(num_rows: int, prompt_len: int, max_tokens: int) -> Engine:
     """Return an engine whose whole batch decodes, with rows at different offsets within their blocks."""
@@ -64,7 +55,7 @@ def engine_with_full_batch(num_rows: int, prompt_len: int, max_tokens: int) -> E
     config = EngineConfig(
         model_dir=Path(), max_sequences=num_rows, max_step_tokens=max(512, 2 * num_rows), max_waiting=num_rows
     )
-    engine = Engine(runner, config)
+    engine = Engine(cast(StepRunner, runner), config)
     random = np.random.default_rng(0)
     for row in range(num_rows):
         prompt = random.integers(3, 30_000, prompt_len + row % BLOCK_SIZE).astype(np.int32)

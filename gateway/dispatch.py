@@ -78,8 +78,9 @@ class Attempt:
 
 
 class Dispatch:
-    """The attempts to run one call: two at most, or three after a crash. Call `take` until the last event, and `close`
-    in any case. Each attempt selects nodes again, because a node may have recovered meanwhile.
+    """The attempts to run one call: two at most, or three after a crash; a cancelled one does not count. Call `take`
+    until the last event, and `close` in any case. Each attempt selects nodes again, because a node may have recovered
+    meanwhile.
 
     A short call that waits unusually long for its first event is hedged: it is also sent to a second node. The attempt
     with the first event continues, and the other one is cancelled. A hedge whose other attempt has failed counts as the

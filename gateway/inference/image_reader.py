@@ -11,11 +11,12 @@ from typing import Any
 import msgspec
 
 from catalog.registry import Resolved
+from documents.messages import NO_TEXT
 from engine.protocol.tasks.image_to_text import ImageToText
 from engine.protocol.tasks.object_detection import ObjectDetection
 from gateway import authentication
 from gateway.admission import ConcurrencySlot
-from gateway.errors import Refusal
+from gateway.errors import Reason, Refusal
 from gateway.inference.run import RUN
 from gateway.model_names import find_model
 from gateway.pipeline import run_item
@@ -55,7 +56,9 @@ class ImageReader:
 
     async def read(self, file: bytes, *, is_page: bool) -> str:
         """Return the text, the description and the objects of an image. Objects are not searched in a scanned page.
-        Raises Refusal."""
+        Raises Refusal, also for a scanned page if there is no image-to-text model."""
+        if is_page and all(model.card.task_slug == ObjectDetection.slug for model in self.models):
+            raise Refusal(Reason.INPUT_INVALID, NO_TEXT)
         texts = []
         for model in self.models:
             if model.card.task_slug == ObjectDetection.slug:

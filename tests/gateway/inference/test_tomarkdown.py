@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 
 from documents.converter import Converter
+from documents.messages import NO_TEXT
 from gateway.errors import Reason, Refusal
 from gateway.inference import markdown_conversion, tomarkdown
 from gateway.inference.markdown_conversion import Documents
@@ -192,3 +193,9 @@ def test_object_detection_model_names_the_objects_of_images_but_not_of_scanned_p
     image, scanned = response.json()["result"]
     assert image["data"] == "64 x 32:\n\nObjects: image"
     assert scanned["data"] == "1250 x 625:"
+    with running.beside(HEARTH_DOCUMENT_IMAGE_MODELS=DETECTOR) as gateway:
+        url = f"{gateway.base_url}/accounts/{running.tenants.account_id}/ai/tomarkdown"
+        image, scanned = httpx.post(url, files=files, headers=running.headers(), timeout=60).json()["result"]
+    assert image["data"] == "Objects: image"
+    assert scanned["format"] == "error"
+    assert NO_TEXT in scanned["error"]
